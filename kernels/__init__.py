@@ -1,8 +1,8 @@
-"""Kernels for block-quantised weights: Metal text with references in NumPy, compiled CPU kernels, and block layouts.
+"""Kernels for block-quantised weights: Metal kernels with NumPy references, compiled CPU kernels, and block layouts.
 
-The package is usable without mlx_engine and importable without a GPU. A wheel has it as `mlx_engine.kernels`; in a
+The package is usable without mlx_engine and importable without a GPU. In a wheel its name is `mlx_engine.kernels`; in a
 checkout both names have the same modules. Public names are imported when they are first used, so that `import kernels`
-is fast. `kernels.launch` is a module, whose function `launch` runs any `Kernel`.
+is fast. `kernels.launch` is a module; its function `launch` runs any `Kernel`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from .metal.thread_per_output import thread_per_output
     from .metal.tiles import tiles
 
-# Modules of the names that differ from their module's name in `kernels.metal`.
+# The modules of public names. A name that is not listed is in the module of that name in `kernels.metal`.
 _HOMES = {
     "Experiment": "lab.experiment",
     "Kernel": "kernel",

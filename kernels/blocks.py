@@ -5,8 +5,8 @@ A quantised tensor is rows of blocks; a block holds 32, 64 or 256 consecutive we
 `scales` the packed scales of sub-blocks, `e` a power of two, and `signs` the signs of weights. `mlx_engine/quant` has
 one file per format or family of formats, which unpacks the quants.
 
-All numbers are little-endian and blocks are not padded, so they are unaligned. Hosts are little-endian, too: MLX runs
-on no others.
+All numbers are little-endian. Blocks are not padded, so they are unaligned. Every machine that MLX runs on is
+little-endian.
 
 Source: the structs `block_*` of ggml-common.h,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-common.h
@@ -52,15 +52,15 @@ NVFP4 = np.dtype([("scales", "u1", (4,)), ("qs", "u1", (4, 8))])
 def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.void]:
     """Return the layout of a group of MLX's quantised types: the scale, the bias if there is one, the packed quants.
 
-    Quants lie from the lowest bits upwards, as MLX packs them, except those of 4 bits of groups with biases: as in
-    Q4_1, the low halves of each 16 bytes have 16 quants, and the high halves the next 16. AVX2 unpacks them so with
-    fewer instructions.
+    Quants are packed from the lowest bits upwards, as in MLX. The exception is 4-bit quants of groups with biases. They
+    are packed as in Q4_1: the low halves of each 16 bytes have 16 quants, and the high halves the next 16. AVX2 unpacks
+    this layout with fewer instructions.
 
     Args:
         size: weights of the group.
         bits: bits of a quant.
         scale: the type of scale and bias: F16, BF16 (read as bits), F32 or U8.
-        has_biases: whether there is a bias.
+        has_biases: whether the group has a bias.
     """
     kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "U8": "u1"}[scale]
     biases = [("m", kind)] if has_biases else []

@@ -1,4 +1,4 @@
-// The words of Metal that the kernels use, in CUDA: for threadgroups of one dimension, whole SIMD-groups of 32 threads.
+// The Metal types and functions that the kernels use, for CUDA. Threadgroups are one-dimensional, of whole SIMD-groups.
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
@@ -35,7 +35,7 @@ METAL_FUNC To as_type(From from) {
   return to;
 }
 
-// Vectors: CUDA's have neither operators nor constructors that convert.
+// CUDA's vectors have neither operators nor converting constructors.
 struct __align__(8) half4 {
   half x, y, z, w;
 };
@@ -62,7 +62,7 @@ METAL_FUNC float rsqrt(float x) { return __frsqrt_rn(x); }
 }  // namespace precise
 }  // namespace metal
 
-// What SIMD-groups do together: all 32 lanes must come.
+// SIMD-group operations. All 32 lanes must take part.
 template <typename T>
 METAL_FUNC T simd_sum(T v) {
   for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
@@ -87,7 +87,7 @@ METAL_FUNC T simd_shuffle_xor(T v, ushort mask) { return __shfl_xor_sync(0xfffff
 template <typename T>
 METAL_FUNC T simd_shuffle_down(T v, ushort delta) { return __shfl_down_sync(0xffffffffu, v, delta); }
 
-// 8 x 8 numbers, two of a row per lane. Plain float32 arithmetic: tensor cores would round the factors.
+// An 8 x 8 matrix; each lane has two elements of a row. Tensor cores are not used, because they round the factors.
 template <typename T, int Rows, int Columns>
 struct simdgroup_matrix {
   T elements[2];
@@ -131,7 +131,7 @@ METAL_FUNC void simdgroup_multiply_accumulate(simdgroup_matrix<float, 8, 8>& d, 
   d = c;
 }
 
-// Constructors, last: from here on the names of these types are followed by a parenthesis for nothing else.
+// Constructor macros are last: above, these names also stand before parentheses that are no constructor calls.
 #define float4(...) to_float4(__VA_ARGS__)
 #define half4(...) to_half4(__VA_ARGS__)
 #define ulong2(x, y) make_ulonglong2(x, y)

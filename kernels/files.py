@@ -1,9 +1,9 @@
 """Files that this package writes: drafts, and the cache folder of compiled kernels.
 
-A draft is a file or folder that is written next to its place and moved there when it is complete. The process that
-writes a draft holds a lock on it, which ends with the process, however the process ends. A draft that can be locked was
-left by a dead process: the next process that writes to the same folder removes it. File systems without locks keep
-their drafts. A process number in the name would not do: numbers are used again, and differ in containers.
+A draft is a temporary file or folder beside its target path; it is renamed to the target when it is complete. The
+process that writes a draft locks it. The system releases the lock when the process ends, even by a crash. So a draft
+that can be locked was left by a dead process, and the next process that writes to the same folder removes it. On file
+systems without locks such drafts remain. Process ids in names would not work: ids are reused, and differ in containers.
 
 The files of the cache folder are executed, so other users must not be able to write them.
 """
@@ -33,8 +33,8 @@ ENDING = ".mlx_engine.part"
 def draft(target: Path, *, is_folder: bool = False) -> Iterator[Path]:
     """Provide an empty hidden file or folder beside `target`, for the caller to fill and to move to `target`.
 
-    What is still there at the end is removed. Drafts that dead processes have left in the same folder are removed
-    first.
+    A draft that the caller has not moved is removed at the end. Drafts of dead processes in the same folder are
+    removed first.
 
     Raises:
         OSError: the draft cannot be created.
@@ -49,10 +49,10 @@ def draft(target: Path, *, is_folder: bool = False) -> Iterator[Path]:
 
 
 def remove_dead(folder: Path) -> None:
-    """Remove the drafts that dead processes have left in a folder; those of living processes are locked."""
+    """Remove the drafts of dead processes in a folder. Drafts of living processes are locked."""
     for path in drafts_in(folder):
         with contextlib.suppress(OSError):
-            # Something else of such a name must not block.
+            # Opening a pipe of such a name must not block.
             lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 if _locked(lock):
@@ -77,12 +77,12 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
             path.mkdir()
             try:
                 lock = os.open(path, os.O_RDONLY)
-            except FileNotFoundError:  # another process has taken it for a dead one already
+            except FileNotFoundError:  # another process has removed it as a draft of a dead process
                 continue
         else:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         _locked(lock)
-        # Between creation and lock another process may have taken the draft for a dead one.
+        # Before it was locked, another process may have removed the draft as one of a dead process.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(lock).st_ino:
                 return path, lock
@@ -90,7 +90,7 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock a file or a folder; return whether this was possible."""
+    """Try to lock a file or a folder; return whether it is now locked."""
     if fcntl is None:
         return False
     try:
@@ -109,7 +109,7 @@ def _remove(path: Path) -> None:
 
 
 def cache_folder(name: str, *, given: str | None = None) -> Path:
-    """Return the first folder that only this user can write: `given`, `name` in the user's cache, a temporary one."""
+    """Return the first of `given`, `name` in the user's cache, and a temporary folder that only this user can write."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
     return _first(name, home, given)
 
@@ -126,9 +126,9 @@ def _first(name: str, home: str, given: str | None) -> Path:
 def _candidates(name: str, home: str, given: str | None) -> Iterator[Path]:
     if given:
         yield Path(given)
-    if Path(home).is_absolute():  # else there is no known home
+    if Path(home).is_absolute():  # else the home folder is unknown
         yield Path(home) / "mlx_engine" / name
-    # A fixed name, so that a later process finds the compiled files. Some systems have no temporary folder.
+    # The name is fixed, so that later processes find the compiled files. Some systems have no temporary folder.
     yield Path(tempfile.gettempdir()) / f"mlx_engine-{name}-{_user()}"
 
 
@@ -137,7 +137,7 @@ def _user() -> int:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether only this user can write the folder and owns it; create it if needed."""
+    """Create the folder if needed; return whether this user owns it and no other user can write it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,4 +1,4 @@
-"""A GPU kernel as a value: its source text, and the names of its arrays."""
+"""`Kernel`: the source text of a GPU kernel, and the names of its arrays."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Kernel:
     def load(
         cls, name: str, inputs: Sequence[str], outputs: Sequence[str], *, headers: Sequence[str] = (), body: str = ""
     ) -> Kernel:
-        """Return the kernel with the body `metal/NAME.metal` and the headers that all kernels share.
+        """Return the kernel with the body `metal/NAME.metal`, the headers that all kernels share, and `headers`.
 
-        `headers` are added to those; `body` names a body that several kernels share.
+        `body` replaces NAME in the path, for kernels that share a body.
         """
         header = "\n".join(_text(f"{part}.h.metal") for part in (*HEADERS, *headers))
         return cls(name, tuple(inputs), tuple(outputs), _text(f"{body or name}.metal"), header)

@@ -1,13 +1,13 @@
-"""Kernel launches: every GPU kernel is launched here, by one of three executors.
+"""Launch every GPU kernel with one of three executors.
 
-`metal` is MLX's own executor, `cuda` runs the translated text, `emulator` runs the text on the CPU. The executor is
-chosen at each launch: by `use`, else the first of the three that this machine has.
+`metal` is `mx.fast.metal_kernel`, `cuda` runs the kernel's text translated to CUDA, `emulator` runs it on the CPU. Each
+launch uses the executor that `use` names, or else the first of the three that this machine has.
 
-For CUDA the text is translated for `mx.fast.cuda_kernel`, with a header that defines the Metal functions it uses.
-Address spaces are removed from the text. A macro cannot do this, because CUDA's own headers use the word `device` in
-`__device__`. The kernels use only features of both: threadgroups of one dimension, grids of whole threadgroups, arrays
-of one element for numbers, shapes read one element at a time. CUDA is a second platform on which threads really race;
-speed on CUDA says nothing about speed on Metal.
+For `mx.fast.cuda_kernel`, a header defines the Metal functions that the kernels use, and address spaces are removed
+from the text. A macro cannot remove them, because CUDA's own headers use the word `device` in `__device__`. The kernels
+use only features that Metal and CUDA share: threadgroups of one dimension, grids of whole threadgroups, arrays of one
+element for numbers, shapes read one element at a time. CUDA shows data races on a second platform; its speed does not
+predict speed on Metal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Launch:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """One per output."""
+        """The names of the outputs, in order."""
         return self.kernel.output_names
 
     @property
@@ -83,15 +83,15 @@ def launch(
     Args:
         kernel: the kernel.
         inputs: one array per input name.
-        grid: threads in each direction, whole multiples of the threadgroup.
+        grid: threads in each direction, multiples of the threadgroup's.
         threadgroup: threads of one group in each direction.
         output_shapes: one per output name.
         output_dtypes: one per output name.
-        template: names in the kernel's text, with the numbers or types of this launch.
+        template: template parameters of the kernel's text, with their values (numbers or types).
         init_value: initial value of the outputs. Without it they are uninitialised.
 
     Returns:
-        The outputs. On a GPU they are lazy: errors of the kernel are raised when one is evaluated.
+        The outputs. On a GPU they are lazy: errors of the kernel are raised when an output is evaluated.
 
     Raises:
         ValueError: the grid does not consist of whole threadgroups. CUDA would run the surplus threads.
@@ -121,7 +121,7 @@ def executor() -> ExecutorName:
     """Return the executor of the next launch.
 
     Raises:
-        ExecutorUnavailableError: there is none; the message has the reason for each.
+        ExecutorUnavailableError: this machine has none; the message has the reason for each executor.
     """
     return _chosen.get() or _default()
 
@@ -131,7 +131,7 @@ def use(name: ExecutorName) -> Iterator[None]:
     """Choose the executor of launches within this context.
 
     Raises:
-        ExecutorUnavailableError: this machine does not have it.
+        ExecutorUnavailableError: this machine does not have this executor.
     """
     reason = unavailable(name)
     if reason is not None:
@@ -145,7 +145,7 @@ def use(name: ExecutorName) -> Iterator[None]:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count the launches of each kernel within this context; an outer count includes them, too."""
+    """Count the launches of each kernel within this context; enclosing counts include them, too."""
     counts: Counter[str] = Counter()
     outer = _counts.get()
     token = _counts.set(counts)
@@ -173,7 +173,7 @@ def unavailable(name: ExecutorName) -> str | None:
     if name not in EXECUTORS:
         raise ValueError(f"expected one of {', '.join(EXECUTORS)}, found {name!r}")
     if name == "metal":
-        # `kernels.emulator.emulate` replaces the function by one that is always true.
+        # `kernels.emulator.emulate` replaces `is_available` by a function that always returns True.
         found = mx.metal.is_available.__name__ != "pretended" and mx.metal.is_available()
         return None if found else "MLX finds no Metal GPU; it needs macOS on Apple silicon"
     if name == "cuda":
@@ -230,7 +230,7 @@ def cuda_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
 
     Raises:
         ValueError: the kernel needs a feature that `mx.fast.cuda_kernel` lacks.
-        RuntimeError: MLX was built without CUDA. Unlike Metal kernels, CUDA kernels cannot even be created then.
+        RuntimeError: MLX was built without CUDA, and then refuses to create CUDA kernels. (Metal kernels fail at call.)
     """
     if kernel.atomic_outputs or kernel.math_mode != "safe":
         raise ValueError(f"kernel {kernel.name}: CUDA has no atomic outputs, and no math mode but 'safe'")
@@ -246,7 +246,7 @@ def cuda_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
 
 
 def translated(text: str) -> str:
-    """Return Metal text without address spaces, except that threadgroup arrays become `__shared__`."""
+    """Return Metal text with threadgroup arrays as `__shared__`, without comments and other address spaces."""
     text = _COMMENT.sub("", text)
     text = _THREADGROUP_ARRAY.sub("__shared__ ", text)
     text = _ADDRESS_SPACE.sub("", text)
@@ -255,5 +255,5 @@ def translated(text: str) -> str:
 
 @cache
 def header() -> str:
-    """Return the header of the translated text."""
+    """Return the CUDA header that defines the Metal functions."""
     return Path(__file__).with_name("cuda.cuh").read_text(encoding="utf-8")

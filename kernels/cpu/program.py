@@ -1,8 +1,8 @@
 """Programs: run the steps of a model's layers in one call, without Python code between them.
 
-Returning to Python between jobs costs an eighth of the time of a token, because the weights have evicted the
-interpreter from the CPU caches. The backend makes a program by recording the definition of the layers; each step is one
-of the backend's operations. There is no NumPy reference: the definition, run op by op, gives the same bits.
+Returning to Python between jobs takes an eighth of the time of a token, because reading the weights evicts the
+interpreter from the CPU caches. Each step of a program is one backend operation; the backend records the steps from the
+definition of the layers. There is no NumPy reference: running the definition op by op gives the same bits.
 """
 
 from __future__ import annotations
@@ -97,19 +97,19 @@ from .products.linear_job import ceil_div
 
 @jit
 def _at(values: int, n_tokens: int, step: Any, word: int) -> Any:
-    """Return the address of the input that is described at a word of a step; 0 if there is none."""
+    """Return the address of the input whose description begins at `word` of a step; 0 if the step has no such input."""
     return 0 if step[word] < 0 else values + 4 * (n_tokens * step[word] + step[word + 1])
 
 
 @jit
 def _out(values: int, n_tokens: int, step: Any, word: int) -> Any:
-    """Return the address of an output, which is never some columns of a wider value."""
+    """Return the address of an output. Outputs are whole values, never columns of a wider value."""
     return values + 4 * n_tokens * step[word]
 
 
 @jit
 def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int, chosen: bool) -> None:
-    """Copy rows that are `row` elements apart, all of them or (if `chosen`) those in `numbers`, to contiguous rows."""
+    """Copy rows that are `row` elements apart to contiguous rows: all rows, or if `chosen` those in `numbers`."""
     x, y = floats(source), floats(out)
     for t in range(n_rows):
         r = numbers[t] if chosen else t
@@ -128,7 +128,7 @@ def _multiply(a: int, a_row: int, b: int, b_row: int, n_rows: int, width: int, o
 
 @jit
 def _scale(source: int, row: int, factor: float, n_rows: int, width: int, out: int) -> None:
-    """Write rows that are `row` elements apart, times a number, to contiguous rows."""
+    """Multiply rows that are `row` elements apart by `factor`; write contiguous rows."""
     x, y, times = floats(source), floats(out), np.float32(factor)
     for t in range(n_rows):
         for i in range(width):

@@ -1,6 +1,6 @@
-"""NumPy references of compiled kernels, in the precision of their arrays: norms, activations, linear layers, attention.
+"""NumPy references of compiled kernels, in the dtype of their arguments: norms, activations, linear layers, attention.
 
-`products/order_numpy.py` has the references that are equal to the last bit.
+`products/order_numpy.py` has the references that are bit-identical to the kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def layer_norm(x: Floats, at: int, n: int, weight: Floats, bias: Floats, eps: fl
 
 
 def rotate(x: Floats, at: int, half: int, cos: Floats, sin: Floats, row: int, out: Floats, to: int) -> None:
-    """Rotate pairs (j, j + half) by the angles whose cosines begin at `cos[row]`, sines at `sin[row]`; out may be x."""
+    """Rotate pairs (j, j + half) by the angles of `cos[row ...]` and `sin[row ...]`; out may be x."""
     a, b = x[at : at + 2 * half].reshape(2, half).copy()
     c, s = cos[row : row + half], sin[row : row + half]
     out[to : to + half] = a * c - b * s
@@ -36,7 +36,7 @@ def rotate(x: Floats, at: int, half: int, cos: Floats, sin: Floats, row: int, ou
 
 
 def silu(x: Floats) -> Floats:
-    """`x / (1 + exp(-x))`; where the exponential overflows, x / infinity is the right answer: 0."""
+    """`x / (1 + exp(-x))`. Where the exponential overflows, x / infinity is 0, the correct result."""
     with np.errstate(over="ignore"):
         return np.asarray(x / (1 + np.exp(-x)))
 
@@ -76,7 +76,7 @@ def project(
         matrices: (N, K) each; their products are concatenated.
         biases: (N,) or None, one for each matrix.
         residual: added to the result, or None.
-        activation: applied to the product, or with two matrices to the gate, the first one; None is no activation.
+        activation: applied to the product; of two products to the first, the gate. None is no activation.
     """
     if weight is not None:
         x = weight * (x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps))
@@ -110,8 +110,8 @@ def attend(
 ) -> None:
     """Compute (T, H, E) attention of the last T tokens over keys and values (2, G, S, E) of S tokens.
 
-    A query attends to the keys up to its own token; with a window other than 0, to the latest `window` of them.
-    A soft cap other than 0 is applied to the scores. `sinks` (H,) has one more score for each head, without a value.
+    A query attends to the keys up to its own token; if `window` is not 0, only to the last `window` of these keys.
+    A soft cap other than 0 is applied to the scores. `sinks` (H,) has one more score per head for the softmax.
     """
     (n_tokens, n_heads, _), n_keys = q.shape, kv.shape[2]
     group = n_heads // kv.shape[1]

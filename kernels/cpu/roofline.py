@@ -1,7 +1,7 @@
 """Kernels that measure the machine's limits: memory bandwidth, and multiply-adds in registers.
 
-No kernel exceeds these limits; a kernel's share of them is reported. `roofline_numpy.py` has the NumPy references, for
-machines without compiled kernels.
+No kernel exceeds these limits; reports give each kernel's speed as a share of them. `roofline_numpy.py` has the NumPy
+references, for machines without compiled kernels.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .build.jit import entry, jit
 from .build.memory import floats, words
 from .build.vectors import put, register_lanes
 
-# Floats of the widest register of x86, so that each sum is one register.
+# Floats of a register, so that each sum is one register.
 LANES = max(8, register_lanes())
-# Independent sums: at least two FMA units times four cycles of latency, and few enough for sixteen registers.
+# Independent sums: at least 8, for two FMA units with four cycles of latency, and few enough for sixteen registers.
 CHAINS = 12
 
 
 @jit
 def read_in_order(array: Any) -> int:
-    """Return the exclusive or of int64s: each is loaded once, with almost no arithmetic.
+    """Return the exclusive or of an array of int64s, read in order.
 
     The loop is over an index, because LLVM does not vectorise a loop over the array itself.
     """
@@ -37,9 +37,9 @@ def read_in_order(array: Any) -> int:
 
 @jit
 def read(array: Any) -> Any:
-    """Return the same from eight interleaved streams, which a processor prefetches and reads faster than one stream.
+    """Return the result of `read_in_order`, but read eight interleaved streams, which is faster than one stream.
 
-    `benchmarks/ways.py` measures streams.
+    `benchmarks/ways.py` measures numbers of streams.
     """
     n = array.size // 8
     a, b, c, d = array[:n], array[n : 2 * n], array[2 * n : 3 * n], array[3 * n : 4 * n]
@@ -52,7 +52,7 @@ def read(array: Any) -> Any:
 
 @intrinsic
 def _burst(typing: Any, rounds: Any) -> Any:
-    """Run `rounds` fused multiply-adds x = x / 2 + 1 in each chain; return a lane of the sum of chains."""
+    """Run `rounds` fused multiply-adds x = x / 2 + 1 in each of CHAINS sums; return a lane of their total."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(ir.FloatType(), LANES)
@@ -74,24 +74,24 @@ def _burst(typing: Any, rounds: Any) -> Any:
 
 @jit
 def compute(rounds: int) -> float:
-    """Run `flops(rounds)` operations in registers, without memory access."""
+    """Run `rounds` multiply-adds in each sum, in registers, without memory access; return a lane of the total."""
     return _burst(rounds)  # type: ignore[no-any-return]
 
 
 @entry
 def read_words(address: int, n: int, out: int) -> None:
-    """Write the result of `read` of n int64s at an address to an int64 at address `out`."""
+    """Write `read` of the n int64s at `address` to the int64 at address `out`."""
     words(out)[0] = read(words(address)[:n])
 
 
 @entry
 def read_words_in_order(address: int, n: int, out: int) -> None:
-    """Write the result of `read_in_order`, as `read_words` does."""
+    """Write `read_in_order` of the n int64s at `address` to the int64 at address `out`."""
     words(out)[0] = read_in_order(words(address)[:n])
 
 
 @entry
 def run_rounds(rounds: int, out: int) -> None:
-    """Run `compute(rounds)`; write its operations, an int64, to address `out`, and its result, a float32, after it."""
+    """Run `compute(rounds)`; write the number of its operations, an int64, to `out` and the float32 result after it."""
     words(out)[0] = 2 * rounds * CHAINS * LANES
     put(floats(out), 2, compute(rounds))

@@ -14,12 +14,12 @@ def read_in_order(words: NDArray[np.int64]) -> int:
     return int(np.bitwise_xor.reduce(words))
 
 
-# NumPy has no loop that reads several streams.
+# NumPy cannot read several streams in one loop.
 read = read_in_order
 
 
 def compute(rounds: int) -> float:
-    """Run `rounds` products of square matrices by BLAS, whose loops come near the processor's limit."""
+    """Run `rounds` products of square matrices by BLAS, whose loops approach the processor's limit."""
     a, product = np.ones((SIDE, SIDE), dtype=np.float32), np.empty((SIDE, SIDE), dtype=np.float32)
     for _ in range(rounds):
         np.matmul(a, a, out=product)

@@ -19,7 +19,7 @@ class Memory(NamedTuple):
     """The memory of an array.
 
     Attributes:
-        dtype: its MLX name.
+        dtype: the MLX name of its type.
         shape: elements per axis.
         strides: elements from one index to the next, per axis.
         origin: the address of element 0.
@@ -46,11 +46,11 @@ def item_size(dtype: str) -> int:
 
 def memory_of(array: Any, *, row_contiguous: bool) -> Memory:
     """Return the memory of an array, copied first if it must be row-contiguous and is not."""
-    # Numbers and lists become arrays as in MLX; NumPy's arrays too if MLX lacks their dtype.
+    # Numbers and lists become MLX arrays; so do NumPy arrays whose dtype MLX lacks.
     if not isinstance(array, mx.array) and dtype_name(getattr(array, "dtype", None)) not in TYPES:
         array = mx.array(array)
     dtype = dtype_name(array.dtype)
-    # NumPy has no bfloat16, so it gets integers of the same size.
+    # NumPy has no bfloat16, so its view has integers of the same size.
     view = np.asarray(array.view(mx.uint16) if dtype == "bfloat16" else array)
     if row_contiguous and not view.flags.c_contiguous:
         view = np.ascontiguousarray(view)

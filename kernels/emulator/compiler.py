@@ -1,13 +1,13 @@
 """Find clang, from the `ziglang` package or the system, compile with it, and cache the results.
 
-Kernels are linked without libraries, so that no C++ library has to be built or found. The functions they call are in
-the process already: the runtime, and exact functions of the C library such as `fmodf`.
+Kernels are linked without libraries, so that no C++ library has to be built or found. They call functions that the
+process has loaded already: the runtime, and exact functions of the C library such as `fmodf`.
 
 Kernels are compiled for a fixed instruction set per architecture, never for the current processor, so that results,
-findings and reported lines are equal on all processors. Three rules keep the bits equal between
-architectures, too: multiplications and additions are not contracted, elementary functions are the runtime's own
-(`runtime/math.c`), and half precision is rounded after every operation. The sign of a NaN that an operation produces
-differs: negative on x86-64, positive on arm64.
+findings and reported lines are equal on all processors. Three rules keep the bits equal between architectures, too:
+multiplications and additions are not contracted, elementary functions are the runtime's own (`runtime/math.c`), and
+half precision is rounded after every operation. Only the sign of a NaN that an operation produces differs: negative on
+x86-64, positive on arm64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import NamedTuple
 from ..files import cache_folder, draft
 from .errors import CompileError, CompilerMissingError
 
-# ---- builds: what each checks, and how much it is optimised ----
+# ---- builds: their checks and optimisation ----
 
 
 class Build(NamedTuple):
@@ -41,7 +41,7 @@ class Build(NamedTuple):
     flags: tuple[str, ...]
 
 
-# Alignment is checked in every build: a processor reads what is misaligned, a GPU reads something else.
+# Alignment is checked in every build: for a misaligned address, a CPU reads the value there, a GPU reads another.
 _ALIGNMENT = ("-fno-sanitize=all", "-fsanitize=alignment", "-fno-sanitize-recover=all")
 _CHECKS = "bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
 _NOTES = "implicit-integer-truncation"
@@ -52,17 +52,17 @@ _INSTRUMENTED = (
     "-DMSL_RACES",
     *("-fno-vectorize", "-fno-slp-vectorize"),  # vectorised accesses may be masked, and are not instrumented
     *_ALIGNMENT,
-    *("-Xclang", "-fsanitize=thread"),  # past zig, which would link its own runtime
+    *("-Xclang", "-fsanitize=thread"),  # by -Xclang, because zig would otherwise link its own runtime
     *(flag for what in ("func-entry-exit", "atomics") for flag in ("-mllvm", f"-tsan-instrument-{what}=0")),
     *("-mllvm", "-tsan-instrument-read-before-write=1"),
 )
-# -O1 compiles faster, and runs as fast: most of the time is spent in the calls. Zig takes a plain -O1 for -O2.
+# -O1 compiles faster and runs as fast, because most of the time is spent in the calls. Zig treats a plain -O1 as -O2.
 RACES = Build("races", (*_INSTRUMENTED, "-Xclang", "-O1"))
 BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
-# The optimiser moves loads and merges their lines. Without optimisation, the first access that faults is the first one
-# in the kernel's text, on every processor.
+# The optimiser moves loads and merges their lines. Without optimisation, the first access that faults is the first in
+# the kernel's text, on every processor.
 UNOPTIMIZED = Build("unoptimized", (*_ALIGNMENT, "-O0"))
-# The same checks without optimisation: compiled in a tenth of the time, and several times slower to run.
+# Builds with the same checks without optimisation: they compile in a tenth of the time and run several times slower.
 QUICK = {
     "spaces": UNOPTIMIZED,
     "undefined": Build("quick-undefined", (*UNDEFINED.flags, "-O0")),
@@ -72,8 +72,8 @@ QUICK = {
 
 # The variable that chooses another clang: a command or a path, with options if needed.
 VARIABLE = "MLX_ENGINE_CLANG"
-# The variable that replaces the instruction set, so that tests can show that nothing depends on it: x86-64-v2, native,
-# or any other name of clang's -march. The processor must have the instructions.
+# The variable that replaces the instruction set, for tests that results do not depend on it: x86-64-v2, native, or any
+# other name of clang's -march. The processor must have the instructions.
 INSTRUCTIONS = "MLX_ENGINE_MARCH"
 _OLDEST = 17
 _HERE = Path(__file__).parent
@@ -91,7 +91,7 @@ _KERNEL_FLAGS = (
     "-x",
     "c++",
     "-std=c++17",
-    # A load whose value is not used on some path is made all the same, so that one out of bounds is seen.
+    # Loads stay, even if some path does not use the value, so that loads out of bounds are found.
     *("-O2", "-mllvm", "-instcombine-code-sinking=false", "-mllvm", "-disable-machine-sink"),
     "-fPIC",
     "-fvisibility=hidden",
@@ -101,10 +101,10 @@ _KERNEL_FLAGS = (
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-strict-aliasing",
-    "-fno-delete-null-pointer-checks",  # an access through a null pointer faults, instead of ending all optimised code
-    "-flax-vector-conversions=none",  # Metal converts no vector by itself
+    "-fno-delete-null-pointer-checks",  # an access through a null pointer faults; clang does not assume it away
+    "-flax-vector-conversions=none",  # Metal has no implicit conversion of vectors
     "-fno-stack-protector",
-    "-fstack-clash-protection",  # a large private array meets the unmapped page below its stack
+    "-fstack-clash-protection",  # a large private array reaches the unmapped page below its stack
     "-fno-threadsafe-statics",
     "-ftrivial-auto-var-init=pattern",  # NaN in uninitialised variables
     "-fsigned-char",
@@ -134,14 +134,14 @@ _RUNTIME_FLAGS = (
     "-Wextra",
 )
 # The instruction set by architecture. AVX-512 makes kernels no faster and changes the lines that faults report;
-# without the half-precision conversions of x86-64-v3, kernels take twice as long. Both clang and zig accept "haswell"
-# as the name of a processor with x86-64-v3; they spell the level itself differently. All arm64 processors have the
-# instructions of "generic"; functions for atomics, which clang would then call from a library, are switched off.
+# without the half-precision conversions of x86-64-v3, kernels take twice as long. The name is "haswell", a processor
+# with x86-64-v3, because clang and zig have different names for the level. All arm64 processors have the instructions
+# of "generic". Calls of library functions for atomics are switched off.
 BASELINES = {
     "x86_64": ("-march=haswell",),
     "aarch64": ("-mcpu=generic", "-mno-outline-atomics"),
 }
-# Linux's names of the extensions in that set that x86 processors may lack.
+# Linux's names of those extensions in x86-64-v3 that a processor may lack.
 _NEEDED_ON_X86 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm")
 _LINK_FLAGS = ("-shared", "-nostdlib", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
 
@@ -162,7 +162,7 @@ def compiler() -> Compiler:
     """Return the clang to use.
 
     Raises:
-        CompilerMissingError: there is none, the chosen one is unusable, or the processor cannot run code for the
+        CompilerMissingError: there is no clang, the chosen one is unusable, or the processor lacks instructions of the
             baseline.
     """
     if missing := _lacking():
@@ -214,7 +214,7 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 @cache
 def _surroundings(*, runtime: bool) -> bytes:
-    """Return a digest of what determines the machine code of kernels, or of the runtime, except kernels and flags."""
+    """Return a digest of everything except text and flags that determines the code of kernels, or of the runtime."""
     digest = hashlib.sha256()
     kernels = [*(_HERE / "include").rglob("*"), _HERE / "runtime" / "abi.h"]
     for file in sorted((_HERE / "runtime").glob("*.[ch]") if runtime else kernels):
@@ -233,14 +233,14 @@ def _architecture() -> str:
 def _baseline() -> tuple[str, ...]:
     """Return the flags that name the instruction set; on other architectures it is the compiler's default."""
     if chosen := os.environ.get(INSTRUCTIONS):
-        is_zig = compiler().command[0].endswith("zig")  # it has its own spelling of the levels
+        is_zig = compiler().command[0].endswith("zig")  # zig spells the names of levels differently
         return (f"-march={chosen.replace('-', '_') if is_zig else chosen}",)
     return BASELINES.get(_architecture(), ())
 
 
 @cache
 def _lacking() -> list[str]:
-    """Return the extensions of the baseline that this processor does not have, as far as the system says."""
+    """Return the extensions of the baseline that the system reports as missing on this processor."""
     if _architecture() != "x86_64" or os.environ.get(INSTRUCTIONS):
         return []
     with contextlib.suppress(OSError):
@@ -258,7 +258,7 @@ def runtime_library() -> Path:
 
     def compile_in(folder: Path) -> None:
         def compile_one(source: Path) -> Path:
-            # One by one: zig has the C library's headers ready, but not for what it links with nothing.
+            # Compiled separately from linking: with -nostdlib, zig does not find the C library's headers.
             item = folder / f"{source.stem}.o"
             _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder)
             return item
@@ -270,8 +270,8 @@ def runtime_library() -> Path:
     return _built(name, compile_in)
 
 
-# Descriptors of products are arguments of templates, and tensors have indices of several numbers: C++23. Clang 22 fails
-# where it packs loads of bools, as masks of attention have them.
+# Text with tensors is compiled as C++23: descriptors of products are template arguments, and tensors have indices of
+# several numbers. The SLP vectoriser of Clang 22 fails on loads of bools, such as attention masks.
 _TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|cooperative_tensor|d?extents\s*<)")
 
 
@@ -309,12 +309,12 @@ def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = 
     return _built(name, compile_in)
 
 
-# Literals without a suffix are floats in included files, too; in templates there, clang takes them for doubles again.
+# Literals without a suffix are floats in included files, too. In templates of such files clang treats them as doubles.
 _FILE_FLAGS = ("-Dkernel=", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion", "-O0")
 
 
 def check_syntax(text: str, folders: Sequence[Path]) -> None:
-    """Compile a whole .metal file and keep nothing, so that changed files which it includes are always seen.
+    """Compile a whole .metal file without caching, because the files that it includes may have changed.
 
     Raises:
         CompileError: clang reports errors.
@@ -328,7 +328,7 @@ def check_syntax(text: str, folders: Sequence[Path]) -> None:
 
 
 def calls_of(text: str, build: Build) -> str:
-    """Return LLVM's text of a unit, without optimisation: every function with its calls."""
+    """Return a unit as unoptimised LLVM IR: every function with its calls."""
     flags = (
         *_KERNEL_FLAGS,
         *_language(text),
@@ -352,7 +352,7 @@ def preprocess(text: str, folders: Sequence[Path], standard: Path) -> str:
 
     Args:
         text: the file's text.
-        folders: where includes in quotes are looked for.
+        folders: folders for includes in quotes.
         standard: the folder of Metal's own headers, for includes in angle brackets.
 
     Raises:
@@ -375,8 +375,8 @@ def _link(items: Sequence[Path], file: Path) -> None:
 
 def _digest(text: bytes, flags: Sequence[str]) -> str:
     # The digest has the headers' contents, not their path, so that other checkouts share the cache.
-    told = [flag for flag in flags if not flag.startswith("-I")]
-    return hashlib.sha256(repr((text, told, compiler().version, _surroundings(runtime=not text))).encode()).hexdigest()[
+    used = [flag for flag in flags if not flag.startswith("-I")]
+    return hashlib.sha256(repr((text, used, compiler().version, _surroundings(runtime=not text))).encode()).hexdigest()[
         :24
     ]
 
@@ -392,11 +392,11 @@ def _built(name: str, make: Callable[[Path], None]) -> Path:
     return file
 
 
-def _judge(said: str) -> None:
+def _judge(output: str) -> None:
     """Raise an error for warnings of clang that are errors in Metal."""
-    for line in said.splitlines():
+    for line in output.splitlines():
         if "-Wimplicit-float-conversion" in line and "to 'bfloat" in line:
-            raise CompileError(f"{line}\nMetal does not convert to bfloat by itself; write `bfloat(...)` or `T(...)`")
+            raise CompileError(f"{line}\nMetal has no implicit conversion to bfloat; write `bfloat(...)` or `T(...)`")
         if "-Wdouble-promotion" in line and "to 'double'" in line:
             raise CompileError(f"{line}\nMetal has no double; use float")
 
@@ -404,17 +404,17 @@ def _judge(said: str) -> None:
 _DIAGNOSTIC = re.compile(r"^[^\s:][^:\n]*:\d+:\d+: (?P<kind>fatal error|error|warning|note|remark): ")
 
 
-def errors_only(said: str) -> str:
-    """Return clang's errors with their notes; all that it said if there is none. Warnings would bury them."""
+def errors_only(output: str) -> str:
+    """Return clang's errors with their notes, without warnings; the whole output if there is no error."""
     kept, keeps, errors = [], True, 0
-    for line in said.strip().splitlines():
+    for line in output.strip().splitlines():
         found = _DIAGNOSTIC.match(line)
         if found and found["kind"] != "note":
             keeps = found["kind"].endswith("error")
             errors += keeps
         if keeps:
             kept.append(line)
-    return "\n".join(kept) if errors else said.strip()
+    return "\n".join(kept) if errors else output.strip()
 
 
 def _run(command: Sequence[str], scratch: Path, judge: Callable[[str], None] | None = None) -> None:

@@ -20,9 +20,9 @@ from .signature import Parameter, Signature
 _POISON = 0xFF  # NaN in every floating type
 # Bytes of outputs that are checked for races; each takes 88 bytes of memory.
 _WATCHED = 8 << 20
-# The largest alignment of a type: of four 64-bit numbers.
+# The largest alignment of a type: that of four 64-bit numbers.
 _WIDEST = 32
-# Bytes on each side of a traced one, of large outputs.
+# In large outputs, the bytes on each side of a traced byte that are watched, too.
 _TRACED = 1024
 
 
@@ -42,13 +42,13 @@ class Run:
     poison: int
     time_limit: float
     print_from: Sequence[int]
-    alignment: int = ALIGNMENT  # of buffers that end at unmapped memory: with 1 nothing lies between
-    trace: tuple[int, int] | None = None  # an output and a byte of it, whose last writer is noted
-    m5: bool = False  # whether cooperative tensors lie as on an M5
+    alignment: int = ALIGNMENT  # of buffers that end at unmapped memory: with 1 there is no gap
+    trace: tuple[int, int] | None = None  # an output and a byte of it, whose last writer is reported in a note
+    m5: bool = False  # whether cooperative tensors have the layout of an M5
 
 
-# The alignment, in bytes, that a kernel's loads and stores need of a buffer, by the number of its parameter, where this
-# is more than that of `Run`.
+# By the number of a buffer's parameter, the alignment in bytes that the kernel's loads and stores of the buffer need,
+# if it is more than `Run.alignment`.
 Alignments = dict[int, int]
 
 
@@ -80,7 +80,7 @@ def _dispatched(
     shapes: Sequence[Sequence[int]],
     alignments: Alignments,
 ) -> tuple[list[mx.array], Statistics] | None:
-    """Return the outputs, or None if the kernel needs more `alignments`, which then has them."""
+    """Return the outputs. If the kernel needs larger alignments, add them to `alignments` and return None."""
     placed: list[tuple[Buffer, int]] = []  # and the offset of element 0
     for i, parameter in enumerate(signature.parameters):
         alignment = alignments.get(i, run.alignment)
@@ -104,22 +104,22 @@ def _dispatched(
     if needs := misplaced(failed, dict(enumerate(buffers))):
         alignments |= needs
         return None
-    print(printed(), end="")  # noqa: T201 - of the kernel's own log
+    print(printed(), end="")  # noqa: T201 - the kernel's own log
     raise_mistakes(run.kernel, failed, [(p.name, buffer) for p, buffer in made])
     note(statistics, failed)
     return [array_at(buffer.start, shapes[p.place], p.dtype) for p, buffer in made], statistics
 
 
 def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignments:
-    """Return what wide loads and stores need of buffers that begin at no multiple of it.
+    """Return the alignments that wide loads and stores need, of buffers that are not aligned so.
 
-    Elsewhere than here, buffers begin at multiples of more than any type needs.
+    Outside of the emulator, buffers begin at multiples of more than any type needs.
     """
     needs: Alignments = {}
     for one in failed:
         wanted, address = one.report.count, one.report.address
         if one.kind is Failure.FAULT and not wanted and not address:
-            # Copies of structures are not checked. x86 tells no address of one that is not at such a multiple.
+            # Misaligned copies of structures fault without a check, and x86 reports no address for such a fault.
             needs |= {i: _WIDEST for i, buffer in buffers.items() if buffer.start % _WIDEST}
         if one.kind is not Failure.UNDEFINED or not wanted or not buffers:
             continue
@@ -144,7 +144,7 @@ def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]
 
 
 def around(buffer: Buffer, byte: int) -> tuple[int, int, bool]:
-    """Return the memory that is watched to find which thread wrote a byte, or the one next to it."""
+    """Return the memory to watch, to find the thread that wrote a byte or the nearest other byte."""
     if buffer.bytes <= _WATCHED:
         return buffer.start, buffer.bytes, False
     first = max(0, byte - _TRACED)
@@ -173,10 +173,10 @@ def _input(run: Run, parameter: Parameter, memory: Memory, alignment: int) -> tu
         buffer = pool.readable(memory.first, memory.size, memory.source, at_end=run.at_end, alignment=alignment)
         return buffer, memory.origin - memory.first
     if parameter.role == "strides":
-        told = np.array(memory.strides, np.int64)
+        numbers = np.array(memory.strides, np.int64)
     else:
-        told = np.array(memory.shape if parameter.role == "shape" else [len(memory.shape)], np.int32)
-    return pool.readable(told.ctypes.data, told.nbytes, at_end=run.at_end, alignment=alignment), 0
+        numbers = np.array(memory.shape if parameter.role == "shape" else [len(memory.shape)], np.int32)
+    return pool.readable(numbers.ctypes.data, numbers.nbytes, at_end=run.at_end, alignment=alignment), 0
 
 
 def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list[Region]:
@@ -208,7 +208,7 @@ _SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
 
 
 def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
-    """Raise an error with all mistakes, the most specific one first, which gives its class."""
+    """Raise an error with all mistakes. The most specific mistake comes first and determines the error's class."""
     wrong = [one for one in failed if not one.kind.is_note]
     wrong.sort(key=lambda one: severity(one.finding))
     found = [one.finding for one in wrong]
@@ -228,7 +228,7 @@ def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tupl
 
 
 def _damage(name: str, buffer: Buffer, offset: int) -> Finding:
-    """Return the finding for a byte around an output that has changed."""
+    """Return the finding for a changed byte outside of an output."""
     where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
     if offset == buffer.bytes:
         where = "just past its end"

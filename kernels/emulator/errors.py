@@ -1,6 +1,6 @@
 """Findings of a run (mistakes and notes, each once), and the exceptions of the emulator.
 
-Each message of an exception has the place, what was found, what was expected, and what to do.
+Each message of an exception has the place, the found and the expected value, and advice.
 
 EmulatorError
 +-- LaunchError (ValueError)    the call does not fit the kernel: counts, shapes, dtypes, grid
@@ -52,8 +52,8 @@ class MemoryFaultError(EmulatorError):
     """A thread accessed memory out of bounds, or wrote to an input.
 
     Attributes:
-        seen: "at once", by a fault; "afterwards", of a write beside an array that hit no unmapped page; "exactly", in
-            the build "races", which checks every access.
+        seen: how the access was found: "at once", by a fault; "afterwards", by changed bytes beside an array, if a
+            write hit no unmapped page; "exactly", in the build "races", which checks every access.
     """
 
     seen: Literal["at once", "afterwards", "exactly"] = "at once"
@@ -87,15 +87,15 @@ class OrderError(EmulatorError):
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:
-    """Return the index beyond a private array that has led to an error, or the error itself.
+    """Return the error for an index beyond a private array if this caused `error`; otherwise `error`.
 
-    Only the build "undefined" checks such indices. Elsewhere a write beyond a private array damages other variables,
-    and the error is about what these then do.
+    Only the build "undefined" checks such indices. In other builds, a write beyond a private array damages other
+    variables, and the error is about the consequences.
 
     Args:
-        error: what a run has raised.
+        error: the error of a run.
         build: the build of this run.
-        repeat: runs the same in another build.
+        repeat: function that repeats the run in another build.
     """
     if build == "undefined" or not error.findings or isinstance(error, HangError | RaceError):
         return error
@@ -109,7 +109,7 @@ def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -
 
 
 Three = tuple[int, int, int]
-# Further mistakes that a message lists after the first.
+# The most mistakes that a message lists after the first.
 SHOWN = 8
 
 
@@ -132,16 +132,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake, or a note about something that may be meant.
+    """A mistake, or a note about a possible mistake.
 
     Attributes:
         kind: "fault", "race", "divergence", "undefined", "hang" or "stopped"; for notes "same value", "truncation",
             "unwritten", "not written" or "shifted".
         is_note: whether the kernel may be right.
         text: the description, several lines.
-        place: where it was seen first.
-        other: of a race, the access that came before.
-        times: how often it was seen until the run ended.
+        place: where it occurred first.
+        other: for a race, the place of the earlier access.
+        times: how often it occurred until the run ended.
     """
 
     kind: str
@@ -155,12 +155,12 @@ class Finding:
         return self.text + (f"\n  ({self.times:,} times in this run)" if self.times > 1 and self.is_note else "")
 
 
-# From what explains most to what explains least: a read out of bounds may be the cause of all others.
+# Kinds of findings, from causes to consequences: an access out of bounds may be the cause of all others.
 _SPECIFIC = ("fault", "race", "divergence", "unwritten", "undefined")
 
 
 def severity(finding: Finding | None) -> int:
-    """Return the rank of a finding among those of one kernel: the lower, the more it explains. None: a wrong value."""
+    """Return the rank of a finding, or of a wrong value (None): lower ranks may be causes of higher ones."""
     if finding is None:
         return len(_SPECIFIC) + 1
     return _SPECIFIC.index(finding.kind) if finding.kind in _SPECIFIC else len(_SPECIFIC)
@@ -172,7 +172,7 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     for one in findings:
         other = one.other and (one.other.file, one.other.line)
         what = one.text if one.place.file is None else ""
-        if one.kind == "not written":  # one of each output, whatever its sizes
+        if one.kind == "not written":  # one finding per output, for all its sizes
             what = one.text.partition(" elements ")[2].partition(" were ")[0]
         key = (one.kind, one.place.file, one.place.line, other, what)
         first[key] = replace(first[key], times=first[key].times + one.times) if key in first else one

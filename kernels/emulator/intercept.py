@@ -1,4 +1,4 @@
-"""Run the `mx.fast.metal_kernel` calls of any program in the emulator, checked."""
+"""Run and check the `mx.fast.metal_kernel` calls of any program in the emulator."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .kernel import MetalKernel, check_switches, metal_kernel
 
 
 class PretendedGPU(mx.Device):
-    """MLX's CPU under the name of a GPU.
+    """MLX's CPU device with the name of a GPU.
 
-    Its string and its `type` are those of a GPU, and MLX's functions compute on the CPU with it. It equals both types
-    of devices, because `mx.gpu` is `mx.cpu` in `emulate`.
+    Its string and its `type` are those of a GPU, but MLX's functions compute on the CPU. It equals both types of
+    devices, because `mx.gpu` is `mx.cpu` in `emulate`.
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class Call(NamedTuple):
 
 @dataclass
 class Calls:
-    """What ran within `emulate`.
+    """The kernels and calls that ran within `emulate`.
 
     Attributes:
-        made: the names of the kernels that were made, called or not.
-        calls: the calls that found no mistake, in order.
-        findings: the errors of all others, also of those that the program has caught.
-        notes: what may be a mistake, with the kernel's name.
+        made: the names of the kernels that were created, called or not.
+        calls: the calls without a mistake, in order.
+        findings: the errors of all other calls, including errors that the program caught.
+        notes: possible mistakes, by the kernel's name.
     """
 
     made: list[str] = field(default_factory=list)
@@ -93,8 +93,8 @@ def emulate(
 
     Each call runs once per build and seed, and once in the build "races". It raises an error for the first run with
     mistakes, or if the results of two runs differ; else it returns the result. `mx.compile` is switched off, so
-    compiled functions run op by op. Kernels made before, for instance by a module that is imported already, are MLX's:
-    import such modules within the context. Those that are made here stay emulated afterwards.
+    compiled functions run op by op. Kernels made earlier, for instance by a module that is already imported, are not
+    emulated: import such modules within the context. Kernels made within the context stay emulated afterwards.
 
     Args:
         builds: "spaces", "undefined", "races"; see `MetalKernel.__call__`.
@@ -102,12 +102,12 @@ def emulate(
         lanes: as in `MetalKernel.__call__`.
         suffixes: as in `MetalKernel.__call__`.
         layout: as in `MetalKernel.__call__`.
-        pretend: without a Metal GPU, let `mx.metal.is_available` return True, `mx.gpu` be `mx.cpu`, and
-            `mx.default_device` return a device with the name and type of a GPU, so that programs do not choose another
-            path. It returns this device also after `mx.set_default_device(mx.cpu)`.
+        pretend: on a machine without a Metal GPU, `mx.metal.is_available` returns True, `mx.gpu` is `mx.cpu`, and
+            `mx.default_device` returns a device with the name and type of a GPU, so that programs take the path for
+            GPUs. `mx.default_device` returns this device also after `mx.set_default_device(mx.cpu)`.
 
     Returns:
-        The calls so far.
+        A record of the calls, which is updated by each call.
 
     Raises:
         CompilerMissingError: there is no clang.
@@ -182,7 +182,7 @@ class CheckedKernel:
         return _tied(self.name, inputs, results)
 
     def _results(self, given: dict[str, Any]) -> list[mx.array]:
-        """Run every build and seed, and return the first result, which all others equal."""
+        """Run every build and seed, check that all results are equal, and return the first."""
         results: list[tuple[int, list[mx.array]]] = []
         for build in self._builds:
             for seed in self._seeds[:1] if build == "races" else self._seeds:
@@ -211,7 +211,7 @@ class CheckedKernel:
     def _compare(
         self, first: tuple[int, list[mx.array]], other: tuple[int, list[mx.array]], given: dict[str, Any]
     ) -> None:
-        """Raise an error if two results differ: with the lines, if the build "races" finds them."""
+        """Raise an error if two results differ. It has the lines of the cause if the build "races" finds them."""
         for name, one, two in zip(self._kernel.output_names, first[1], other[1], strict=True):
             statistics = self._kernel.statistics
             at = difference(one, two, nearly=bool(statistics and statistics.tensor_operations))
@@ -223,7 +223,7 @@ class CheckedKernel:
                 except RaceError:
                     raise
                 except EmulatorError:
-                    break  # something else that this build finds; what differs is reported
+                    break  # this build finds another mistake; the difference is reported
             place = f"{name}[{', '.join(map(str, at))}]"
             raise OrderError(
                 f"kernel '{self.name}': {place} is {one[at].item()} with seed {first[0]}, {two[at].item()} with seed "
@@ -233,7 +233,7 @@ class CheckedKernel:
             )
 
     def _writer(self, given: dict[str, Any], name: str, array: mx.array, at: tuple[int, ...]) -> str:
-        """Return a line about the thread that wrote an element last, or nothing if that is unknown."""
+        """Return a line about the last thread that wrote an element; "" if it is unknown."""
         index = int(np.ravel_multi_index(at, tuple(array.shape))) if at else 0
         try:
             self._kernel(**given, **self._options, build="races", seed=self._seeds[0], trace=(name, index))
@@ -244,12 +244,12 @@ class CheckedKernel:
         return f"  {found.text.splitlines()[0]}\n" if found else ""
 
 
-# The share of an array's largest number by which products of tensors may differ, which are summed in any order.
+# The largest difference of products of tensors, which are summed in any order, as a share of the largest number.
 _NEARLY = 2**-6
 
 
 def difference(one: mx.array, other: mx.array, *, nearly: bool = False) -> tuple[int, ...] | None:
-    """Return the index of the first element that differs, or None. NaNs are equal; with `nearly`, near numbers are."""
+    """Return the index of the first different element, or None. NaNs are equal; with `nearly`, so are near numbers."""
     if one.size == 0:
         return None
     a, b = (np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in (one, other))
@@ -263,7 +263,7 @@ def difference(one: mx.array, other: mx.array, *, nearly: bool = False) -> tuple
 
 
 def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:
-    """Return the outputs as results of the inputs, so that a gradient is refused as in MLX, not silently zero."""
+    """Make the outputs depend on the inputs, so that MLX refuses a gradient instead of returning zero."""
 
     @mx.custom_function
     def results(*_: mx.array) -> list[mx.array]:
@@ -279,11 +279,11 @@ def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.
     return list(tied)
 
 
-# ---- what is replaced in MLX ----
+# ---- replacements of MLX's functions ----
 
 
 def pretended() -> bool:
-    """Return that there is a Metal GPU."""
+    """Return True, in place of `mx.metal.is_available`."""
     return True
 
 
@@ -299,7 +299,7 @@ def _replaced(where: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Switch `mx.compile` off, which would call kernels with arrays that have no values yet."""
+    """Switch `mx.compile` off, because it calls kernels with arrays that have no values yet."""
     was_on = _compiles()
     mx.disable_compile()
     try:
@@ -310,7 +310,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 def _compiles() -> bool:
-    """Return whether `mx.compile` is on: MLX has no question for it, but only compiled functions get no values."""
+    """Return whether `mx.compile` is on. MLX does not report this, but arrays in compiled functions have no values."""
     has_values = []
 
     def look(x: mx.array) -> mx.array:
@@ -326,7 +326,7 @@ def _compiles() -> bool:
 
 
 def _device_info(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return a function that adds what MLX tells of an Apple GPU."""
+    """Return a function that adds the keys that MLX reports for an Apple GPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpu = {
         "architecture": "applegpu_g13g",

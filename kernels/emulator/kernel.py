@@ -25,8 +25,8 @@ from .text import casts_pointers, code_only, line_of
 
 # Refuse recursion, which Metal does not have and clang accepts.
 #
-# Names tell which functions may call themselves: an overload or a template calls another function of its name. Only
-# then clang is asked for the calls that it has compiled.
+# A function whose text contains a call of its own name may be recursive, or call an overload or a template of that
+# name. Only for such functions clang compiles the unit to LLVM IR, which has the calls.
 
 _DEFINED = re.compile(r"\b([A-Za-z_]\w*)\s*\([^;{}]*\)\s*(?:const\s*)?\{")
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*(?:<[^;(){}]*>\s*)?\(")
@@ -52,7 +52,7 @@ def defined_at(header: str, name: str) -> int:
 
 
 def recursive(assembly: str, names: Iterable[str]) -> str | None:
-    """Return the name among these of a function that calls itself in LLVM's text of a unit, or None."""
+    """Return the first of `names` whose function calls itself in the LLVM IR of a unit, or None."""
     pieces = _FUNCTION.split(assembly)
     calls = {name: set(_CALL.findall(body)) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
     for mangled in _in_cycles(calls):
@@ -63,7 +63,7 @@ def recursive(assembly: str, names: Iterable[str]) -> str | None:
 
 
 def _block(code: str, start: int) -> str:
-    """Return the text from a brace to the one that closes it."""
+    """Return the text from a brace to its closing brace."""
     depth = 0
     for i in range(start, len(code)):
         depth += (code[i] == "{") - (code[i] == "}")
@@ -73,7 +73,7 @@ def _block(code: str, start: int) -> str:
 
 
 def _in_cycles(calls: Mapping[str, set[str]]) -> Iterator[str]:
-    """Yield what reaches itself."""
+    """Yield the functions that reach themselves by calls."""
     for name in calls:
         seen: set[str] = set()
         waiting = [name]
@@ -93,7 +93,7 @@ InputSpec = Any
 
 
 class Instance(NamedTuple):
-    """Everything besides its text that determines a kernel's machine code."""
+    """Everything that determines a kernel's machine code, except its text."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
@@ -122,7 +122,7 @@ class KernelText:
 
     @property
     def casts(self) -> bool:
-        """Whether it may read or write more than an element at once."""
+        """Whether the kernel may read or write several elements at once."""
         return casts_pointers(self.header) or casts_pointers(self.source)
 
     def instance(
@@ -176,7 +176,7 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize:
     Without `optimize` this takes a tenth of the time, and the kernels run several times slower.
 
     Raises:
-        CompileError: for the first that does not compile.
+        CompileError: an instance does not compile; the message is about the first.
     """
     name, suffixes = wanted[0][1].build, wanted[0][1].suffixes
     build = (BUILDS if optimize else QUICK).get(name, UNOPTIMIZED)
@@ -189,7 +189,7 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize:
             unit(parts), build, partial(_refuse_recursion, wanted, parts) if name == SPACES.name else None
         )
     except CompileError as error:
-        if len(wanted) > 1:  # one of them, but which?
+        if len(wanted) > 1:  # compile them one by one, to find the first that does not compile
             return [compiled for one in wanted for compiled in compile_together([one], optimize=optimize)]
         if isinstance(error, LintError):
             raise
@@ -200,24 +200,24 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize:
 
 
 def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequence[Part]) -> None:
-    """Raise LintError if a function of a header calls itself, as the first instance of each kernel shows."""
+    """Raise LintError if a function of a header calls itself; only the first instance of each kernel is examined."""
     first = {text: part for (text, _), part in zip(reversed(wanted), reversed(parts), strict=True)}
     for text, part in first.items():
         names = suspects(text.header)
         found = recursive(calls_of(unit([part]), SPACES), names) if names else None
         if found:
             raise LintError(
-                f"kernel '{text.name}' is not what Metal takes\n  header, line {defined_at(text.header, found)}: "
+                f"kernel '{text.name}' is not valid in Metal\n  header, line {defined_at(text.header, found)}: "
                 f"`{found}` calls itself; Metal has no recursion, write a loop"
             )
 
 
 # Which lanes must take part in a SIMD-group operation.
 LANES = ("active", "all")
-# Where the elements of cooperative tensors lie: in any way, by the seed, or as on an M5.
+# The layouts of cooperative tensors: any layout, chosen by the seed, or that of an M5.
 LAYOUTS = ("any", "m5")
-# What threadgroup memory is full of at first, by the order of threads: NaN, and numbers that are large in every type,
-# so that a result which depends on memory that nobody has written differs between runs.
+# The initial bytes of threadgroup memory, by the order of threads: NaN, and numbers that are large in every type. A
+# result that depends on unwritten memory then differs between runs.
 POISONS = (0xFF, 0x7B, 0xFB)
 TIME_LIMIT = 10.0
 _MATH_MODES = ("safe", "relaxed", "fast")
@@ -235,7 +235,7 @@ class MetalKernel:
         self._text = text
         self._row_contiguous = ensure_row_contiguous
         self._compiled: dict[Instance, Compiled] = {}
-        self._alignments: dict[Instance, Alignments] = {}  # equal in all builds
+        self._alignments: dict[Instance, Alignments] = {}  # the same for all builds
 
     @property
     def name(self) -> str:
@@ -244,7 +244,7 @@ class MetalKernel:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """One per output."""
+        """The names of the outputs, in order."""
         return self._text.output_names
 
     @property
@@ -254,7 +254,7 @@ class MetalKernel:
 
     @property
     def notes(self) -> tuple[Finding, ...]:
-        """What may be a mistake in its text."""
+        """Possible mistakes in the kernel's text."""
         return notes(self._text.source)
 
     def __call__(
@@ -279,7 +279,7 @@ class MetalKernel:
         trace: tuple[str, int] | None = None,
         layout: str = "any",
     ) -> list[mx.array]:
-        """Run the kernel over the grid and return its results, not lazily.
+        """Run the kernel over the grid and return its computed results.
 
         Args:
             inputs: arrays of MLX or NumPy, or numbers.
@@ -290,22 +290,22 @@ class MetalKernel:
             template: name and value (int, bool, dtype) of each template parameter.
             init_value: initial value of outputs; without it they are filled with NaN.
             verbose: print the generated text.
-            stream: ignored; accepted because MLX has it.
-            seed: the order of threads: 0 in order, 1 backwards, others shuffled. Results must not depend on it.
-            build: the check besides bounds and convergence. "spaces": address spaces. "undefined": undefined
-                behaviour. "races": data races; several times slower.
-            lanes: "active": SIMD-group operations are over the lanes that come to them, as in Metal. Reading another
-                lane is an error; for the operations that shift it gives NaN (`statistics.undefined`), because a sum in
-                pairs drops such values. "all": all 32 lanes must come, as CUDA requires.
+            stream: ignored; accepted because MLX accepts it.
+            seed: the order of threads: 0 ascending, 1 descending, others shuffled. Results must not depend on it.
+            build: an additional check, besides bounds and convergence. "spaces": address spaces. "undefined":
+                undefined behaviour. "races": data races; several times slower.
+            lanes: "active": SIMD-group operations are over the lanes that reach them, as in Metal. Reading another lane
+                is an error. Shift operations are an exception and return NaN (`statistics.undefined`), because a sum in
+                pairs drops such values. "all": all 32 lanes must reach the operation, as CUDA requires.
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default the end for
                 even seeds.
-            print_from: position in the grid of the one thread whose `os_log_default.log("x = %f", x)` is printed.
-            time_limit: seconds of the processor's time after which a threadgroup is taken not to end.
-            trace: an output's name and the index of an element, counted through all axes: `statistics.writer` says
-                which thread wrote it last, and where. Only in the build "races".
-            layout: which thread has which element of a cooperative tensor. "any": the seed decides, because Metal
-                leaves it open; setting elements without asking which they are is an error. "m5": as on an M5.
+            print_from: position in the grid of the thread whose `os_log_default.log("x = %f", x)` is printed.
+            time_limit: seconds of CPU time after which a threadgroup is reported as not ending.
+            trace: an output's name and the flat index of an element: `statistics.writer` has the last thread that wrote
+                the element, and the line. Only in the build "races".
+            layout: which thread has which element of a cooperative tensor. "any": the seed decides, because Metal does
+                not define it; setting elements without querying their index is an error. "m5": as on an M5.
 
         Returns:
             One array per output.
@@ -379,9 +379,9 @@ class MetalKernel:
         memories: Sequence[Memory],
         output_shapes: Sequence[Sequence[int]],
     ) -> MemoryFaultError:
-        """Run a kernel that has faulted again, unoptimised; return this fault, whose line is equal on all machines.
+        """Repeat a run that has faulted, without optimisation; return its fault, whose line is equal on all machines.
 
-        A write that was seen afterwards runs in the build that sees every access. If nothing is wrong this time,
+        If the fault was seen "afterwards", repeat the run in the build "races". If the repeated run has no fault,
         because the order of memory accesses matters, return the first fault.
         """
         if fault.seen == "exactly":
@@ -411,7 +411,7 @@ class MetalKernel:
             instances: inputs (arrays, or pairs of shape and dtype), output dtypes and template of each.
             build: as in a call.
             suffixes: as in a call.
-            optimize: False compiles in a tenth of the time what later calls then run, several times slower.
+            optimize: False compiles in a tenth of the time; later calls then run several times slower.
         """
         prepare([(self, *instance) for instance in instances], build=build, suffixes=suffixes, optimize=optimize)
 
@@ -436,7 +436,7 @@ def prepare(
         optimize: as in `MetalKernel.prepare`.
 
     Raises:
-        CompileError: for the first kernel that does not compile.
+        CompileError: a kernel does not compile; the message is about the first.
     """
     wanted = []
     for kernel, inputs, output_dtypes, template in requests:
@@ -476,7 +476,7 @@ def _check_arrays(
 
 
 def _traced(text: KernelText, trace: tuple[str, int], dtypes: Sequence[Any], build: str) -> tuple[int, int]:
-    """Return the output's number and the byte that `trace` means."""
+    """Return the number of the output and the byte that `trace` names."""
     name, index = trace
     if name not in text.output_names or index < 0 or build != "races":
         outputs = ", ".join(text.output_names)
@@ -548,7 +548,7 @@ def metal_kernel(
         LaunchError: MLX or Metal does not accept a name or an option.
     """
     if not (name.isascii() and name.isidentifier()):
-        raise LaunchError(f"kernel name {name!r}: expected an identifier, as it becomes part of a function's name")
+        raise LaunchError(f"kernel name {name!r}: expected an identifier, because it is part of a function's name")
     if not output_names:
         raise LaunchError(f"kernel '{name}': expected at least one output, found none")
     options = dict(compile_options or {})

@@ -22,7 +22,7 @@ _UNDECLARED = re.compile(r"use of undeclared identifier '(\w+)'")
 
 
 def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
-    """Refuse a kernel that Metal refuses, or, with `suffixes`, one whose literals are doubles on other GPUs.
+    """Refuse a kernel that Metal refuses. With `suffixes`, refuse literals that are doubles in CUDA, too.
 
     Raises:
         LintError: the message has all findings.
@@ -35,7 +35,7 @@ def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
         in_order = sorted(finding for rule in rules for finding in rule)
         found += [f"{part}, line {line_of(text, at)}: {what}" for at, what in in_order]
     if found:
-        raise LintError("\n  ".join([f"kernel '{name}' is not what Metal takes", *found]))
+        raise LintError("\n  ".join([f"kernel '{name}' is not valid in Metal", *found]))
 
 
 def _casts(text: str) -> Iterator[Breach]:
@@ -60,7 +60,7 @@ def _statics(text: str) -> Iterator[Breach]:
 def _unsuffixed(text: str) -> Iterator[Breach]:
     for match in unsuffixed(text):
         literal = match.group()
-        yield match.start(), f"`{literal}` has no suffix; write `{literal}f`, as it is a double for CUDA"
+        yield match.start(), f"`{literal}` has no suffix; write `{literal}f`, because it is a double in CUDA"
 
 
 _UNFENCED = re.compile(r"\bthreadgroup_barrier\s*\(\s*(?:metal::)?mem_flags::mem_none\s*\)")
@@ -68,7 +68,7 @@ _UNFENCED = re.compile(r"\bthreadgroup_barrier\s*\(\s*(?:metal::)?mem_flags::mem
 
 @cache
 def notes(source: str) -> tuple[Finding, ...]:
-    """Return what may be a mistake in a body: barriers that order no memory, where threads share some."""
+    """Return possible mistakes in a body: barriers that order no memory, in a kernel with threadgroup memory."""
     code = code_only(source)
     if not any(True for _ in threadgroup_declarations(source)):
         return ()
@@ -95,7 +95,7 @@ def _threadgroup_memory(text: str) -> Iterator[Breach]:
 
 
 def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
-    """Return explanations of clang's errors that concern what MLX generates, one per line, or nothing."""
+    """Return explanations of clang's errors about text that MLX generates, one per line; "" for none."""
     return "".join(
         f"\nhint: {hint}"
         for hint in (*_attributes(error), *_unplaced(error), *_tiny_inputs(error, inputs), *_others(error))
@@ -105,17 +105,17 @@ def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
 def _attributes(error: str) -> Iterator[str]:
     for name in dict.fromkeys(_UNDECLARED.findall(error)):
         if name in ATTRIBUTES:
-            yield f"`{name}` is known in the body only; pass it to the function as an argument"
+            yield f"`{name}` exists only in the body; pass it to the function as an argument"
 
 
 def _unplaced(error: str) -> Iterator[str]:
     """Explain a variable in threadgroup memory that `threadgroup_declarations` has not found."""
     if "automatic variable qualified with an address space" in error:
-        yield "threadgroup memory is found in statements such as `threadgroup float name[n];`; write it in this way"
+        yield "threadgroup memory needs a declaration such as `threadgroup float name[n];`; write it in this form"
 
 
 def _others(error: str) -> Iterator[str]:
-    """Explain a write to an input, and a function that takes one type."""
+    """Explain a write to an input, and a call with arguments of different types."""
     if re.search(r"read-only variable is not assignable|cannot assign to", error):
         yield "inputs and constant memory cannot be written; copy the value to a variable, or write to an output"
     if name := re.search(r"no matching function for call to '(\w+)'(?s:.*)deduced conflicting types", error):

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 PAGE = mmap.PAGESIZE
 # MLX's buffers begin at multiples of this, and kernels may load 16 bytes at a time.
 ALIGNMENT = 16
-# The byte that fills the pages around a buffer; floats of it are NaN.
+# The byte that fills the pages around a buffer; floats of such bytes are NaN.
 CANARY = 0xFF
 _CANARIES = bytes([CANARY]) * PAGE
-# Bytes around inputs: other NaNs, so that copying them past the end of an output changes its canaries.
+# Bytes around inputs: other NaNs, so that copies of them past the end of an output change its canaries.
 _BESIDE_INPUTS = b"\xc1\xff" * (PAGE // 2)
-# Inputs of at least this many bytes are kept between calls, up to the total.
+# Inputs of at least RESIDENT bytes are kept between calls, up to TOTAL bytes.
 RESIDENT = 64 << 10
 TOTAL = 2 << 30
 
@@ -31,15 +31,15 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _NONE, _READ, _READ_WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-# Unmapped memory on either side of a buffer, so that a wrong index reaches no other buffer. It uses only addresses.
-# The large one is beyond what an index of 32 bits can reach, also one below 0 that is unsigned, among 16 bytes each;
-# it takes a process with 2**47 addresses, and at most a quarter of them.
+# Bytes of unmapped memory on either side of a buffer, so that a wrong index reaches no other buffer. It needs only
+# addresses. A 32-bit index of 16-byte elements, even an unsigned one below 0, cannot reach beyond LARGE_GUARD. Large
+# guards need a process with 2**47 addresses, and take at most a quarter of them.
 LARGE_GUARD, SMALL_GUARD = 64 << 30, 64 << 20
 _SPACE = 1 << 47
 
 
 class Bounds(NamedTuple):
-    """What a kernel may touch of a buffer, and the mapped pages around that."""
+    """The bytes of a buffer that a kernel may access, and the mapped pages around them."""
 
     pages: int
     page_bytes: int
@@ -48,14 +48,14 @@ class Bounds(NamedTuple):
 
 
 def _mapped(size: int) -> int | None:
-    """Return the address of so many unused bytes without access, or None."""
+    """Map `size` bytes without access; return their address, or None if there are no addresses left."""
     base: int = _libc.mmap(None, size, _NONE, _FLAGS, -1, 0)
     return None if base in (None, ctypes.c_void_p(-1).value) else base
 
 
 @cache
 def _has_large_space() -> bool:
-    """Whether memory lies near the end of 2**47 addresses: not in QEMU, which takes memory for unmapped pages, too."""
+    """Return whether the process has 2**47 addresses. In QEMU it has not, and unmapped pages take memory there."""
     base = _mapped(PAGE)
     if base is not None:
         _libc.munmap(base, PAGE)
@@ -100,7 +100,7 @@ class Buffer:
 
     @property
     def bounds(self) -> Bounds:
-        """What a kernel may touch, and what is mapped."""
+        """The accessible bytes, and the mapped pages."""
         return Bounds(self._first, self.capacity, self.start, self.bytes)
 
     def allow(self, *, write: bool) -> None:
@@ -114,7 +114,7 @@ class Buffer:
     def place(self, size: int, *, at_end: bool, alignment: int = ALIGNMENT) -> None:
         """Choose the place of the usable bytes and set canaries around them; the pages are writable afterwards.
 
-        At the end of the pages, the place is a multiple of `alignment`: with 1 nothing lies between it and the guard.
+        At the end of the pages, the start is a multiple of `alignment`; with 1, the bytes end exactly at the guard.
         """
         self.allow(write=True)
         self.bytes = size
@@ -125,7 +125,7 @@ class Buffer:
             ctypes.memset(start, CANARY, length)
 
     def mark_as_input(self) -> None:
-        """Replace the canaries by the bytes that are around inputs."""
+        """Replace the canaries by the bytes for inputs (`_BESIDE_INPUTS`)."""
         for start, length in self._slack():
             ctypes.memmove(start, _BESIDE_INPUTS, length)
 
@@ -172,7 +172,7 @@ class Pool:
 
     @contextmanager
     def lending(self) -> Iterator[Pool]:
-        """Return the buffers that were taken within this context to the pool at its end."""
+        """Take back, at the end of this context, all buffers that were taken within it."""
         try:
             yield self
         finally:
@@ -184,7 +184,7 @@ class Pool:
 
     @property
     def resident_bytes(self) -> int:
-        """The bytes of inputs of earlier calls."""
+        """The bytes of all inputs that are kept from earlier calls."""
         return sum(buffer.capacity for buffer in self._resident.values())
 
     def writable(self, size: int, *, at_end: bool, alignment: int = ALIGNMENT) -> Buffer:
@@ -226,7 +226,7 @@ class Pool:
         return buffer
 
     def _forget(self) -> None:
-        """Drop inputs whose arrays are gone and, above the total, the least recently used ones."""
+        """Drop inputs whose arrays no longer exist and, above the total, the least recently used ones."""
         while self._dead:
             self._resident.pop(self._dead.popleft(), None)
         size = self.resident_bytes
@@ -234,5 +234,5 @@ class Pool:
             size -= self._resident.popitem(last=False)[1].capacity
 
 
-# The process has one: a call has all of it to itself.
+# The only pool of the process. One call at a time uses it.
 pool = Pool()

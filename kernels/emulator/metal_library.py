@@ -1,4 +1,4 @@
-"""Run whole .metal kernels, which have signatures of their own, on the CPU."""
+"""Run kernels of whole .metal files, which have their own signatures, on the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .text import casts_pointers, with_suffixes
 
 # The buffers of a whole kernel: bytes from arrays, structures and numbers, and arrays from bytes.
 
-# Types of `constant T&` parameters that a Python number can stand for, and NumPy's names of them.
+# Types of `constant T&` parameters that accept a Python number, and their names in NumPy.
 _SCALARS = {metal: dtype for dtype, metal in TYPES.items() if dtype not in ("bfloat16", "complex64")} | {
     **{"half": "float16", "char": "int8", "uchar": "uint8", "short": "int16", "ushort": "uint16", "int": "int32"},
     **{"uint": "uint32", "long": "int64", "ulong": "uint64", "size_t": "uint64", "unsigned int": "uint32"},
@@ -39,11 +39,11 @@ _SCALARS = {metal: dtype for dtype, metal in TYPES.items() if dtype not in ("bfl
 
 @dataclass(frozen=True)
 class Unwritten:
-    """A buffer without a value, full of NaN, for what a kernel writes.
+    """A buffer without a value, filled with NaN, for an output of a kernel.
 
     Attributes:
         shape: elements per axis.
-        dtype: of MLX, or of NumPy, which may be structured.
+        dtype: a dtype of MLX or NumPy; it may be structured.
     """
 
     shape: Sequence[int]
@@ -55,9 +55,9 @@ class Contents:
     """The bytes of a buffer; None if it has no value yet.
 
     Attributes:
-        size: their number.
+        size: the number of bytes.
         bytes: the bytes.
-        like: the value that they came from.
+        like: the value that the caller passed.
     """
 
     size: int
@@ -71,11 +71,11 @@ class Contents:
         return max(1, self.size // max(1, math.prod(shape))) if shape is not None else 1
 
     def is_same(self, other: Contents) -> bool:
-        """Whether both are one array, which is then one buffer."""
+        """Return whether both are the same array, which then becomes one buffer."""
         return self.like is other.like and isinstance(self.like, mx.array | np.ndarray | Unwritten | bytearray)
 
     def array(self, address: int) -> Any:
-        """Return the bytes at an address as a value of the kind that was given."""
+        """Return the bytes at an address as a value of the kind that the caller passed."""
         if isinstance(self.like, mx.array | Unwritten) and dtype_name(self.like.dtype) in TYPES:
             found = array_at(address, self.like.shape, dtype_name(self.like.dtype))
             return found if isinstance(self.like.dtype, mx.Dtype) else np.array(found)
@@ -89,7 +89,7 @@ def contents(kernel: str, parameter: MetalParameter, value: Any) -> Contents:
     """Return the bytes of a buffer's value.
 
     Raises:
-        LaunchError: the value is a number, and the parameter is not.
+        LaunchError: the value is a number, and the parameter is not a number.
     """
     if isinstance(value, Unwritten):
         if dtype_name(value.dtype) in TYPES:
@@ -118,7 +118,7 @@ _POISON = 0xFF  # NaN in every floating type
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
 
 
-# What is bound to a parameter that does not exist: any access faults, and says so.
+# The buffer of a parameter that does not exist: any access faults.
 _ABSENT = Contents(0, np.empty(0, np.uint8), b"")
 
 
@@ -127,7 +127,7 @@ def library(source: str | Path, include: Sequence[str | Path] = ()) -> Library:
 
     Args:
         source: the path of a file, or Metal text.
-        include: folders in which `#include "..."` is looked for, besides the file's own.
+        include: folders for `#include "..."`, in addition to the file's own.
 
     Raises:
         CompileError: the file cannot be preprocessed, or has no kernels.
@@ -148,11 +148,11 @@ class Library:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The kernels' names, `host_name` where there is one."""
+        """The kernels' names: `host_name` if it is given, else the function's name."""
         return tuple(self._text.functions)
 
     def template_of(self, name: str) -> str:
-        """Return the function in the file that a kernel is an instantiation of, or its own name."""
+        """Return the name of the template of which a kernel is an instantiation, or its own name."""
         return self._text.functions[name].function.partition("<")[0]
 
     def function(self, name: str, constants: Mapping[int | str, float] | None = None) -> WholeKernel:
@@ -160,8 +160,8 @@ class Library:
 
         Args:
             name: one of `names`.
-            constants: by index or name; a constant that the kernel uses must be there, unless the kernel asks
-                `is_function_constant_defined`.
+            constants: values by index or name. Every constant that the kernel uses is required, unless the kernel
+                calls `is_function_constant_defined`.
 
         Raises:
             LaunchError: there is no such kernel, or no such constant.
@@ -180,7 +180,7 @@ class Library:
         return WholeKernel(self.name, self._text, found, values)
 
     def prepare(self, kernels: Sequence[WholeKernel], build: str = "spaces") -> None:
-        """Compile kernels of this file together, all with the same function constants: faster than one by one.
+        """Compile kernels of this file as one unit, which is faster; their function constants must be equal.
 
         Raises:
             CompileError: one of them does not compile.
@@ -219,7 +219,7 @@ class WholeKernel:
 
     @property
     def parameters(self) -> tuple[MetalParameter, ...]:
-        """Its parameters: buffers, threadgroup memory and attributes."""
+        """The kernel's parameters: buffers, threadgroup memory and attributes."""
         return self._function.parameters
 
     def __call__(
@@ -240,23 +240,23 @@ class WholeKernel:
         """Run the kernel over the grid.
 
         Args:
-            buffers: by index: arrays of MLX or NumPy (also structured ones), bytes of structures, numbers for
-                parameters of a simple type, `Unwritten(shape, dtype)` for what the kernel writes, None for a buffer
-                that it does not take.
+            buffers: buffers by index: arrays of MLX or NumPy (also structured ones), bytes of structures, numbers for
+                parameters of a simple type, `Unwritten(shape, dtype)` for outputs, None for a buffer that the kernel
+                does not use.
             grid: threads per axis, not threadgroups.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             threadgroup_memory: bytes by index, for parameters with `[[threadgroup(n)]]`.
-            seed: as of `metal_kernel`, and so are `build`, `lanes`, `guard`, `time_limit` and `layout`.
+            seed: as for `metal_kernel`, as are `build`, `lanes`, `guard`, `time_limit` and `layout`.
             build: "spaces", "undefined" or "races".
             lanes: "active" or "all".
             guard: "end" or "start".
             time_limit: seconds.
             layout: "any" or "m5".
-            trace: a buffer and a byte of it: `statistics.writer` says which thread wrote it last, and where. Only in
-                the build "races".
+            trace: a buffer and a byte of it: `statistics.writer` has the last thread that wrote the byte, and the line.
+                Only in the build "races".
 
         Returns:
-            The contents of each buffer that the kernel may write to, by index, of the kind and shape that were given.
+            The contents of each buffer that the kernel may write to, by index, with the type and shape of its argument.
 
         Raises:
             EmulatorError: the kernel or its call is wrong; see `errors`.
@@ -292,7 +292,7 @@ class WholeKernel:
     def _located(
         self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> MemoryFaultError:
-        """Run again, unoptimised: the line of that fault is equal on all machines; a write seen afterwards, exactly."""
+        """Repeat the run without optimisation, or in "races"; return its fault, whose line is equal on all machines."""
         if fault.seen == "exactly":
             return fault
         options = Options.from_buffer_copy(run.options)
@@ -317,7 +317,7 @@ class WholeKernel:
     def _dispatched(
         self, entry: Entry, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> dict[int, Any] | None:
-        """Return what was written, or None if the kernel needs more alignments, which are noted."""
+        """Return the written buffers. If the kernel needs larger alignments, record them and return None."""
         placed = self._place(given, run.options)
         shapes = {one.slot: self._shape(one, given[one.slot]) for one in self.parameters if one.is_tensor}
         addresses = []
@@ -352,7 +352,7 @@ class WholeKernel:
         return {i: value.array(buffer.start) for i, value, buffer in written}
 
     def _shape(self, one: MetalParameter, value: Contents | None) -> Any:
-        """Return how many axes an array has, and its extents as those of a tensor: the contiguous last axis first."""
+        """Return the number of axes of an array, and its extents in the order of a tensor: the last axis first."""
         shape = getattr(value.like, "shape", None) if value is not None else None
         if not shape:
             raise LaunchError(
@@ -362,14 +362,14 @@ class WholeKernel:
         return (ctypes.c_long * (1 + len(shape)))(len(shape), *reversed([int(n) for n in shape]))
 
     def _place(self, given: Mapping[int, Contents | None], options: Options) -> dict[int, Buffer]:
-        """Return the buffers by index; an array that was given twice is in one."""
+        """Return the buffers by index; an array that was passed twice is one buffer."""
         placed: dict[int, Buffer] = {}
         for one in self.parameters:
             if one.role != "buffer" or one.slot in placed:
                 continue
             value = given[one.slot]
             if value is None and not (one.is_reference or one.is_optional):
-                continue  # a null pointer, which a kernel may test
+                continue  # a null pointer, which a kernel may compare
             same = [i for i, other in given.items() if value is not None and other is not None and other.is_same(value)]
             if shared := next((placed[i] for i in same if i in placed), None):
                 placed[one.slot] = shared
@@ -413,11 +413,11 @@ class WholeKernel:
         return self._entries[build]
 
     def use(self, build: str, entry: Entry) -> None:
-        """Take what was compiled together with other kernels; see `Library.prepare`."""
+        """Use an entry that was compiled together with other kernels; see `Library.prepare`."""
         self._entries[build] = entry
 
     def _unset(self, error: str) -> LaunchError:
-        """Return the error for a function constant without a value, which is a symbol that nobody defines."""
+        """Return the error for a function constant without a value, which is an undefined symbol."""
         symbol = re.search(r"undefined symbol: (\w+)", error)
         for one in self._text.constants:
             if symbol and one.name in symbol[1]:
@@ -425,7 +425,7 @@ class WholeKernel:
                     f"kernel '{self.name}' uses function constant {one.index} ('{one.name}', {one.type}), which has no "
                     f"value; pass constants={{{one.index}: ...}}"
                 )
-        return LaunchError(f"kernel '{self.name}' of {self._file} uses what is not defined: {error}")
+        return LaunchError(f"kernel '{self.name}' of {self._file} uses an undefined symbol: {error}")
 
     def entry(self, index: int) -> str:
         """Return the text of a function that calls the kernel with buffers: entry `index` of a unit."""
@@ -449,7 +449,7 @@ class WholeKernel:
             else:
                 arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
-        # By a pointer, so that no argument of the template is looked for among the types of these arguments.
+        # Called by a pointer, so that C++ does not deduce template arguments from the types of these arguments.
         function, pointed = self._function.function, ""
         if not self._function.is_typed:
             pointed, function = f"  decltype({function})* msl_function = {function};\n", "msl_function"
@@ -465,7 +465,7 @@ class WholeKernel:
 
 
 def compile_together(kernels: Sequence[WholeKernel], build: str) -> Path:
-    """Return the library of some kernels of one file, with the same function constants; compile it if need be.
+    """Return the library of kernels of one file, with the same function constants; compile it if it is not cached.
 
     Raises:
         CompileError: clang reports errors.
@@ -491,7 +491,7 @@ def _placed(value: Contents, *, at_end: bool, alignment: int, is_written: bool) 
 
 # ---- compile the kernels of a file in every build, without running them ----
 
-# How clang's errors name address spaces.
+# The names of address spaces in clang's errors.
 _SPACE = re.compile(r"address space|__(?:local|global|constant)\b")
 
 
@@ -500,9 +500,9 @@ class CompiledKernel:
     """A kernel function that was compiled.
 
     Attributes:
-        name: the kernel's name; of a template with several instantiations, the first one's, which was compiled.
+        name: the kernel's name. Of a template, only the first instantiation is compiled, and this is its name.
         others: the names of the other instantiations.
-        error: why it does not compile, with its lines; empty if it compiles in every build.
+        error: why the kernel does not compile, with lines; empty if it compiles in every build.
     """
 
     name: str
@@ -514,11 +514,11 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
     """Compile the first instantiation of every kernel function of a file in every build.
 
     Args:
-        file: the file; its `#include "..."` are looked for in its folder.
-        folders: where else they are looked for.
+        file: the file. Files of `#include "..."` are searched in its folder.
+        folders: further folders for included files.
 
     Raises:
-        CompileError: the file cannot be preprocessed, has no kernels, all of it does not compile, or `lint` refuses it.
+        CompileError: the file cannot be preprocessed, has no kernels, does not compile at all, or is refused by `lint`.
     """
     try:
         lint.check(file.name, "", file.read_text(encoding="utf-8", errors="replace"), suffixes=False)
@@ -539,7 +539,7 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
 
 
 def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
-    """Return the errors of those kernels that do not compile: all together first, which is faster."""
+    """Return the errors of the kernels that do not compile. First compile all as one unit, which is faster."""
     try:
         if kernels:
             compile_together(list(kernels.values()), build)
@@ -554,9 +554,9 @@ def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
 
 
 def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Finding, ...]:
-    """Return a note for each line of a file in which clang, with address spaces, finds a wrong one.
+    """Return a note for each line of a file in which clang, with address spaces, reports a wrong address space.
 
-    They are notes because C++ lacks part of Metal's rules: it has no member functions for objects in other spaces.
+    These are notes, because clang lacks some of Metal's rules: it has no member functions for objects in other spaces.
     """
     text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
     head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'
@@ -572,7 +572,7 @@ def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Findi
 def _note(file: str, line: int, what: str) -> Finding:
     for ours, metal in (("__local", "threadgroup"), ("__global", "device"), ("__constant", "constant")):
         what = what.replace(ours, metal)
-    advice = "check the pointer's address space: Metal converts none to another"
+    advice = "check the pointer's address space: Metal does not convert between address spaces"
     return Finding(
         "address space", True, f"{file}, line {line}: {what}\n{advice}", Place((0, 0, 0), (0, 0, 0), file, line)
     )

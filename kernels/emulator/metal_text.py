@@ -29,9 +29,9 @@ class MetalParameter(NamedTuple):
         type: the text of its type, without address space and `const`, pointer or reference.
         is_reference: whether it is `T&`, not `T*`.
         is_written: whether the kernel may write to it.
-        attribute: the attribute of the thread that it has.
+        attribute: the name of the thread attribute, for the role "attribute".
         declared: the whole text of its type.
-        is_optional: whether a function constant decides if it exists.
+        is_optional: whether it exists only for some values of a function constant.
         is_tensor: whether it is a tensor, bound with the extents of its array.
     """
 
@@ -55,7 +55,7 @@ _BRACKETS = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
     """Yield the parameters of a kernel's signature.
 
-    Buffers and threadgroup memory without an index get the lowest that is free, in order.
+    Buffers and threadgroup memory without an index get the lowest free index, in order.
 
     Raises:
         CompileError: a parameter is neither a buffer nor threadgroup memory nor a known attribute.
@@ -110,7 +110,7 @@ def _split(parameter: str) -> tuple[str, dict[str, str]]:
 
 
 def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
-    """Return name ("unnamed" without one), type, and whether it is a pointer (or an array), or a reference."""
+    """Return a parameter's name (or "unnamed"), its type, whether it is a pointer or an array, and a reference."""
     written = declared.split("=")[0].strip()
     found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", f"{written} unnamed" if written[-1:] in "*&" else written)
     if found is None:
@@ -122,7 +122,7 @@ def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
     return found[1], " ".join(plain.split()), "*" in kind or bool(found[2]), "&" in kind
 
 
-# ---- conversions to vectors by value, where clang would keep the bits or refuse ----
+# ---- conversions to vectors: clang would keep the bits or refuse, Metal converts values ----
 
 _ELEMENTS = "bool|u?char|u?short|u?int|u?long|half|b?float"
 _VECTOR = rf"(?:(?:packed_)?(?:{_ELEMENTS})[234])"
@@ -133,14 +133,14 @@ _ALIAS = re.compile(r"\busing\s+(\w+)\s*=|\btypedef\b[^;{}]*?\b(\w+)\s*;")
 
 
 def type_names(text: str) -> list[str]:
-    """Return the names that a file gives to types: parameters of templates, and aliases."""
+    """Return the names of types that a file declares: parameters of templates, and aliases."""
     code = code_only(text, directives=False)
     found = [match[1] for match in _PARAMETER.finditer(code)]
     found += [match[1] or match[2] for match in _ALIAS.finditer(code)]
     return sorted({name for name in found if name not in ("type", "value", "value_type")})
 
 
-# `f({x, y, z}, n)`: three elements of a vector. An element may be a call, whose arguments are no elements.
+# `f({x, y, z}, n)`: a list of three elements of a vector. An element may be a call with several arguments.
 _ITEM = r"(?:[^(){};,]|\((?:[^(){};]|\([^(){};]*\))*\))*"
 _LIST = re.compile(rf"(?<=[\w>]\()(\s*)\{{({_ITEM},{_ITEM},{_ITEM})\}}(?=\s*,)")
 
@@ -148,9 +148,9 @@ _LIST = re.compile(rf"(?<=[\w>]\()(\s*)\{{({_ITEM},{_ITEM},{_ITEM})\}}(?=\s*,)")
 class Rewriter:
     """Rewrites the bodies of functions.
 
-    `(T)x` becomes a conversion by value, for vectors and for types that may be vectors; `T(a, b)` becomes a call of
-    `msl_construct<T>`, and `int2 at(a, b);` an initialisation by such a call; a list of three that is an argument, a
-    call of `msl_list`.
+    For vectors and types that may be vectors, `(T)x` becomes a conversion by value. `T(a, b)` becomes a call of
+    `msl_construct<T>`; `int2 at(a, b);` becomes an initialisation by such a call. An argument that is a list of three
+    elements becomes a call of `msl_list`.
     """
 
     def __init__(self, text: str) -> None:
@@ -163,13 +163,13 @@ class Rewriter:
         self._declaration = re.compile(
             rf"(?P<type>\b(?:{_VECTOR}|{_SIZED}))(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])"
         )
-        # `T(*p)` is a call; `T (*)`, `T (&a)`, `device T (*a)[4]` and `T (*f)(int)` declare.
+        # `T(*p)` is a call; `T (*)`, `T (&a)`, `device T (*a)[4]` and `T (*f)(int)` are declarations.
         before = "".join(f"(?<!{word} )" for word in ("typename", *_QUALIFIERS))
         declares = r"\)|[*&]+\s*\)|&\s*\w+\s*\)|\*+\s*\w+\s*\)\s*\("
         self._call = re.compile(rf"(?<![\w:.~>]){before}(?P<type>{kind})\s*\((?!\s*(?:{declares}))")
 
     def rewritten(self, body: str) -> str:
-        """Return the body of a function, with the same lines."""
+        """Return the rewritten body of a function, with the same line numbers."""
         body = self._cast.sub(lambda match: f"{match['before']}metal::msl_to<{match['type']}>{{}}->*", body)
         body = self._declaration.sub(_initialized, body)
         body = _LIST.sub(r"\1metal::msl_list(\2)", body)
@@ -187,11 +187,11 @@ class Declaration(NamedTuple):
     """A declaration, or a definition with its body.
 
     Attributes:
-        start: where it begins.
-        head: the end of what comes before its body; the end of the declaration if it has none.
-        end: after its last character.
-        scope: the position of the brace around it, by which scopes differ; -1 outside all braces.
-        is_class: whether it opens a class, the members of which follow.
+        start: the position of its first character.
+        head: the end of the text before its body; without a body, the end of the declaration.
+        end: the position after its last character.
+        scope: the position of the opening brace around it, which identifies a scope; -1 outside all braces.
+        is_class: whether it opens a class, whose members follow.
     """
 
     start: int
@@ -249,13 +249,13 @@ def declarations(text: str) -> Iterator[Declaration]:
 
 
 def _first(code: str, start: int) -> int:
-    """Return where a declaration's own text begins, after spaces and an access label."""
+    """Return the position of a declaration's own text, after spaces and an access label."""
     label = _LABEL.match(code, start)
     return label.end() if label else start
 
 
 def _closing(code: str, at: int) -> int:
-    """Return the position after the brace that closes the one at `at`; the end of the text if none does."""
+    """Return the position after the closing brace of the brace at `at`, or the end of the text."""
     depth = 0
     for brace in re.finditer(r"[{}]", code[at:]):
         depth += 1 if brace.group() == "{" else -1
@@ -275,15 +275,15 @@ def without_template(head: str) -> str:
     return head
 
 
-# The address space of the object that a member function is called for.
+# The address space of the object of a member function.
 _QUALIFIER = re.compile(r"(\)\s*(?:const\s+)?)((?:thread|device|threadgroup|constant)\b)(?=\s*(?:[{:;]|noexcept))")
 _SPACES = re.compile(r"\b(?:thread|device|threadgroup)\b")
 
 
 def without_twins(text: str) -> str:
-    """Return the text with each function once that it defines for several address spaces.
+    """Return the text with only one of several functions that differ only in address spaces.
 
-    Functions and specialisations that differ in `thread`, `device`, `threadgroup` and `constant` only would be
+    Functions and specialisations that differ only in `thread`, `device`, `threadgroup` and `constant` would be
     redefinitions, because all address spaces are one memory. Lines keep their numbers.
     """
     text = _QUALIFIER.sub(lambda match: match[1] + re.sub(r"[^\n]", " ", match[2]), text)
@@ -306,7 +306,7 @@ def _normal(head: str) -> str:
     return " ".join(word for i, word in enumerate(words) if not (word == "const" and words[i - 1 : i] == ["const"]))
 
 
-# Headers of Metal's library; msl/all.h, which is included later, has what they declare.
+# Headers of Metal's library. msl/all.h, which is included later, has their declarations.
 _STANDARD = frozenset(
     {
         "assert",
@@ -345,11 +345,11 @@ class MetalFunction:
     """A kernel function, or an instantiation of a template of kernel functions.
 
     Attributes:
-        name: what `newFunctionWithName` takes: the `host_name`, or the function's own name.
-        function: how C++ calls it: `softmax<float, 4>`.
+        name: the argument of `newFunctionWithName`: the `host_name`, or the function's own name.
+        function: its name in C++, such as `softmax<float, 4>`.
         parameters: its parameters in order.
         arrays: the number of threadgroup arrays in its body.
-        is_typed: whether the types of arguments choose the function, because it is a template without arguments.
+        is_typed: whether the types of arguments choose the function, because template arguments are not given.
     """
 
     name: str
@@ -373,10 +373,10 @@ class MetalText:
     """A preprocessed file.
 
     Attributes:
-        code: C++ text: each function constant is still declared with its attribute.
-        functions: by name.
+        code: C++ text, in which function constants still have their attributes.
+        functions: the kernel functions by name.
         constants: the function constants in order.
-        sources: the text of each file in it by the name that findings use.
+        sources: the text of each included file, by the file's name in findings.
     """
 
     code: str
@@ -385,9 +385,9 @@ class MetalText:
     sources: dict[str, str]
 
     def with_constants(self, values: dict[int, str]) -> str:
-        """Return the code with values of function constants; those without a value are declared only.
+        """Return the code with values of function constants; constants without a value are only declared.
 
-        Then a kernel that uses one cannot be linked, and one that does not can.
+        A kernel that uses a constant without a value then cannot be linked.
         """
 
         def define(match: re.Match[str]) -> str:
@@ -401,10 +401,10 @@ class MetalText:
 
 
 def read_metal(file: Path | None, text: str, folders: Sequence[Path]) -> MetalText:
-    """Preprocess a file, or text that lies in no file, and find its kernels.
+    """Preprocess a file, or text without a file, and find its kernels.
 
     Raises:
-        CompileError: it cannot be preprocessed, or has no kernels.
+        CompileError: the text cannot be preprocessed, or has no kernels.
     """
     name = file.name if file else "metal"
     with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="reading-") as scratch:
@@ -429,7 +429,7 @@ _LINE = re.compile(r'(?m)^# (\d+) "([^"\n]*)".*$')
 
 
 def _with_short_names(text: str, sources: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """Replace the paths in line markers by names without folders; return the texts by these names, too."""
+    """Replace paths in line markers by names without folders; return the text, and the sources by these names."""
     short: dict[str, str] = {}
     for path in dict.fromkeys(match[2] for match in _LINE.finditer(text)):
         parts, n = Path(path).parts, 1
@@ -489,17 +489,17 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
     return functions, tuple(constants), _legal("".join([*pieces, text[last:]]))
 
 
-_PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")  # of no consequence here, and macros in them are not expanded
+_PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")  # removed: without effect here, with unexpanded macros
 _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")  # also on parameters of helper functions
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 
 
-# `thread half2 (&pairs)[4]` is no construction, which the macro `half2(...)` would take it for; `half2(*pair)` is one.
+# `thread half2 (&pairs)[4]` is a declaration, but the macro `half2(...)` would match it; `half2(*pair)` is a call.
 _REFERENCE = re.compile(rf"\b((?:{'|'.join(_QUALIFIERS)})\s+)({_VECTOR})(?=\s*\(\s*[&*]\s*\w+\s*\))")
 
 
 def _legal(text: str) -> str:
-    """Return the text as clang takes it: literals are floats, attributes are gone, halves become bfloats."""
+    """Return the text in a form that clang accepts: floats as literals, no attributes, Metal's static casts."""
     text = _REFERENCE.sub(r"\1__typeof__(\2)", text)
     return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 
@@ -509,7 +509,7 @@ def _plain(head: str) -> str:
 
 
 def _index(expression: str) -> int:
-    """Return the value of a sum of numbers, as preprocessing leaves `FC_ROPE + 1`."""
+    """Return the value of a number or a sum of numbers, such as `FC_ROPE + 1` after preprocessing."""
     terms = re.findall(r"\d+", expression)
     if re.sub(r"[\d\s+()]", "", expression) or not terms:
         raise CompileError(f"function_constant({expression}): expected a number, or a sum of numbers")
@@ -534,9 +534,9 @@ def _plain_lines(text: str) -> str:
 
 
 def _instantiated(head: str) -> tuple[str, str]:
-    """Return `softmax<float>` of `template decltype(softmax<float>) softmax<float>;`, and parameters if it has some."""
+    """Return `softmax<float>` from `template decltype(softmax<float>) softmax<float>;`, and its parameters or ""."""
     plain, listed = _plain(head).rstrip("; "), ""
-    if plain.endswith(")"):  # parameters are written again
+    if plain.endswith(")"):  # the instantiation repeats the parameters
         opened = _opening(plain, "(", ")")
         plain, listed = plain[:opened].rstrip(), plain[opened + 1 : -1]
     if not plain.endswith(">"):
@@ -547,7 +547,7 @@ def _instantiated(head: str) -> tuple[str, str]:
 
 
 def _opening(text: str, opens: str, closes: str) -> int:
-    """Return where the bracket opens that the last character closes."""
+    """Return the position of the opening bracket that matches the last character."""
     depth, at = 0, len(text)
     while at and (at == len(text) or depth):
         at -= 1

@@ -1,8 +1,8 @@
 """For pytest: the fixture `emulated_metal` and the option `--emulate-metal`.
 
-Load it with `pytest -p mlx_engine.kernels.emulator.pytest_plugin`, or name that module in `pytest_plugins` of the
-topmost conftest.py. The fixture checks kernels that are made within the test. Kernels that modules make when they are
-imported need the option, which begins before pytest imports them.
+Load the plugin with `pytest -p mlx_engine.kernels.emulator.pytest_plugin`, or name this module in `pytest_plugins` of
+the topmost conftest.py. The fixture checks kernels that the test creates. Kernels that modules create when they are
+imported need the option, which takes effect before pytest imports the modules.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ _CALLS = pytest.StashKey[Calls]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
     parser.addoption(
-        "--emulate-metal", action="store_true", help="Run all mx.fast.metal_kernel calls in the emulator, checked."
+        "--emulate-metal", action="store_true", help="Run and check all mx.fast.metal_kernel calls in the emulator."
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin before any test module is imported."""
+    """Start `emulate` before any test module is imported."""
     if config.getoption("--emulate-metal"):
         stack = config.stash[_STACK] = ExitStack()
         config.stash[_CALLS] = stack.enter_context(emulate())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how much was checked, since a program may have chosen another path."""
+    """Print how many calls were checked, because a program may have called no kernel."""
     if _CALLS in config.stash:
         seen = config.stash[_CALLS]
         kernels = len({call.kernel for call in seen.calls})
         counts = f"{kernels} kernels, {len(seen.calls):,} calls, {len(seen.findings)} mistakes"
         terminalreporter.write_line(f"checked in the Metal emulator: {counts}")
-        for finding in dict.fromkeys(map(str, seen.findings)):  # also those that the program has caught
+        for finding in dict.fromkeys(map(str, seen.findings)):  # including errors that the program caught
             terminalreporter.write_line(finding)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End after the last test."""
+    """End `emulate` after the last test."""
     if _STACK in config.stash:
         config.stash[_STACK].close()
 
 
 @pytest.fixture
 def emulated_metal() -> Iterator[Calls]:
-    """Run the `mx.fast.metal_kernel` calls of a test in the emulator; the value lists them."""
+    """Run the `mx.fast.metal_kernel` calls of a test in the emulator; the fixture's value lists the calls."""
     with emulate() as calls:
         yield calls

@@ -1,4 +1,4 @@
-"""Error messages for faults: kernel, line, threadgroup, thread, buffer, byte, and what to do."""
+"""Error messages for faults: kernel, line, threadgroup, thread, buffer, byte, and advice."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _search(reader: _Reader, offset: int) -> Line | None:
         return None
     header = _header(reader)
     before: _Row | None = None
-    known = 0  # the last line that is not 0, which stands for code of no line
+    known = 0  # the last line that is not 0; line 0 marks code without a line
     for row in _rows(reader, header):
         if before and not before.ends and before.address <= offset < row.address:
             number = before.line or known
@@ -205,7 +205,7 @@ _INSIDE = "expected an address inside; check the index, or guard it"
 
 
 def _bounds(failed: Failed) -> list[str]:
-    """Return the text of an access that the build "races" has found out of bounds, the first byte or a later one."""
+    """Return the text of an access that the build "races" found out of bounds, with its first or a later byte."""
     report, region = failed.report, failed.nearest
     where, end = region.place(report.address), region.start + region.bytes
     if not region.distance(report.address):
@@ -215,7 +215,7 @@ def _bounds(failed: Failed) -> list[str]:
 
 
 def _tensor(failed: Failed) -> list[str]:
-    """Return the text of a wrong use of a tensor; the runtime writes what is wrong and, on a second line, advice."""
+    """Return the text of a wrong use of a tensor. The runtime writes the mistake and, on a second line, advice."""
     report, site = failed.report, failed.report.site
     what, _, advice = report.detail.decode(errors="replace").partition("\n")
     where = failed.line(site.file.decode(), site.line) if site.file else failed.line_of(report.code - 1)
@@ -223,7 +223,7 @@ def _tensor(failed: Failed) -> list[str]:
 
 
 def _not_written(failed: Failed) -> list[str]:
-    """Return the text of a note on an output, of which an element counts as written if one of its bytes is."""
+    """Return the text of a note about unwritten elements of an output: elements without a written byte."""
     region = failed.nearest
     missing, first = failed.report.count // region.item, (failed.report.address - region.start) // region.item
     name = region.name[region.name.index("'") :]
@@ -240,7 +240,7 @@ def _divergent(failed: Failed) -> list[str]:
         f"lane {report.lane}: {failed.site}",
         f"lane {report.other_lane}: {failed.other}",
         failed.thread,
-        "all 32 lanes must come to the same one; move it out of what depends on the lane",
+        "all 32 lanes must reach the same operation; move it out of code that depends on the lane",
     ]
 
 
@@ -248,7 +248,7 @@ def _returned(failed: Failed) -> list[str]:
     return [
         f"{failed.site}, but {failed.report.count} lane(s) of the SIMD-group have returned",
         failed.thread,
-        "let all lanes take part, and guard what surplus lanes load and store",
+        "let all lanes take part, and guard the loads and stores of surplus lanes",
     ]
 
 
@@ -258,7 +258,7 @@ def _divergent_barrier(failed: Failed) -> list[str]:
         failed.site,
         failed.other,
         failed.thread,
-        "all threads must come to the same one; move it out of what depends on the thread",
+        "all threads must reach the same barrier; move it out of code that depends on the thread",
     ]
 
 
@@ -266,7 +266,7 @@ def _returned_barrier(failed: Failed) -> list[str]:
     return [
         f"{failed.site}, but {failed.report.count} thread(s) of the threadgroup have returned",
         failed.thread,
-        "let all threads come to the barrier, and guard what surplus threads load and store",
+        "let all threads reach the barrier, and guard the loads and stores of surplus threads",
     ]
 
 
@@ -283,14 +283,14 @@ def _uneven(failed: Failed) -> list[str]:
         f"{failed.site}: expected the same second argument in all lanes",
         f"lanes {failed.report.lane} and {failed.report.other_lane} have different ones, so the result is undefined",
         failed.thread,
-        "pass the same value everywhere; only simd_shuffle takes a lane of each thread's own",
+        "pass the same value in all lanes; only simd_shuffle takes a different lane per thread",
     ]
 
 
 def _unordered(failed: Failed) -> list[str]:
     report = failed.report
     return [
-        "lanes of one SIMD-group are at different operations, of which the emulator cannot tell the first",
+        "lanes of one SIMD-group are at different operations, and the emulator cannot tell the first",
         f"lane {report.lane}: {failed.site}",
         f"lane {report.other_lane}: {failed.other}",
         failed.thread,
@@ -305,13 +305,13 @@ def _barrier_and_simd(failed: Failed) -> list[str]:
         f"lane {report.lane}: {failed.site}",
         f"lane {report.other_lane}: {failed.other}",
         failed.thread,
-        "all lanes must come to both",
+        "all lanes must reach both",
     ]
 
 
 _DIVISOR = "check the divisor"
-# What to do about undefined behaviour, by the first word of its description in runtime/undefined.c.
-_MENDS = {
+# Advice about undefined behaviour, by the first word of its description in runtime/undefined.c.
+_ADVICE = {
     "signed": "use a wider or an unsigned type, or check the range first",
     "integer": _DIVISOR,
     "shift": "expected an amount from 0 on, below the bits of the type, and no negative value; check or mask it",
@@ -327,22 +327,23 @@ def _undefined(failed: Failed) -> list[str]:
     lines = [f"{failed.what}, at {failed.line((site.file or b'').decode(), site.line)}", failed.thread]
     if report.address and failed.regions:
         lines.append(f"{failed.nearest.place(report.address)}: expected an address that {report.count} divides")
-    return [*lines, _MENDS[failed.what.split()[0]]]
+    return [*lines, _ADVICE[failed.what.split()[0]]]
 
 
 def _arithmetic(failed: Failed) -> list[str]:
-    return [f"integer division by zero, or overflow of it, {failed.stopped}", failed.thread, _DIVISOR]
+    return [f"integer division by zero, or its overflow, {failed.stopped}", failed.thread, _DIVISOR]
 
 
 def _impossible(failed: Failed) -> list[str]:
     return [
-        f"came where only undefined behaviour leads, {failed.stopped}",
+        f"reached code that only undefined behaviour reaches, {failed.stopped}",
         failed.thread,
-        'the build "undefined" may say more',
+        'check the kernel in the build "undefined"',
     ]
 
 
-# What the two threads of a hazard did, in the order of the run. A read of memory without a value waits for a write.
+# The accesses of the two threads of a hazard, in the order of the run. A read of memory without a value is reported
+# with the first write after it.
 _HAZARDS = {
     "read after write": ("wrote", "read"),
     "read after write, read first": ("read", "wrote"),
@@ -391,9 +392,9 @@ def _truncated(failed: Failed) -> list[str]:
 def _unwritten(failed: Failed) -> list[str]:
     where = failed.nearest.place(failed.report.address)
     return [
-        f"read {where}, which nobody has written, at {failed.line_of(failed.report.code - 1)}",
+        f"read {where}, which no thread has written, at {failed.line_of(failed.report.code - 1)}",
         failed.thread,
-        "write it first, or do not use what is read",
+        "write it first, or do not use the value",
     ]
 
 
@@ -402,8 +403,8 @@ def _shifted(failed: Failed) -> list[str]:
 
 
 def _writer(failed: Failed) -> list[str]:
-    nobody, thread, _ = range(3)
-    if failed.report.count == nobody:
+    no_thread, thread, _ = range(3)
+    if failed.report.count == no_thread:
         return ["no thread wrote any of it: check the grid, the guards, and the index of the store"]
     wrote = f"{failed.thread} wrote"
     line = failed.line_of(failed.report.code - 1)
@@ -491,14 +492,14 @@ KINDS: dict[Failure, Kind] = {
 class Region(NamedTuple):
     """Memory of a kernel: an input, an output, or an array in threadgroup memory."""
 
-    name: str  # input 'x'
+    name: str  # for example "input 'x'"
     start: int
     bytes: int
     read_only: bool = False
     item: int = 1  # bytes of an element
 
     def distance(self, address: int) -> int:
-        """Return 0 for an address inside, else the distance in bytes to the nearer end."""
+        """Return 0 for an address inside, otherwise the distance in bytes to the nearer end."""
         return max(self.start - address, address - (self.start + self.bytes - 1), 0)
 
     def place(self, address: int) -> str:
@@ -523,7 +524,7 @@ class Failed:
 
     @property
     def kind(self) -> Failure:
-        """What happened."""
+        """The kind of the report."""
         return Failure(self.report.kind)
 
     @property
@@ -547,7 +548,7 @@ class Failed:
         return Place(_three(group), _three(thread), file if line and file in self.texts else None, line)
 
     def _found(self, code: int) -> tuple[str, int] | None:
-        """Return the file and the line of an instruction, if it is one of the kernel's text."""
+        """Return the file and the line of an instruction, or None if it is outside of the kernel's text."""
         found = line_at(Path(self.report.object.decode()), code) if self.report.object else None
         return (found.file, found.number) if found and found.file in self.texts else None
 
@@ -558,7 +559,7 @@ class Failed:
 
     @property
     def other_thread(self) -> str:
-        """The thread whose access came before."""
+        """The thread of the earlier access."""
         return _thread(self.report.other_group, self.report.other_thread, self.report.other_lane)
 
     @property
@@ -599,11 +600,11 @@ class Failed:
     def line_of(self, code: int) -> str:
         """Return the line of an instruction."""
         found = self._found(code)
-        return self.line(*found) if found else "a line that is not known"
+        return self.line(*found) if found else "an unknown line"
 
     @property
     def stopped(self) -> str:
-        """The line of the instruction that faulted; the compiler moves some by a line or two."""
+        """The line of the instruction that faulted; the compiler may move it by a line or two."""
         return f"near {self.line_of(self.report.code)}"
 
 

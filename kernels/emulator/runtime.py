@@ -138,14 +138,14 @@ class Statistics(ctypes.Structure):
     Attributes:
         threads: threads that ran.
         threadgroups: threadgroups that ran.
-        simd_operations: SIMD-group operations, one per lane.
-        barriers: barriers, one per thread.
+        simd_operations: SIMD-group operations, counted once per lane.
+        barriers: barriers, counted once per thread.
         switches: switches between fibres.
         threadgroup_bytes: bytes of threadgroup memory.
-        tensor_operations: operations on tensors, one per scope.
-        undefined: the first shuffle that read a lane which takes no part, whose value is NaN; None if there was none.
-        notes: what may be a mistake.
-        writer: which thread wrote the element last that `trace` names; None if that is unknown.
+        tensor_operations: operations on tensors, counted once per scope.
+        undefined: the first shuffle that read an inactive lane, whose value is NaN; None if there was none.
+        notes: possible mistakes.
+        writer: the last thread that wrote the element that `trace` names; None if it is unknown.
     """
 
     NAMES = (
@@ -215,8 +215,8 @@ class Entry:
     ) -> tuple[Statistics, list[Report]]:
         """Run the grid on buffers at these addresses; the caller holds `turn`.
 
-        `watched` has the start and size of memory that is checked for races, in a kernel compiled for this, and whether
-        it has no values yet; `bounds` all buffers, beside which nothing may be touched.
+        `watched` has the start and size of each memory range that is checked for races (in the build "races"), and
+        whether it has no values yet. `bounds` has all buffers; accesses outside of them are reported.
         """
         for start, size, blank in watched:
             self._runtime.msl_watch(start, size, blank)

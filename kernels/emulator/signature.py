@@ -56,7 +56,7 @@ ATTRIBUTES = {
     "threads_per_threadgroup": "uint3",
 }
 
-# Arrays with fewer elements lie in `constant` memory.
+# Arrays with fewer elements are in `constant` memory.
 SMALL = 8
 
 
@@ -79,10 +79,10 @@ class Input(NamedTuple):
 class Parameter(NamedTuple):
     """One buffer of the kernel: an input, an output, or the shape, strides or ndim of an input."""
 
-    declaration: str  # as MLX writes it, up to the name
+    declaration: str  # MLX's text before the name
     name: str
     role: str  # input, shape, strides, ndim, output
-    place: int  # among the inputs, or the outputs
+    place: int  # the index of the input or output
     dtype: str
 
 
@@ -91,8 +91,8 @@ class Signature:
     """The signature of an instantiation: everything needed to generate its text and to call it."""
 
     function: str
-    template: str  # the line before, or nothing
-    arguments: str  # <float, 3>, or nothing
+    template: str  # the line `template <...>`, or ""
+    arguments: str  # such as "<float, 3>", or ""
     parameters: tuple[Parameter, ...]
     attributes: tuple[str, ...]
 
@@ -155,10 +155,10 @@ def signature(
 
     Args:
         name: name of the kernel.
-        source: its body.
-        inputs: name and kind of each.
-        outputs: name and dtype of each.
-        template: its arguments.
+        source: the kernel's body.
+        inputs: name and properties of each input.
+        outputs: name and dtype of each output.
+        template: the template arguments.
         atomic_outputs: whether outputs are `atomic<T>`.
     """
     values = [argument.text for argument in template]
@@ -193,9 +193,9 @@ def _parameters(
         parameters.append(Parameter(f"const {space} {TYPES[kind.dtype]}{reference}", name, "input", place, kind.dtype))
         if kind.ndim == 0:
             continue
-        for role, told in (("shape", "int*"), ("strides", "int64_t*"), ("ndim", "int&")):
+        for role, metal_type in (("shape", "int*"), ("strides", "int64_t*"), ("ndim", "int&")):
             if f"{name}_{role}" in source:
-                parameters.append(Parameter(f"const constant {told}", f"{name}_{role}", role, place, kind.dtype))
+                parameters.append(Parameter(f"const constant {metal_type}", f"{name}_{role}", role, place, kind.dtype))
     for place, (name, dtype) in enumerate(outputs):
         element = f"atomic<{TYPES[dtype]}>" if atomic_outputs else TYPES[dtype]
         parameters.append(Parameter(f"device {element}*", name, "output", place, dtype))

@@ -9,7 +9,7 @@ from .compiler import uses_tensors
 from .signature import ATTRIBUTES, Signature
 from .text import code_only, line_of, threadgroup_declarations, with_suffixes
 
-# Names of the parts of a kernel in clang's messages.
+# The names of the parts of a kernel in clang's messages.
 HEADER, BODY, SIGNATURE = "header", "body", "signature"
 
 # Attribute of a thread -> its field in runtime/abi.h.
@@ -93,7 +93,7 @@ def _entry(index: int, function: str, signature: Signature) -> str:
 
 
 def place_threadgroup_memory(source: str) -> str:
-    """Return the body with threadgroup variables as references to the runtime's memory, with the same lines."""
+    """Return the body with threadgroup variables as references to the runtime's memory; line numbers stay."""
     pieces, last, ordinal = [], 0, 0
     for declared in threadgroup_declarations(source):
         pieces.append(source[last : declared.start])

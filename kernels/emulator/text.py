@@ -35,7 +35,7 @@ def casts_pointers(text: str) -> bool:
 
 _LARGEST = re.compile(r"\b(?:simd_|quad_|f)(?:max|min)\s*\(")
 _FLOAT = re.compile(r"\b(?:float|half|bfloat|float16_t|bfloat16_t|T)[234]?\b[\s*&]*(\w+)")
-# A name from a list, or an element of it, beside a comparison or among what the largest is taken of.
+# A name from a list, or an element of this array, beside a comparison or as an argument of max, min or clamp.
 _COMPARED = r"""
     (?:NAMES)\b(?:\[[^\]]*\])*\s*(?:[<>=!]=|[<>](?![<>]))
     | (?<![<>-])(?:[<>=!]=|[<>])\s*(?:NAMES)\b(?!\s*>)
@@ -44,7 +44,7 @@ _COMPARED = r"""
 
 
 def compares_numbers(text: str, arrays: Sequence[str]) -> bool:
-    """Return whether the text seems to compare floating numbers: elements of arrays, or what it declares as such."""
+    """Return whether the text seems to compare floating-point numbers: elements of `arrays`, or its own variables."""
     code = code_only(text)
     names = "|".join(map(re.escape, sorted({*arrays, *_FLOAT.findall(code)})))
     compared = re.compile(_COMPARED.replace("NAMES", rf"\b(?:{names})"), re.VERBOSE)
@@ -66,12 +66,12 @@ _INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import|error|warning|pragma)\b[
 
 
 def unsuffixed(text: str) -> Iterator[re.Match[str]]:
-    """Yield the floating-point literals without a suffix, which C++ takes for doubles and Metal for floats."""
+    """Yield the floating-point literals without a suffix, which are doubles in C++ and floats in Metal."""
     return _UNSUFFIXED.finditer(_INCLUDE.sub(_blank, code_only(text)))
 
 
 def with_suffixes(text: str) -> str:
-    """Return the text with the suffix `f` at those literals, because C++ takes them for doubles."""
+    """Return the text with the suffix `f` at literals without a suffix, which are doubles in C++."""
     pieces, last = [], 0
     for literal in unsuffixed(text):
         pieces += [text[last : literal.end()], "f"]
@@ -94,7 +94,7 @@ _INDEX = r"\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]"
 _DECLARATION = re.compile(
     r"threadgroup\s+(?:alignas\s*\([^()]*\)\s*)?"
     r"(?P<element>(?:typename\s+)?[A-Za-z_][\w:]*(?:\s*<[^;{}]*?>(?:::\w+)*)?)\s+"
-    # Metal does not run initialisers of threadgroup memory: they are dropped.
+    # Initialisers are dropped, because Metal does not run them for threadgroup memory.
     rf"(?P<variables>[A-Za-z_]\w*(?:[^;=]*;|\s*(?:{_INDEX}\s*)*=[^;=]*;))"
 )
 _VARIABLE = re.compile(rf"\s*([A-Za-z_]\w*)\s*((?:{_INDEX}\s*)*)")
@@ -104,7 +104,7 @@ def threadgroup_declarations(text: str) -> Iterator[Declaration]:
     """Yield declarations of variables in threadgroup memory, in order; pointers to it are not included."""
     code = code_only(text, directives=False)
     depth = parentheses = 0
-    begins = True  # whether a statement may begin here
+    begins = True  # whether a statement may begin at this position
     last = 0
     for token in _TOKEN.finditer(code):
         begins = begins and not code[last : token.start()].strip()

@@ -36,10 +36,10 @@ Sizes = Mapping[str, int]
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-# A type that the caller of a kernel chooses; the kernel's text names it T.
+# The type parameter of a kernel's text, which the caller of the kernel chooses.
 CHOSEN = "T"
-# Stored types that a kernel gets as packed quants and scales, as those of this package do, and types that it gets as
-# the blocks of a file.
+# Stored types that a kernel gets as packed quants and scales, like the kernels of this package. AS_BLOCKS has the types
+# that a kernel gets as the blocks of a file.
 SPLIT = {
     layout.name.lower(): layout
     for layout in (
@@ -54,7 +54,7 @@ AS_BLOCKS: dict[str, tuple[np.dtype[np.void], int]] = {
 STORED = (*SPLIT, *AS_BLOCKS)
 TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, *STORED)
 
-# Words that are meant as types: other libraries' names, and Metal's, all of which would be names of axes otherwise.
+# Names of types in other libraries and in Metal. They are refused, because they would otherwise be names of axes.
 _MEANT = re.compile(
     r"(?:b|bf)?float(?:\d+(?:_t)?)?|half|double|u?(?:int|char|short|long)(?:\d+(?:_t)?)?|bool_|byte|size_t|"
     r"complex\d*|(?:f|fp|bf|u|i)\d+|[fi]?q\d_\w+"
@@ -74,16 +74,16 @@ class Axis:
 
     @property
     def name(self) -> str | None:
-        """The name in it, or None."""
+        """The name of the axis, or None if it is only a number."""
         return None if self.base.isdigit() else self.base
 
     @property
     def multiple(self) -> int:
-        """The number that its named size must be a multiple of."""
+        """The number of which the named size must be a multiple."""
         return prod(factor for operator, factor in self.factors if operator == "/")
 
     def size(self, sizes: Sizes) -> int:
-        """Return its length.
+        """Return the length of the axis.
 
         Raises:
             ValueError: the size is unknown, or not divisible.
@@ -100,29 +100,29 @@ class Axis:
 
 @dataclass(frozen=True)
 class Array:
-    """An array's name, type and axes. One of a type in `SPLIT` is a matrix, passed to a kernel as two arrays."""
+    """An array's name, type and axes. A type in `SPLIT` makes it a matrix, passed to a kernel as two arrays."""
 
     name: str
     type: str
     axes: tuple[Axis, ...]
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Return its shape for these sizes of the axes."""
+        """Return the array's shape for these sizes of the axes."""
         return tuple(axis.size(sizes) for axis in self.axes)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its names in the kernel: quants `wq` and scales `ws` of a matrix `w` in `SPLIT`."""
+        """The array's names in the kernel; a matrix `w` of a type in `SPLIT` has quants `wq` and scales `ws`."""
         return (f"{self.name}q", f"{self.name}s") if self.type in SPLIT else (self.name,)
 
     @property
     def block(self) -> int:
-        """The number of columns that a stored type has together; 1 for numbers."""
+        """The columns of a block of a stored type; 1 for numbers."""
         return SPLIT[self.type].group if self.type in SPLIT else AS_BLOCKS.get(self.type, (None, 1))[1]
 
     @property
     def multiples(self) -> dict[str, int]:
-        """The numbers that its named sizes must be multiples of."""
+        """For each named size, the number of which it must be a multiple."""
         found = {axis.name: axis.multiple for axis in self.axes if axis.name is not None}
         last = self.axes[-1].name if self.axes else None
         if last is not None:
@@ -160,15 +160,15 @@ def dtype_of(type_: str, chosen: str) -> mx.Dtype:
     return dtype
 
 
-# Few numbers, exact in every type, so that many are equal.
+# A few distinct values, exact in every type, for arrays with many equal elements.
 _TIED = (-1.0, 0.25, 0.5, 2.0)
 
 
 def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool = False) -> Any:
     """Return random test values: normally distributed, small integers, or a matrix of a stored type with all quants.
 
-    The mean is not 0, because a missing term may go unnoticed in sums that cancel. With `tied`, numbers are few, so
-    that many are equal.
+    The mean is not 0, because a missing term may go unnoticed in sums that cancel. With `tied`, there are only a few
+    distinct values.
     """
     if array.type == "q8_0":
         made = np.empty((shape[0], shape[1] // BLOCK), blocks.Q8_0)

@@ -19,7 +19,8 @@ from .chips import are_cold, cold_inputs, nbytes, seconds_per_call, seconds_per_
 from .experiment import Experiment
 from .run import counted, require, run
 
-# With more elements the reference in float64 takes longer than the measurement.
+# The most elements for which the result is compared with the reference. With more elements the reference in float64
+# takes longer than the measurement.
 MOST_CHECKED = 1 << 25
 
 
@@ -34,12 +35,12 @@ class Timing:
         shape: the sizes of the axes.
         seconds: seconds per launch, the median of samples.
         nbytes: bytes of all inputs and outputs.
-        is_cold: whether caches were cold; tiny arrays do not exceed a cache.
+        is_cold: whether caches were cold. Copies of tiny arrays fit into a cache.
         nominal_gbs: the chip's specified memory bandwidth, if known.
         read_gbs: memory bandwidth that a kernel without arithmetic reaches on this chip.
         stock_seconds: seconds of `mx.quantized_matmul` with the same values, if the kernel is a product with a Q8_0
             matrix.
-        wrong: the first wrong element, if any; a timing of a wrong kernel means nothing.
+        wrong: the first wrong element, if any; the time of a wrong kernel is meaningless.
     """
 
     name: str
@@ -62,14 +63,14 @@ class Timing:
     def __str__(self) -> str:
         share = f"{self.gbs / self.read_gbs:.0%} of a plain read ({self.read_gbs:.1f} GB/s)"
         if self.nominal_gbs is not None:
-            share += f", {self.gbs / self.nominal_gbs:.0%} of the {self.nominal_gbs:g} GB/s on paper"
+            share += f", {self.gbs / self.nominal_gbs:.0%} of the nominal {self.nominal_gbs:g} GB/s"
         lines = [f"{self.name} ({self.executor}, {self.chip}) {self.shape}"]
         lines.append(f"  {self.seconds * 1e6:.1f} us, {self.gbs:.1f} GB/s: {share}")
         if self.stock_seconds is not None:
             factor = self.stock_seconds / self.seconds
             lines.append(f"  mx.quantized_matmul takes {self.stock_seconds * 1e6:.1f} us: x{factor:.2f}")
         if not self.is_cold:
-            lines.append("  its arrays are so small that they stay in a cache: this is not the rate of memory")
+            lines.append("  its arrays are so small that they stay in a cache: this is not memory bandwidth")
         if self.wrong is not None:
             lines.append(f"  the result is WRONG: {self.wrong}")
         return "\n".join(lines)
@@ -89,8 +90,8 @@ class Counts:
         simd_operations: operations such as `simd_sum`, counted once per SIMD-group.
         barriers: barriers, counted once per threadgroup.
         threadgroup_bytes: bytes of threadgroup memory.
-        nbytes: of all inputs and outputs, each once.
-        weight_bytes: bytes per weight of the inputs of stored types; without any, per element of the largest input.
+        nbytes: bytes of all inputs and outputs, each once.
+        weight_bytes: bytes per weight of the inputs of stored types; without such inputs, per element of the largest.
         threads_per_output: threads per element that is written.
         wrong: the first wrong element, if any.
     """
@@ -109,7 +110,7 @@ class Counts:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name} (emulator) {self.shape}: counts; only a GPU can tell times",
+            f"{self.name} (emulator) {self.shape}: counts; times need a GPU",
             f"  {self.threads:,} threads in {self.threadgroups:,} threadgroups",
             f"  {self.simd_operations:,} SIMD operations, {self.barriers:,} barriers, "
             f"{self.threadgroup_bytes:,} bytes of threadgroup memory",
@@ -128,8 +129,8 @@ def bench(
 ) -> Timing | Counts:
     """Measure a kernel. Consecutive launches read different copies of the inputs, so that caches are cold.
 
-    Launches are submitted together, and a GPU may overlap the end of one with the start of the next. So this measures
-    throughput, not the latency of a single launch.
+    Launches are submitted together, and a GPU may overlap the end of a launch with the start of the next. So this
+    measures throughput, not the latency of a single launch.
 
     Args:
         experiment: the kernel.
@@ -144,8 +145,8 @@ def bench(
     chosen = executor or default_executor()
     if executor is None and chosen == "emulator":
         raise ExecutorUnavailableError(
-            "there is no GPU here, and the emulator's times say nothing about one; "
-            "ask for executor='emulator' to count what the kernel does"
+            "there is no GPU here, and the emulator's times do not predict a GPU's; "
+            "executor='emulator' counts the kernel's operations"
         )
     require(chosen)
     launch, numbers = experiment.launch(sizes, dtype)
@@ -183,8 +184,8 @@ def stock_product(
 ) -> Callable[[Sequence[mx.array]], Callable[[], mx.array]] | None:
     """Return MLX's own product for an experiment `y (..., N) = x (..., K) @ w (N, K).T`; None for any other experiment.
 
-    The returned function takes the inputs of a launch and returns a call. Scales and biases get the type of x, because
-    MLX would otherwise convert them in each call.
+    The returned function takes the inputs of a launch and returns a function that computes the product. Scales and
+    biases get the type of x, because MLX would otherwise convert them in each call.
     """
     given, made = experiment.arrays
     matrices = [array for array in given if array.type == "q8_0"]

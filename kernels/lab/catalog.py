@@ -27,12 +27,12 @@ class About(NamedTuple):
 
 _ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of norm_rows"
 _ANY = "K a multiple of 32, any number of vectors"
-# A rounding in the references is half an epsilon.
+# Bounds in epsilons: a rounding in the references is half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
-# Fused kernels: their references propagate the error of their products through the formula.
-_CARRIED = "what its formula allows"
+# The references of fused kernels propagate the error of their products through the formula.
+_CARRIED = "the bound of its formula"
 # In the order of the ladder.
 _ABOUT = {
     "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
@@ -73,19 +73,19 @@ class Entry:
 
     @property
     def rung(self) -> int | None:
-        """Its rung on the ladder of products, the slowest first; None for other kernels."""
+        """The kernel's number in the ladder of products, from slow to fast; None for other kernels."""
         found = re.match(r"Rung (\d+)", self._first_line)
         return int(found[1]) if found else None
 
     @property
     def summary(self) -> str:
-        """A summary in one line."""
+        """The first line of the module's docstring, without the rung."""
         text = re.sub(r"^Rung \d+ of the Q8_0 ladder: ", "", self._first_line)
         return text[:1].lower() + text[1:].rstrip(".") if not text[1:2].isupper() else text.rstrip(".")
 
     @property
     def about(self) -> About:
-        """Its requirements and its error bound."""
+        """The kernel's requirements and error bound."""
         return _ABOUT[self.name]
 
     @property
@@ -99,11 +99,11 @@ class Entry:
         return len(cases(self.name))
 
     def cases(self) -> list[Case]:
-        """Return its launches over all shapes, with expected results."""
+        """Return the kernel's launches over all shapes, with expected results."""
         return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
 
     def typical(self) -> Launch:
-        """Return the largest of these launches: MLX passes its arrays in the address spaces of a model's arrays."""
+        """Return the launch with the largest arrays: MLX passes small arrays in another address space."""
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
     def metal_text(self) -> str:
@@ -111,11 +111,11 @@ class Entry:
         return metal_text(self.typical())
 
     def cuda_text(self) -> str:
-        """Return the text that MLX passes to CUDA: the same, translated."""
+        """Return the text that MLX passes to CUDA: `metal_text`, translated."""
         return cuda_text(self.kernel)
 
     def check(self, executor: ExecutorName, orders: Orders, progress: Progress | None = None) -> Verdict:
-        """Check it over all shapes, by the rules of CUDA, too, because it runs there."""
+        """Check the kernel over all shapes, also by the rules of CUDA, because it runs on CUDA, too."""
         orders = replace(orders, lanes="all", suffixes=True)
         return check_cases(self.name, self.cases(), executor, orders, bound=self.about.bound, progress=progress)
 
@@ -129,7 +129,7 @@ def entry(name: str) -> Entry:
     """Return a kernel by name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no kernel has this name.
     """
     if name not in _ABOUT:
         raise KeyError(name)

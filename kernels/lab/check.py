@@ -50,10 +50,10 @@ class Failure:
     Attributes:
         shape: the sizes of the axes, and the type that T stands for.
         seed: seed of the order of threads; on a GPU, the number of the run. None if runs differ.
-        build: the emulator's build that found it; None on a GPU.
+        build: the emulator's build that found the mistake; None on a GPU.
         text: description of the mistake.
         findings: all mistakes of that run in the emulator, as values.
-        rank: how much the text explains, from 0 on: accesses out of bounds first, wrong values without a cause last.
+        rank: how specific the text is: 0 for accesses out of bounds, the largest for wrong values without a cause.
     """
 
     shape: str
@@ -66,7 +66,7 @@ class Failure:
 
 @dataclass
 class Verdict:
-    """The outcome of a check; true if everything was right, and readable when printed.
+    """The outcome of a check: true if all results were right. `print` it to read it.
 
     Attributes:
         name: name of the kernel.
@@ -76,10 +76,10 @@ class Verdict:
         worst: the largest error, in the unit of `bound`.
         bound: the largest accepted error, for an experiment in float32 epsilons (2^-23) of its magnitude.
         failures: wrong shapes, the smallest first.
-        notes: what may be a mistake, in the emulator.
+        notes: possible mistakes that the emulator found.
         seconds: duration, including compilation.
         compile_seconds: duration of compilation.
-        again: Python code that runs the shape alone that `clearest` is about.
+        again: Python code that runs only the shape of `clearest`.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Verdict:
 
     @property
     def clearest(self) -> Failure | None:
-        """The failure that explains most: of the most specific kind, the smallest shape."""
+        """The failure with the most specific text; of several, the one with the smallest shape."""
         return min(self.failures, key=lambda failure: failure.rank, default=None)
 
     def __bool__(self) -> bool:
@@ -137,9 +137,10 @@ def where(failure: Failure) -> str:
 
 DTYPES = ("float32", "float16")
 EPSILON = 2.0**-23  # float32's
-# Stop after this many wrong shapes. The same number is compiled before the rest, because most new kernels are wrong.
+# A check stops after this number of wrong shapes. The first MOST_FAILURES shapes are compiled before the rest, because
+# most new kernels are wrong.
 MOST_FAILURES = 4
-# Shapes that a kernel which compares numbers also runs with many equal ones.
+# For a kernel that compares numbers: the number of shapes that also run with many equal numbers.
 TIED_SHAPES = 4
 # Half a unit in the last place: relative, and absolute for tiny numbers.
 ROUNDING = {mx.float16: (2.0**-11, 2.0**-25), mx.bfloat16: (2.0**-8, 0.0)}
@@ -167,7 +168,7 @@ class Orders:
     suffixes: bool = False
 
     def of(self, build: str | None) -> Sequence[int]:
-        """Return the seeds of a build: data races are found in any order of threads, and slowly, so one is enough."""
+        """Return the seeds of a build: "races" needs only one, because it is slow and finds races in any order."""
         return self.seeds[:1] if build == "races" else self.seeds
 
 
@@ -190,18 +191,18 @@ def check(
 
     Args:
         experiment: the kernel.
-        sizes: a list of sizes, {"N": 33, "K": 64}; or for each axis the sizes that are combined with those of all
-            others, {"N": [1, 33], "K": [64]}. Without it, 24 ragged shapes, or the sizes of a MetalExperiment.
+        sizes: a list of sizes, [{"N": 33, "K": 64}]; or a list for each axis, {"N": [1, 33], "K": [64]}, of which all
+            combinations run. Without it, 24 ragged shapes, or the sizes of a MetalExperiment.
         dtypes: the types that T stands for.
-        executor: "metal", "cuda" or "emulator"; without it, the first of them that this machine has. A MetalExperiment
-            runs in the emulator only.
+        executor: "metal", "cuda" or "emulator"; without it, the first of these that this machine has. A
+            MetalExperiment runs only in the emulator.
         seeds: seeds of the orders of threads.
         builds: the emulator's builds: "spaces" finds accesses out of bounds, "undefined" overflow, "races" data races,
             with the first seed only.
-        lanes: "active" or "all", instead of the experiment's `lanes`.
-        suffixes: instead of the experiment's `suffixes`.
-        progress: called after each shape with the number of finished shapes and of all shapes. Without it, a terminal
-            shows a bar on stderr.
+        lanes: "active" or "all"; replaces the experiment's `lanes`.
+        suffixes: replaces the experiment's `suffixes`.
+        progress: called after each shape with the number of finished shapes and of all shapes. Without it, a progress
+            bar is shown on stderr if that is a terminal.
 
     Returns:
         The verdict. Print it, or use it as a truth value.
@@ -236,7 +237,7 @@ def check(
 
 @contextmanager
 def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
-    """Return what reports progress: what the caller gave, or a bar on stderr if it is a terminal."""
+    """Provide the function that reports progress: `given`, or a bar on stderr if that is a terminal; else None."""
     if given is not None or not sys.stderr.isatty():
         yield given
         return
@@ -263,7 +264,7 @@ def cases_of(
     made = [_case(experiment, one, dtype) for one in every for dtype in tried]
     if not experiment.compares:
         return made
-    # From the largest on, because a tie needs several numbers; not the one that is large on purpose.
+    # The largest sizes, because a tie needs several numbers, except the last one, which is large for another reason.
     chosen = every[:-1][-TIED_SHAPES:] or every
     return made + [_case(experiment, one, tried[0], tied=True) for one in chosen]
 
@@ -271,7 +272,7 @@ def cases_of(
 def _every_size(
     name: str, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, default: Sequence[Sizes]
 ) -> list[Sizes]:
-    """Return all sizes that `check` was given, or the default ones; the smallest first."""
+    """Return the sizes that were given to `check`, or the default ones; the smallest first."""
     if sizes is None:
         return sorted(default, key=lambda s: prod(s.values()))
     check_sizes(name, sizes)
@@ -295,7 +296,7 @@ def _metal_case(experiment: MetalExperiment, sizes: Sizes) -> Case:
 
 
 def _scale(value: NDArray[Any]) -> NDArray[Any]:
-    """Return the largest finite number, in the shape of all."""
+    """Return an array of this shape, filled with the largest finite number of `value`."""
     return np.full(value.shape, np.max(np.abs(value), initial=0, where=np.isfinite(value)), np.float64)
 
 
@@ -354,12 +355,12 @@ def check_cases(
 
 
 def _prepare(cases: Sequence[Case], orders: Orders) -> float:
-    """Compile the cases as one unit; return the seconds that this took.
+    """Compile the cases as one unit; return the seconds of compilation.
 
     Every case runs a few times on small arrays, so optimisation would take longer than it saves.
     """
     started = time.perf_counter()
-    # A case that does not compile reports this when it runs.
+    # A case that does not compile raises again when it runs.
     with suppress(EmulatorError):
         prepare((case.launch for case in cases), orders.builds, suffixes=orders.suffixes, optimize=False)
     return time.perf_counter() - started
@@ -378,7 +379,7 @@ def _examine(
             runs += 1
             try:
                 outputs = _run(case.launch, executor, build, {**switches, "seed": seed})
-            except (EmulatorError, RuntimeError, ValueError) as error:  # compilers', the emulator's and MLX's
+            except (EmulatorError, RuntimeError, ValueError) as error:  # errors of compilers, the emulator and MLX
                 return worst, runs, _raised(case, seed, build, error), notes
             notes += notes_of(case.launch) if executor == "emulator" else ()
             results[seed] = [in_numpy(output) for output in outputs]
@@ -397,12 +398,12 @@ def _examine(
 
 def _raised(case: Case, seed: int | None, build: str | None, error: Exception) -> Failure:
     found: tuple[Finding, ...] = getattr(error, "findings", ())
-    rank = min(map(severity, found), default=0)  # without findings, the kernel has not run: nothing says more
+    rank = min(map(severity, found), default=0)  # without findings the kernel has not run, which explains the failure
     return Failure(case.label, seed, build, str(error), found, rank)
 
 
 def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefined: str, orders: Orders) -> Failure:
-    """Return the failure for a wrong value: the mistake that another build finds, if there is one, then the value."""
+    """Return the failure for a wrong value. Its text begins with the mistake that another build finds, if any."""
     if build is None:
         return Failure(case.label, seed, build, wrong.text)
     error, causes = _causes(case.launch, orders, wrong)
@@ -415,7 +416,7 @@ def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefi
 
 
 def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None, options: dict[str, Any]) -> list[Any]:
-    """Return the outputs, or raise the error that explains best why there are none."""
+    """Return the outputs, or raise the most specific error."""
     try:
         return run(launch, executor, build=build, **options)
     except EmulatorError as error:
@@ -426,7 +427,7 @@ def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None
 def _causes(
     launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong
 ) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
-    """Return why an element may be wrong: a build and what it finds; or notes, and the thread that wrote it."""
+    """Return causes of a wrong element: a build and its error, if any; notes, and the thread that wrote the element."""
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])
     index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0
@@ -466,7 +467,7 @@ def _unsteady(launch: Launch | MetalLaunch, results: Mapping[int, list[NDArray[A
                     name,
                     at,
                     f"{element(name, at)}: {one[at]:.9g} with seed {first}, {other[at]:.9g} with seed {seed}\n"
-                    "the result depends on the order of threads, or on memory that nobody has written",
+                    "the result depends on the order of threads, or on memory that no thread has written",
                 )
     return None
 
@@ -496,9 +497,9 @@ def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray
     at = _first(wrong)
     lines = [f"{element(name, at)}: expected {value[at]:.9g}, found {got[at]:.9g}"]
     if np.issubdtype(got.dtype, np.floating) and np.isnan(got[at]):
-        lines[0] += "; it was never written, or made of what nobody wrote"
+        lines[0] += "; it was never written, or computed from unwritten memory"
     elif np.issubdtype(got.dtype, np.integer) and int(got[at]) in (-1, np.iinfo(got.dtype).max):
-        lines[0] += "; all its bits are set: it was never written, or made of what nobody wrote"
+        lines[0] += "; all its bits are set: it was never written, or computed from unwritten memory"
     elif np.isfinite(ratio[at]):
         lines[0] += f", {ratio[at]:.3g} times the error that is allowed"
     lines.append(f"{int(wrong.sum()):,} of {wrong.size:,} numbers of {name} are wrong, this is the first")

@@ -28,12 +28,13 @@ class FileReport:
     Attributes:
         file: the file.
         calls: the kernels of `mx.fast.metal_kernel` that ran, with their calls.
-        verdicts: of the experiments that the file defines.
-        compiled: the kernels of a .metal file that compile in every build; of a template, the first instantiation,
-            with the names of the others, which were not compiled.
-        findings: the mistakes, also those that the program has caught; the one that ended it with its line.
-        uncalled: kernels that were made and not called.
-        notes: what may be a mistake, by kernel; of a .metal file's text by the file's name.
+        verdicts: verdicts of the experiments that the file defines.
+        compiled: the kernels of a .metal file that compile in every build. Of a template only the first instantiation
+            is compiled; its value has the names of the others.
+        findings: the mistakes as text, including errors that the program caught. An error that ended the program has
+            its line.
+        uncalled: kernels that were created and not called.
+        notes: possible mistakes, by kernel; possible mistakes in the text of a .metal file, by the file's name.
         mistakes: the mistakes of the emulator's runs as values, in the order of `findings`.
     """
 
@@ -81,14 +82,14 @@ def check_file(
 ) -> FileReport:
     """Run a Python file as a program, with its `mx.fast.metal_kernel` calls checked, then check its experiments.
 
-    The kernels of a .metal file are compiled in every build. They need arrays to run: the first of `arguments` may be a
-    Python file with `MetalExperiment` objects, which is then checked, too.
+    The kernels of a .metal file are compiled in every build. To run them with arrays, pass a Python file with
+    `MetalExperiment` objects as the first of `arguments`; these experiments are then checked, too.
 
     Args:
         file: a Python file, or one that ends in .metal.
-        arguments: of the program; with a .metal file, the Python file first.
+        arguments: arguments of the program; with a .metal file, the Python file first.
         orders: seeds, builds and switches; by default those of `emulate`.
-        folders: where a .metal file's `#include "..."` are looked for, besides its own folder.
+        folders: folders for a .metal file's `#include "..."`, in addition to its own folder.
 
     Raises:
         FileNotFoundError: there is no such file, or the first argument with a .metal file is no Python file.
@@ -116,7 +117,7 @@ def check_file(
     for experiment in _run(file, arguments, orders, report):
         try:
             report.verdicts.append(_checked(experiment, orders))
-        except Exception as error:  # of the experiment's own functions, or about what they return
+        except Exception as error:  # raised by the experiment's functions, or about their results
             report.findings.append(_described(error, file))
     return report
 
@@ -161,7 +162,7 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
 
 @contextmanager
 def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Let `sys.argv` and `sys.path` be those of the program."""
+    """Set `sys.argv` and `sys.path` as for the program within this context."""
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = [str(file), *arguments], [str(file.resolve().parent), *path]
     try:
@@ -171,7 +172,7 @@ def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _described(error: Exception, file: Path) -> str:
-    """Return the error with the line of the program, or of what it imports, that raised it."""
+    """Return the error, with the line of the program or of an imported module that raised it."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

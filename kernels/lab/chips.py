@@ -19,9 +19,9 @@ from .run import promise
 
 # ---- timing with cold caches: consecutive launches read different memory ----
 
-# Bytes that consecutive launches read before one reads the same memory again: more than the caches of any chip.
+# Bytes that are read before a launch reads the same memory again: more than the caches of any chip.
 COLD_BYTES = 256 << 20
-# Launches per sample: enough to hide the time to submit the first, few enough for small arrays.
+# Limits of launches per sample: enough to hide the time of the first submission, few enough for small arrays.
 LEAST_LAUNCHES, MOST_LAUNCHES = 8, 512
 SAMPLES, SECONDS = 5, 0.25
 
@@ -33,7 +33,7 @@ def nbytes(launch: Launch) -> int:
 
 
 def cold_inputs(inputs: Sequence[mx.array]) -> list[list[mx.array]]:
-    """Return the arrays and copies of them: more bytes than a cache, but at most `MOST_LAUNCHES` sets."""
+    """Return sets of copies of the arrays: together more bytes than a cache, but at most `MOST_LAUNCHES` sets."""
     read = sum(x.nbytes for x in inputs)
     copies = min(max(-(-COLD_BYTES // max(read, 1)), 2), MOST_LAUNCHES)
     return [list(inputs), *([copy_of(x) for x in inputs] for _ in range(copies - 1))]
@@ -52,12 +52,12 @@ def copy_of(x: mx.array) -> mx.array:
 
 
 def seconds_per_launch(launch: Launch, sets: Sequence[list[mx.array]], executor: ExecutorName) -> float:
-    """Return the seconds per launch, with each set of inputs in turn."""
+    """Return the seconds per launch; consecutive launches use different sets of inputs."""
     return seconds_per_call([partial(promise, replace(launch, inputs=inputs), executor) for inputs in sets])
 
 
 def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
-    """Return the seconds per call of functions with lazy results: the median of rounds that evaluate all together."""
+    """Return the seconds per call of functions with lazy results: the median of rounds that call all functions."""
     rounds = -(-LEAST_LAUNCHES // len(calls))
     mx.eval([call() for call in calls])
     samples: list[float] = []
@@ -68,7 +68,7 @@ def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
     return statistics.median(samples)
 
 
-# GB/s by the device name that MLX reports. For a chip that is sold with several memories, the fastest.
+# GB/s by the device name that MLX reports. If a chip is sold with several bandwidths, the largest.
 NOMINAL = {
     "Apple M1": 68.25,
     "Apple M1 Pro": 204.8,
@@ -90,13 +90,13 @@ NOMINAL = {
     "Apple M5 Max": 614.0,
 }
 
-# Bytes that `READ` reads: with its copies more than any cache holds.
+# Bytes that `READ` reads. All copies together exceed any cache.
 READ_BYTES = 64 << 20
 
 READ = Experiment(
     name="plain_read",
     source="""
-    // Sixteen loads of 16 bytes per thread, neighbours side by side.
+    // Sixteen loads of 16 bytes per thread; adjacent threads load adjacent bytes.
     const uint i = thread_position_in_grid.x;
     uint sum = 0u;
     for (uint load = 0u; load < 16u; load++) {

@@ -33,9 +33,9 @@ from .validate import (
 # Sizes that reveal mistakes: around 1, around a SIMD-group, around a threadgroup, and odd sizes.
 RAGGED = (1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 127, 256, 257)
 SHAPES = 24
-# The most elements of an automatic shape, the product of its axes, so that NumPy and the emulator are fast.
+# The largest product of the sizes of an automatic shape, so that NumPy and the emulator are fast.
 MOST_NUMBERS = 1 << 18
-# One shape has an array of more elements than an index of 16 bits can reach.
+# One shape has an array with more elements than this, which an index of 16 bits cannot reach.
 BEYOND = 1 << 16
 
 
@@ -44,42 +44,42 @@ class Experiment:
     """A kernel with everything needed to run and check it.
 
     Arrays are described by a type and axes: "float16 V K" is a float16 matrix, "N" a float32 vector, "" one number.
-    The type T stands for float32 and float16; both are tested. "q8_0 N K" is a Q8_0 matrix `w`; the kernel gets it
-    as `wq`, uint32 (N, K/4), and `ws`, float16 (N, K/32), see kernels/metal/layout.py; the reference as float64. So
-    are q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16). A matrix of q4_1, q5_0, q5_1, q2_k, q3_k, q5_k, iq4_nl,
-    iq4_xs or mxfp4 is `w`, the bytes of a file, uint8 (N, bytes of a row).
+    The type T stands for float32 and float16; both are tested. For "q8_0 N K", a Q8_0 matrix `w`, the kernel gets
+    `wq`, uint32 (N, K/4), and `ws`, float16 (N, K/32), see kernels/metal/layout.py; the reference gets `w` in float64.
+    q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16) are passed in the same way. For q4_1, q5_0, q5_1, q2_k, q3_k,
+    q5_k, iq4_nl, iq4_xs or mxfp4 the kernel gets `w`, the bytes of a file, uint8 (N, bytes of a row).
 
     The kernel's text can use every named axis and every constant as a number.
 
-    The parameters of functions are chosen by name: arrays, axes, constants, or `rng` in `data`.
+    Functions are called with the arguments that their parameters name: arrays, axes, constants, or `rng` in `data`.
 
     Attributes:
         name: an identifier.
         source: the body, in Metal Shading Language; MLX writes the signature.
         inputs: array descriptions by name.
-        outputs: the same.
-        reference: the outputs, in NumPy, from float64 inputs; a tuple if there are several.
-        threads: threads in each direction; rounded up to whole threadgroups.
+        outputs: array descriptions by name.
+        reference: function that returns the outputs, in NumPy, from float64 inputs; a tuple of several outputs.
+        threads: function that returns the threads in each direction, which are rounded up to whole threadgroups.
         threadgroup: threads of a threadgroup in each direction.
-        constants: more numbers for the text.
+        constants: additional numbers for the text.
         header: text before the kernel, for functions.
         data: function that returns inputs by name, for inputs that must not be random.
-        magnitude: scale of errors, of an output's shape: for a product, the product of absolute values. By default the
-            largest expected number.
+        magnitude: function that returns the scale of errors, in an output's shape: for a matrix product, the product of
+            the absolute values. By default the scale is the largest expected number.
         bound: largest accepted error, in float32 epsilons of the magnitude, plus the rounding of the result to a
             shorter type.
         init_value: initial value of outputs.
         atomic_outputs: whether the outputs are atomic.
-        lanes: the lanes that must take part in SIMD-group operations: "active", those that come, as Metal defines it;
-            "all", as CUDA requires.
+        lanes: the lanes that must take part in SIMD-group operations: "active" for any active lanes, as in Metal; "all"
+            for all lanes, as CUDA requires.
         suffixes: whether floating-point literals must have a suffix, as CUDA requires.
-        sizes: what `check` takes without sizes of its own, in the same form; without them, ragged sizes.
-        least: the smallest size that the kernel takes, of axes where that is more than 1: {"N": 4}.
-        ties: whether a kernel that compares numbers also gets few distinct ones, so that many are equal: its reference
-            must then say which of them comes first. False if the kernel may choose.
+        sizes: default of the argument `sizes` of `check`; without both, ragged sizes.
+        least: smallest sizes of axes, if larger than 1: {"N": 4}.
+        ties: whether a kernel that compares numbers also runs with many equal numbers. Its reference must then define
+            which of equal numbers comes first. False if the kernel may choose.
 
     Raises:
-        ValueError: the definition has a mistake; one line.
+        ValueError: the definition has a mistake. The message is one line.
     """
 
     name: str
@@ -118,9 +118,9 @@ class Experiment:
         self._check_functions()
 
     def _check_functions(self) -> None:
-        """Check the parameters of all functions, and what `threads` and `data` return for the smallest sizes.
+        """Check the parameters of all functions, and the results of `threads` and `data` for the smallest sizes.
 
-        An exception within a function is left to the check that meets it: the smallest sizes may never be used.
+        Exceptions within these functions are ignored here, because the smallest sizes may never be used.
         """
         numbers = {**self.smallest, **self.constants}
         everything = [*numbers, *self.inputs]
@@ -170,7 +170,7 @@ class Experiment:
 
     @cached_property
     def axes(self) -> dict[str, int]:
-        """The named axes in order of appearance, with the number that each must be a multiple of."""
+        """The named axes in order of appearance, each with the number of which it must be a multiple."""
         found: dict[str, int] = {}
         for array in (*self.arrays[0], *self.arrays[1]):
             for name, multiple in array.multiples.items():
@@ -184,7 +184,7 @@ class Experiment:
 
     @cached_property
     def compares(self) -> bool:
-        """Whether the text seems to compare floating numbers, so that it matters which are equal."""
+        """Whether the text seems to compare floating-point numbers, so that equal numbers are a special case."""
         return self.ties and compares_numbers(self.header + self.source, [array.name for array in self.arrays[0]])
 
     @property
@@ -198,7 +198,7 @@ class Experiment:
         return f"{text} T={dtype}" if self.has_choice else text
 
     def ragged(self, n: int = SHAPES) -> list[dict[str, int]]:
-        """Return at most n sizes that reveal mistakes, smallest first, the same ones each time."""
+        """Return at most n sizes that reveal mistakes, smallest first; the result is deterministic."""
         choices = [
             [least, *(multiple * size for size in RAGGED if multiple * size > least)]
             for (_, multiple), least in zip(self.axes.items(), self.smallest.values(), strict=True)
@@ -209,7 +209,7 @@ class Experiment:
         return ordered + self._beyond(ordered)
 
     def _beyond(self, chosen: Sequence[Sizes]) -> list[dict[str, int]]:
-        """Return the smallest sizes with the last axis of the outputs grown beyond `BEYOND` elements, if none is."""
+        """If no shape exceeds `BEYOND` elements, return the smallest sizes with the outputs' last axis enlarged."""
         arrays = (*self.arrays[0], *self.arrays[1])
         named = [axis.name for array in self.arrays[1] for axis in array.axes if axis.name is not None]
         if not named or any(prod(array.shape(sizes)) > BEYOND for sizes in chosen for array in arrays):
@@ -222,7 +222,7 @@ class Experiment:
     def launch(
         self, sizes: Sizes, dtype: str = "float32", seed: int = 0, *, tied: bool = False
     ) -> tuple[Launch, dict[str, NDArray[Any]]]:
-        """Return a launch with random values from `seed`, few distinct ones if `tied`, and the inputs of the reference.
+        """Return a launch with random values (few distinct ones if `tied`), and the inputs of the reference.
 
         Raises:
             ValueError: sizes are missing or not divisible, or a function's result has the wrong shape.
@@ -276,13 +276,13 @@ class Experiment:
             if result.shape != shape:
                 raise ValueError(
                     f"{self.name}.reference{of}: expected {array.name} {shape}, found {result.shape}; if the kernel "
-                    "takes no such sizes, say so with sizes or least"
+                    "takes no such sizes, exclude them with sizes or least"
                 )
             against = np.max(np.abs(result), initial=0, where=np.isfinite(result)) if magnitude is None else magnitude
             yield result, np.broadcast_to(np.asarray(against, dtype=np.float64), shape)
 
     def _called(self, name: str, known: Mapping[str, Any], of: str) -> tuple[Any, ...]:
-        """Return what a function returns, as several arrays; its errors name the sizes."""
+        """Call the function `name`; return its results as a tuple. Its errors name the sizes."""
         try:
             return _tuple(call(getattr(self, name), known, f"{self.name}.{name}"))
         except Exception as error:

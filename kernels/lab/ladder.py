@@ -1,4 +1,4 @@
-"""Measure the Q8_0 ladder on the matrices of a model: every rung, every tuning, and MLX's own product."""
+"""Measure the Q8_0 ladder on the matrices of a model: every kernel, every tuning, and MLX's own product."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def products(
 def climb(
     every: Sequence[Product], executor: ExecutorName, vectors: int = 1, tunings: Sequence[Tuning] = TUNINGS
 ) -> Iterator[Row]:
-    """Yield one result per product and rung: measured, or counted in the emulator.
+    """Yield one result per product and kernel of the ladder: measured, or counted in the emulator.
 
-    Rungs that are not fused, and MLX, multiply all rows of a product as one matrix.
+    Kernels that are not fused, and MLX, multiply all rows of a product as one matrix.
     """
     for product in every:
         rng = np.random.default_rng(0)
@@ -84,10 +84,10 @@ def climb(
             yield common | _stock(x, whole)
 
 
-# Tokens of a prompt, and of the counts in the emulator, where more take minutes.
+# Tokens of a prompt, and in the emulator, where more tokens take minutes.
 PROMPT, COUNTED = 512, 64
 ATTENTION = "mx.fast.scaled_dot_product_attention"
-# Types of weights of a prompt's products: Q8_0 and Q4_K as the engine has them in MLX's arrays, MLX's own, and Q6_K.
+# Types of weights of a prompt's products that are in MLX's arrays: (bits, group).
 GROUPED = {"Q8_0 in MLX's arrays": (8, 32), "affine, 4 bits, groups of 64": (4, 64)}
 DTYPES = (mx.float16, mx.bfloat16)
 
@@ -95,8 +95,8 @@ DTYPES = (mx.float16, mx.bfloat16)
 def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[Row]:
     """Yield one result per product of a layer, type of weights, type of activations and kernel.
 
-    Each has the operations per second. A kernel that the GPU refuses has the reason in place of seconds: older versions
-    of macOS have no `matmul2d`. The head is left out, because a prompt needs one row of it.
+    Each result has the operations per second. If the GPU refuses a kernel, the result has the reason instead: older
+    versions of macOS have no `matmul2d`. The head is left out, because a prompt needs only one row of logits.
     """
     emulated = executor == "emulator"
     vectors = COUNTED if emulated else PROMPT
@@ -121,7 +121,7 @@ def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[
 
 
 def climb_attention(*, n_heads: int, n_kv_heads: int, head_dim: int, executor: ExecutorName) -> Iterator[Row]:
-    """Yield the attention of a prompt by MLX, in each type, and by our kernel, which has float32; nothing emulated."""
+    """Yield the attention of a prompt: MLX's in each type, and our kernel's in float32; nothing in the emulator."""
     if executor == "emulator":
         return
     rng, T = np.random.default_rng(0), PROMPT
@@ -160,7 +160,7 @@ def _stock_prompt(x: mx.array, weight: AffineMatrix) -> Row:
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
     """Return the call that the `metal` backend makes for this product."""
     norm_weight = numbers(rng, (product.columns,), mean=1)
-    # With more vectors than a tile a launch before computes the norm.
+    # With more vectors than a tile, a separate launch before this one computes the norm.
     factors = mx.ones(len(x)) if len(x) > MOST_VECTORS else None
     if product.title == "q+k+v":
         q, k, v = matrices
@@ -200,7 +200,7 @@ def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
 
 
 def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
-    """Return the fastest launch, or in the emulator the first, and the times of all."""
+    """Return the fastest launch and the times of all; in the emulator, the first launch."""
     row: Row = {"kernel": launches[0].kernel.name, "nbytes": nbytes(launches[0])}
     if executor == "emulator":
         return row | _parameters(launches[0]) | {"counts": counted(launches[0])}
@@ -217,7 +217,7 @@ def _parameters(launch: Launch) -> Row:
 
 
 def _stock(x: mx.array, weight: Q8_0Matrix) -> Row:
-    """Measure MLX's product with the same values in float32: it reads 40 bytes for 32 weights; 34 are counted."""
+    """Measure MLX's product with the same values in float32. It reads 40 bytes for 32 weights; 34 are counted."""
     scales = weight.ws.astype(mx.float32)
     biases = -128 * scales
     mx.eval(scales, biases)

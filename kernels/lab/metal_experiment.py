@@ -19,7 +19,8 @@ from ..launch import Shape, Size
 from .arrays import Sizes, in_numpy
 from .validate import check_names, check_parameters, check_switches, check_threadgroup, three
 
-# A launch of a kernel of a whole .metal file, with the interface of `kernels.launch.Launch` that a check needs.
+# A launch of a kernel of a whole .metal file, with those parts of the interface of `kernels.launch.Launch` that a check
+# needs.
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +29,12 @@ class MetalLaunch:
 
     Attributes:
         kernel: the kernel, from `kernels.emulator.library`.
-        buffers: by index, as in a call of the kernel.
+        buffers: the buffers by index, as in a call of the kernel.
         grid: threads in each direction.
         threadgroup: threads of a threadgroup in each direction.
         threadgroup_memory: bytes by index.
         outputs: the indices of the buffers that are compared.
-        layout: of cooperative tensors, as of `MetalExperiment`.
+        layout: the layout of cooperative tensors, as in `MetalExperiment`.
     """
 
     kernel: WholeKernel
@@ -46,34 +47,34 @@ class MetalLaunch:
 
     @cached_property
     def output_names(self) -> tuple[str, ...]:
-        """The parameters' names."""
+        """The names of the output parameters."""
         names = {one.slot: one.name for one in self.kernel.parameters if one.role == "buffer"}
         return tuple(names[i] for i in self.outputs)
 
     @property
     def atomic_outputs(self) -> bool:
-        """Whether the last bits of the outputs may depend on the order of threads: never said by a .metal file."""
+        """Whether the last bits of outputs may depend on the order of threads; a .metal file cannot declare this."""
         return False
 
     @property
     def output_shapes(self) -> list[Shape]:
-        """One per output."""
+        """The shapes of the outputs, in order."""
         return [tuple(self.buffers[i].shape) for i in self.outputs]
 
     @property
     def output_dtypes(self) -> list[mx.Dtype | None]:
-        """One per output; None for structures."""
+        """The types of the outputs, in order; None for structures."""
         return [_dtype_of(self.buffers[i]) for i in self.outputs]
 
     def run(
         self, *, trace: tuple[str, int] | None = None, suffixes: bool = False, **options: Any
     ) -> list[mx.array | np.ndarray[Any, Any]]:
-        """Return the outputs; the options are those of a call of the kernel.
+        """Run the launch and return the outputs.
 
         Args:
-            trace: an output's name and the index of an element, whose last writer is noted.
-            suffixes: ignored; a .metal file is no text for CUDA.
-            options: `seed`, `build`, `lanes`, ...
+            trace: an output's name and the index of an element whose last writer is reported in a note.
+            suffixes: ignored, because a .metal file is not translated to CUDA.
+            options: options of a call of the kernel: `seed`, `build`, `lanes`, ...
         """
         traced = None
         if trace is not None:
@@ -108,29 +109,29 @@ Buffers = Mapping[int, Any]
 class MetalExperiment:
     """A kernel of a .metal file with everything needed to run and check it, in the emulator.
 
-    The parameters of functions are chosen by name: sizes, `rng` in `buffers`, and `buffers` in `reference`, which are
-    those by index, arrays of floats as float64.
+    Functions are called with the arguments that their parameters name: sizes, `rng` in `buffers`, and in `reference`
+    `buffers`, which are the buffers by index, with floats as float64.
 
     Attributes:
         file: the .metal file.
         function: the kernel's name, its `host_name` if it has one.
         buffers: function that returns the buffers in order or by index, as a call of `library`'s kernel takes them:
-            arrays, structures, numbers, `Unwritten(shape, dtype)` for what the kernel writes.
-        reference: function that returns what the kernel must write, by the index of the buffer, in NumPy.
+            arrays, structures, numbers, and `Unwritten(shape, dtype)` for outputs.
+        reference: function that returns the expected outputs in NumPy, by the index of the buffer.
         grid: threads in each direction, or a function that returns them; not threadgroups.
         threadgroup: threads of a threadgroup in each direction, or a function.
-        sizes: values of the names that the functions take; one launch each.
+        sizes: values for the parameters of the functions; one launch for each.
         threadgroup_memory: bytes by index, or a function.
         constants: function constants by index or name.
-        include: folders of files that the file includes.
+        include: folders for `#include`.
         bound: largest accepted error in float32 epsilons of the largest expected number, plus the rounding of the
             result to a shorter type.
-        lanes: as of `Experiment`.
-        layout: where the elements of cooperative tensors lie: "any", by the seed, or "m5", for a kernel that runs on
-            an M5 alone.
+        lanes: as in `Experiment`.
+        layout: which thread holds which elements of cooperative tensors: "any" chooses by the seed, "m5" is the layout
+            of an M5, for kernels that run only there.
 
     Raises:
-        ValueError: the definition has a mistake; one line.
+        ValueError: the definition has a mistake. The message is one line.
         LaunchError, CompileError: the file has no such kernel, or cannot be preprocessed.
     """
 
@@ -157,7 +158,7 @@ class MetalExperiment:
         check_names(self.function, names)
         check_switches(self.function, self.lanes, False)
         if not self.sizes or any(set(sizes) != set(names) for sizes in self.sizes):
-            raise ValueError(f"{self.function}.sizes: expected the same names in each, and one at least")
+            raise ValueError(f"{self.function}.sizes: expected at least one, and the same names in each")
         check_parameters(self.buffers, [*names, "rng"], f"{self.function}.buffers")
         check_parameters(self.reference, [*names, "buffers"], f"{self.function}.reference")
         for name in ("grid", "threadgroup", "threadgroup_memory"):
@@ -176,7 +177,7 @@ class MetalExperiment:
         return library(Path(self.file), self.include).function(self.function, self.constants)
 
     def launch(self, sizes: Sizes, seed: int = 0) -> tuple[MetalLaunch, Callable[[], list[NDArray[Any]]]]:
-        """Return a launch and a function that returns what it must write.
+        """Return a launch, and a function that returns its expected outputs.
 
         Raises:
             ValueError: the reference names a buffer that the kernel does not write, or a size is wrong.
@@ -210,7 +211,7 @@ class MetalExperiment:
 
 
 def call(value: Any, known: Mapping[str, Any]) -> Any:
-    """Return a value, or what a function returns for the known values that its parameters name."""
+    """Return `value`; call it first if it is a function, with the known values that its parameters name."""
     if not callable(value):
         return value
     return value(**{name: known[name] for name in check_parameters(value, list(known), "")})

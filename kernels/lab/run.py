@@ -18,7 +18,7 @@ from .metal_experiment import MetalLaunch
 
 # The emulator's default builds: bounds and barriers; checks of undefined behaviour; data races.
 BUILDS = ("spaces", "undefined", "races")
-# Threads in order, backwards, shuffled.
+# The orders of threads: ascending, descending, shuffled.
 SEEDS = (0, 1, 2)
 
 
@@ -26,7 +26,7 @@ def require(name: ExecutorName) -> None:
     """Raise an error if this machine lacks an executor.
 
     Raises:
-        ExecutorUnavailableError: with the reason.
+        ExecutorUnavailableError: the executor is unavailable; the message has the reason.
     """
     reason = unavailable(name)
     if reason is not None:
@@ -34,7 +34,7 @@ def require(name: ExecutorName) -> None:
 
 
 def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
-    """Return the outputs, lazy on a GPU. The options are those of a call in the emulator."""
+    """Start a launch and return its outputs, which are lazy on a GPU. `options` are for the emulator."""
     return built(launch.kernel, executor)(
         inputs=launch.inputs,
         template=list(launch.template),
@@ -48,7 +48,7 @@ def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.a
 
 
 def run(launch: Launch | MetalLaunch, executor: ExecutorName, **options: Any) -> list[Any]:
-    """Return the computed outputs."""
+    """Run a launch and return its computed outputs."""
     if isinstance(launch, MetalLaunch):
         return launch.run(**options)
     outputs = promise(launch, executor, **options)
@@ -67,26 +67,26 @@ def statistics_of(launch: Launch | MetalLaunch) -> Statistics | None:
 
 
 def notes_of(launch: Launch | MetalLaunch) -> tuple[Finding, ...]:
-    """Return what the last run in the emulator found that may be meant."""
+    """Return the possible mistakes that the last run in the emulator found."""
     statistics = statistics_of(launch)
     of_text = () if isinstance(launch, MetalLaunch) else emulated(launch.kernel).notes
     return () if statistics is None else (*of_text, *statistics.notes)
 
 
 def undefined_reads(launch: Launch | MetalLaunch) -> str:
-    """Return a line about the last run's first read of a lane that takes no part in a shuffle, or nothing."""
+    """Return a line about the last run's first read of a lane outside a shuffle, or ""."""
     statistics = statistics_of(launch)
     return f"\n{statistics.undefined}" if statistics is not None and statistics.undefined is not None else ""
 
 
 def sums_in_any_order(launch: Launch | MetalLaunch) -> bool:
-    """Return whether the last run multiplied tensors: Metal leaves the order of these sums open."""
+    """Return whether the last run multiplied tensors, because Metal does not define the order of these sums."""
     statistics = statistics_of(launch)
     return statistics is not None and statistics.tensor_operations > 0
 
 
 def writer_of(launch: Launch | MetalLaunch) -> Finding | None:
-    """Return which thread wrote the element last that the last run in the emulator traced."""
+    """Return the last thread that wrote the traced element in the last run in the emulator."""
     statistics = statistics_of(launch)
     return None if statistics is None else statistics.writer
 
@@ -97,8 +97,8 @@ def prepare(
 ) -> None:  # fmt: skip
     """Compile these launches for the emulator, all instantiations of a kernel as one unit.
 
-    A kernel of a .metal file is compiled when it runs: it has no instantiations. Without `optimize` compiling takes a
-    tenth of the time, and the launches run several times slower.
+    A kernel of a .metal file has no instantiations and is compiled when it runs. Without `optimize`, compilation takes
+    a tenth of the time, and launches run several times slower.
     """
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
@@ -119,8 +119,8 @@ def counted(launch: Launch) -> dict[str, int]:
     """Run a launch in the emulator and count its operations.
 
     Returns:
-        threads and threadgroups; SIMD operations, one per SIMD-group; barriers, one per threadgroup; bytes of
-        threadgroup memory.
+        Counts by name: threads and threadgroups; SIMD operations, once per SIMD-group; barriers, once per threadgroup;
+        bytes of threadgroup memory.
     """
     kernel = emulated(launch.kernel)
     run(launch, "emulator")

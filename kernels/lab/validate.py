@@ -1,6 +1,6 @@
-"""Checks of what the user of the lab passes: one line per mistake, raised before anything is compiled.
+"""Checks of the arguments of experiments and of `check`, before anything is compiled.
 
-Every function raises ValueError with the place, what was expected and what was found.
+Every function raises ValueError with one line: the place, the expected and the found value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..launch import Size
 
 
 def check_names(kernel: str, names: Sequence[str]) -> None:
-    """Refuse arrays, axes and constants that share a name, or whose name Metal does not accept."""
+    """Refuse arrays, axes and constants that share a name, or that have a name that Metal does not accept."""
     for name in names:
         if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
             raise ValueError(f"{kernel}: expected names of letters, digits and _, found {name!r}")
@@ -27,7 +27,7 @@ def check_names(kernel: str, names: Sequence[str]) -> None:
 
 
 def check_constants(kernel: str, constants: Mapping[str, Any]) -> None:
-    """Refuse constants that are no template arguments of Metal."""
+    """Refuse constants that cannot be template arguments in Metal."""
     for name, value in constants.items():
         if not isinstance(value, int):
             raise ValueError(
@@ -37,7 +37,7 @@ def check_constants(kernel: str, constants: Mapping[str, Any]) -> None:
 
 
 def check_least(kernel: str, least: Any, axes: Mapping[str, int]) -> None:
-    """Refuse smallest sizes of other axes, and those that are no numbers from 1 on."""
+    """Refuse smallest sizes that are not whole numbers >= 1, or of unknown axes."""
     right = isinstance(least, Mapping) and all(
         name in axes and _is_whole(size) and size >= 1 for name, size in least.items()
     )
@@ -56,7 +56,7 @@ def check_threadgroup(kernel: str, threadgroup: Any) -> Size:
 
 
 def three(size: Any, where: str, *, least: int = 1) -> Size:
-    """Return one to three whole numbers as three."""
+    """Return one to three whole numbers as three, padded with ones."""
     given = size if isinstance(size, tuple | list) else (size,)
     try:
         whole = [index(n) for n in given]
@@ -70,7 +70,7 @@ def three(size: Any, where: str, *, least: int = 1) -> Size:
 
 
 def check_parameters(function: Callable[..., Any], known: Sequence[str], where: str) -> list[str]:
-    """Return the names of a function's parameters, all of which must be known."""
+    """Return the names of a function's parameters; refuse unknown names."""
     if not callable(function):
         raise ValueError(f"{where}: expected a function, found {function!r}")
     wanted = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
@@ -81,7 +81,7 @@ def check_parameters(function: Callable[..., Any], known: Sequence[str], where: 
 
 
 def check_data(values: Any, names: Sequence[str], where: str) -> Mapping[str, Any]:
-    """Return the values of inputs by name."""
+    """Return the values of inputs by name; refuse other types and unknown names."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}: expected a dict of arrays by name, found {type(values).__name__}")
     unknown = [str(name) for name in values if name not in names]

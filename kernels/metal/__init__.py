@@ -1,1 +1,1 @@
-"""Metal kernels: one `.metal` file with the text, one module with geometry, reference and typed call, for each."""
+"""Metal kernels. Each has a `.metal` file with its text, and a module with its geometry, reference and typed call."""

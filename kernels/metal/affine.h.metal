@@ -22,7 +22,7 @@ METAL_FUNC Weights affine16(Sixteen q, const device uint* ws, size_t group) {
   return shifted16(q, as_type<float>(ws[group] << 16), as_type<float>(ws[group] & 0xffff0000u));
 }
 
-// MLX rounds the product with a scale of float, too.
+// With float scales, MLX rounds the product, too.
 METAL_FUNC Weights affine16(Sixteen q, const device float* ws, size_t group) {
   const float scale = ws[2 * group];
   Weights w;
@@ -30,7 +30,7 @@ METAL_FUNC Weights affine16(Sixteen q, const device float* ws, size_t group) {
   w.q.b = q.b * scale;
   w.q.c = q.c * scale;
   w.q.d = q.d * scale;
-  // Not one expression with the products: a compiler might round once.
+  // In a separate statement, because a compiler may round one expression only once.
   w.q = plus16(w.q, ws[2 * group + 1]);
   w.d = 1.0f;
   return w;

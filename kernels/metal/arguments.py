@@ -1,4 +1,4 @@
-"""Checks of a kernel's arguments before a launch: a GPU reads wrong memory without an error."""
+"""Checks of a kernel's arguments before a launch, because a GPU reads out of bounds without an error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ACTIVATIONS = (mx.float16, mx.float32)
 def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
     """Return the number of vectors of x, (V, n_columns) of float16, float32 or a type of `also`.
 
-    Their alignment for 16-byte loads cannot be checked here. Arrays that MLX allocates are aligned, and so are whole
-    rows of them; copy a view that begins in the middle of a row.
+    The alignment of x for 16-byte loads cannot be checked here. Arrays that MLX allocates and their whole rows are
+    aligned; copy a view that begins in the middle of a row.
 
     Raises:
         ValueError: x has another shape or type.
@@ -29,10 +29,10 @@ def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
 
 
 def normed_vectors(kernel: str, x: mx.array, norm_weight: mx.array, n_columns: int, factors: mx.array | None) -> int:
-    """Return the number of vectors of x, for a kernel that norms them unless `norm_rows` has done so.
+    """Return the number of vectors of x, for a kernel that norms them if `norm_rows` has not.
 
     Raises:
-        ValueError: x, the norm weight or the factors do not fit, or there are many vectors and no factors.
+        ValueError: x, the norm weight or the factors do not fit, or there are too many vectors without factors.
     """
     n = vectors(kernel, x, n_columns)
     array(kernel, "norm_weight", norm_weight, (n_columns,), *ACTIVATIONS)
@@ -48,7 +48,7 @@ def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtyp
     """Return the array if it has this shape and one of these types.
 
     Raises:
-        ValueError: it has another shape or type.
+        ValueError: the array has another shape or type.
     """
     if found.shape != shape or found.dtype not in dtypes:
         wanted = " or ".join(map(word, dtypes))
@@ -57,32 +57,32 @@ def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtyp
 
 
 def q8_0(kernel: str, weight: StoredMatrix) -> None:
-    """Check that a matrix is stored as Q8_0, for the kernels that have no other type.
+    """Check that a matrix is stored as Q8_0, for the kernels that support no other type.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the matrix has another type.
     """
     if weight.layout.kind != Q8_0:
         raise ValueError(f"{kernel}: expected a Q8_0 matrix, found {weight.layout.name}")
 
 
 def same(kernel: str, name: str, found: int, expected: int) -> None:
-    """Check that a number is as expected.
+    """Check that `found` equals `expected`.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the numbers differ.
     """
     if found != expected:
         raise ValueError(f"{kernel}: expected {name} {expected}, found {found}")
 
 
 def described(found: mx.array) -> str:
-    """Return shape and type for an error message."""
+    """Return the shape and the type of an array for an error message."""
     return f"{tuple(found.shape)} of {word(found.dtype)}"
 
 
 def word(dtype: mx.Dtype) -> str:
-    """Return the name of a type without that of MLX."""
+    """Return the name of a type without the prefix `mlx.core.`."""
     return str(dtype).rpartition(".")[2]
 
 

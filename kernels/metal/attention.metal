@@ -1,8 +1,8 @@
-// Softmax attention over pages of keys and values: a threadgroup has a row and HEADS query heads that share a KV head.
+// Softmax attention over pages of keys and values. A threadgroup has a row and HEADS query heads that share a KV head.
 // H query heads, G KV heads of E elements, which take ROW elements of the store; PAGE positions per page; WINDOW: the
 // number of latest positions that a row attends to, 0 for all. SOFTCAP: scores are scale[0] tanh(scale[1] score).
-// SINKS: one more score for each query head, without a value. attention.py defines the order of summation: a chain of
-// blocks of 32 keys per SIMD-group.
+// SINKS: one more score for each query head, without a value. attention.py defines the order of summation; each
+// SIMD-group sums one chain of blocks of 32 keys.
   threadgroup float totals[CHAINS * HEADS * E];
   threadgroup float weights[CHAINS * HEADS * 2];
   const int lane = int(thread_index_in_simdgroup);
@@ -17,7 +17,7 @@
   const int first = WINDOW > 0 ? max(0, last + 1 - WINDOW) : 0;
   const int table = owner[row] * pages_shape[1];
   const size_t slots = size_t(store_shape[2]);
-  // `load_head` widens every type of store.
+  // `load_head` converts every type of store to float.
   const auto keys = store + size_t(kv) * slots * ROW;
   const auto values = keys + G * slots * ROW;
 
@@ -34,7 +34,7 @@
     int slot[8];
     float scores[HEADS * 8];
     UNROLL for (int j = 0; j < 8; j++) {
-      // Masked keys are not read: they may never have been written.
+      // Masked keys are not read, because their slots may be unwritten.
       const int p = min(max(block * 32 + j * 4 + stream, first), last);
       slot[j] = pages[table + p / PAGE] + p % PAGE;
     }
@@ -48,7 +48,7 @@
         score = add_streams(score);
         if (SOFTCAP) score = metal::precise::tanh(score * scale[1]);
         score = score * scale[0];
-        // So low that the weight is 0, but finite, because infinity minus infinity is NaN.
+        // The score of a masked key is so low that its weight is 0, but finite: infinity minus infinity is NaN.
         scores[h * 8 + j] = p >= first && p <= last ? score : -3.0e38f;
       }
     }
@@ -77,7 +77,7 @@
     }
   }
 
-  // The four streams of a chain.
+  // Add the four streams of a chain.
   UNROLL for (int h = 0; h < HEADS; h++) {
     weight[h] = weight[h] + simd_shuffle_xor(weight[h], ushort(8));
     weight[h] = weight[h] + simd_shuffle_xor(weight[h], ushort(16));
@@ -94,7 +94,7 @@
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  // The chains.
+  // Add the chains.
   for (int i = int(thread_index_in_threadgroup); i < HEADS * E; i += CHAINS * 32) {
     const int h = i / E;
     float most = weights[h * 2];

@@ -1,8 +1,8 @@
 """Softmax attention over pages of keys and values, which are read in place.
 
-A threadgroup has one row and some of the query heads that share a KV head; it reads their keys once. The bits of a row
-depend on its queries and on the keys that it attends to, in the order of their positions: neither on how many rows and
-sequences a launch has, nor on the size of pages, nor on where pages are:
+A threadgroup computes one row of some query heads that share a KV head, and reads their keys once. The bits of a row
+depend only on its queries and on the keys that it attends to, in the order of their positions. They do not depend on
+the numbers of rows and sequences of a launch, or on the size and place of pages:
 
     Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8, and key k of a block to its
     stream k % 4. A score is a dot product times the scale: each of eight parts of a head is summed sequentially, and
@@ -30,8 +30,8 @@ from .reference import EPSILON, PRODUCT, Expected, wide
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
 # Part of the order of summation: not to be tuned.
 CHAINS = 8
-# The most elements of the heads of a threadgroup, where a narrow head counts as 64. More heads read keys less often;
-# fewer leave registers.
+# The most elements of the heads of a threadgroup; a head narrower than 64 counts as 64. With more heads, keys are read
+# less often; with fewer heads, registers suffice.
 MOST_NUMBERS = 256
 WIDEST_HEAD = 256
 
@@ -66,7 +66,7 @@ def attention(
     Args:
         q: (R, H, E) float32, E a multiple of 8 from 8 to 256; query head h reads KV head `h // (H // G)`.
         store: (2, G, slots, E) float32, float16 or bfloat16, or (2, G, slots, E / 32 * 34) uint8 in Q8_0 with E a
-            multiple of 32: keys, then values. The bits of the result are those of the same numbers in float32.
+            multiple of 32: keys, then values. A store of the same numbers in float32 gives the same bits.
         pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
             [i * page, (i + 1) * page). Entries of pages that a sequence does not hold are never read.
         owner: (R,) int32, the sequence of each row.
@@ -78,8 +78,8 @@ def attention(
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
 
     Returns:
-        (R, H, E) float32. `reference` has the error bound. Slots, owners and positions are not checked, because the
-        host cannot read them: invalid ones read wrong memory.
+        (R, H, E) float32. `reference` has the error bound. Slots, owners and positions are not checked, because they
+        are in GPU memory; invalid ones read out of bounds.
 
     Raises:
         ValueError: an array does not fit.
@@ -95,14 +95,14 @@ def attention(
     arguments.array("attention", "position", position, (R,), mx.int32)
     if sinks is not None:
         arguments.array("attention", "sinks", sinks, (H,), mx.float32)
-    # The outer factor has log2(e), for powers of 2.
+    # The outer factor contains log2(e), because weights are powers of 2.
     outer, *inner = (scale,) if softcap is None else (softcap, scale / softcap)
     constants = arguments.constants(outer / math.log(2), *inner)
     threads, group = grid(R, H, G, E)
     store = store.view(mx.uint16) if store.dtype == mx.bfloat16 else store
     (y,) = launch(
         KERNEL,
-        # Without sinks the kernel reads none: any float32 array will do.
+        # Without sinks the kernel does not read this argument; any float32 array is accepted.
         [q, store, pages, owner, position, constants, constants if sinks is None else sinks],
         template=(
             ("H", H),
@@ -136,12 +136,12 @@ def reference(
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> Expected:
-    """Return the same in float64, with the error bound.
+    """Return the expected result in float64, with the error bound.
 
     A score has the roundings of a product, relative to the sum of its absolute terms, and of the scale. Its weight has
     the same relative error, in the numerator and in the denominator. Powers, sums and the division add 16 roundings. A
-    soft cap never makes an error of a score larger, and adds 8 roundings of the capped score. The power of a score
-    that is far below a sink has the rounding of their distance.
+    soft cap does not increase the error of a score, and adds 8 roundings of the capped score. The power of a score
+    far below a sink has the rounding of the difference between score and sink.
     """
     queries, table = wide(q), np.array(pages)
     slots = _q8_0(np.array(store)) if store.dtype == mx.uint8 else wide(store.astype(mx.float32))
@@ -173,7 +173,7 @@ def _q8_0(store: np.ndarray) -> np.ndarray:
 
 
 def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, int, int, int]:
-    """Return R, H, G and E; the caller checks the shapes that follow from them."""
+    """Return R, H, G and E. The caller checks the other shapes against them."""
     if q.ndim != 3 or not q.shape[0] or q.shape[2] % 8 or not 8 <= q.shape[2] <= WIDEST_HEAD:
         raise ValueError(
             f"attention: expected q (R, H, E) with E a multiple of 8 from 8 to {WIDEST_HEAD}, "

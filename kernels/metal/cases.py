@@ -55,7 +55,7 @@ MORE = [
     (5, 96, 9, "float32"), (18, 544, 16, "float32"), (33, 2080, 17, "float32"), (7, 4128, 24, "float32"),
     (130, 64, 33, "float32"), (1, 32, 12, "float32"),
 ]  # fmt: skip
-# For tiles in the matrix units: also whole tiles of 64 x 32.
+# For `tiles`: also whole tiles of 64 x 32.
 MANY = [
     (1, 32, 1, "float32"), (3, 96, 9, "float16"), (5, 160, 16, "float32"), (7, 32, 17, "float32"),
     (8, 256, 33, "float16"), (9, 544, 2, "float16"), (13, 96, 31, "float32"), (16, 288, 15, "float32"),
@@ -76,7 +76,7 @@ PROMPTS = [
 ]  # fmt: skip
 # Bits and groups of MLX's own arrays.
 GROUPED = [(4, 64), (8, 32)]
-# For the stored types but Q8_0, and types of three matrices in one launch: rows of whole blocks of each type.
+# For stored types other than Q8_0, and for three matrices of different types: rows of whole blocks of each type.
 Q8_0 = "Q8_0"
 TYPED = [(5, 512, 1, "float32"), (9, 2304, 6, "float16"), (7, 256, 2, "float32")]
 MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("AFFINE4_G64_F16", "Q4_0", "AFFINE8_G64_BF16"), ("Q6_K", "Q6_K", "Q6_K")]
@@ -101,7 +101,7 @@ PAGED = [
     (2, 1, 104, 64, 500, [40]), (4, 4, 112, 16, 0, [550]), (12, 1, 16, 16, 0, [260, 256]), (1, 1, 64, 16, 256, [530]),
     (7, 1, 88, 16, 7, [30]), (2, 2, 248, 64, 0, [50, 1]),
 ]  # fmt: skip
-# The same with keys and values in float16: every load of a head, decode rows, and all rows of a prompt.
+# Cases of PAGED's form with keys and values in float16: every load of a head, decode rows, all rows of a prompt.
 HALVES = [
     (4, 2, 64, 16, 0, [33]), (6, 2, 24, 5, 0, [31, 32, 1]), (8, 1, 128, 64, 0, [300, 40]), (4, 1, 128, 16, 64, [290]),
     (2, 2, 256, 256, 0, [70]), (4, 2, 32, 16, 0, [3, 2, 1]),
@@ -116,8 +116,8 @@ class Case:
         kernel: name of the kernel.
         label: description of the case, unique within the kernel.
         call: the kernel's typed function.
-        reference: the same in float64, with bounds.
-        arguments: function that makes the arguments of both.
+        reference: function that returns the expected results in float64, with bounds.
+        make: function that returns the arguments of `call` and `reference`.
     """
 
     kernel: str
@@ -226,7 +226,7 @@ def _all() -> Iterator[Case]:
 
 
 def _typed() -> Iterator[Case]:
-    """Yield the types but Q8_0, in few shapes: only the load of sixteen weights differs."""
+    """Yield the types other than Q8_0 in few shapes, because their code differs only in the load of weights."""
     for i, type_ in enumerate(TYPES):
         for shape in TYPED[:2]:
             yield _rows("matvec", matvec.matvec, matvec.reference, shape, partial(_plain, type_=type_), type_)
@@ -247,7 +247,7 @@ def _typed() -> Iterator[Case]:
 
 
 def _prompts() -> Iterator[Case]:
-    """Yield the products of prompts, by both ways: Q8_0 in all shapes, other types in one each."""
+    """Yield `prompt_product` and `prompt_product_tensors`: Q8_0 in all shapes, each other type in one shape."""
     for module in (prompt_product, prompt_product_tensors):
         name = module.__name__.rpartition(".")[2]
         call = getattr(module, name)
@@ -278,7 +278,7 @@ def _noted(type_: str) -> str:
 
 
 def _plain(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, type_: str = Q8_0) -> Arguments:
-    # Every third width has numbers that do not cancel.
+    # In every third width, numbers have a mean of 2, so that sums do not cancel.
     return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), stored(rng, N, K, type_)
 
 
@@ -314,7 +314,7 @@ def _gated(activation: str, types: Sequence[str] = (Q8_0, Q8_0)) -> Callable[...
 
 
 def _ready(make: Callable[..., Arguments]) -> Callable[..., Arguments]:
-    """Return the vectors in the form of `norm_rows`, with arbitrary factors."""
+    """Make arguments with vectors as `norm_rows` returns them, and arbitrary factors."""
 
     def ready(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
         return *make(rng, N, K, V, dtype), mx.abs(numbers(rng, (V,), mean=1))
@@ -327,7 +327,7 @@ def _whole(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Argu
 
 
 def _floats(N: int, K: int, V: int, _: str) -> Case:
-    # Widths that no 16-byte load divides too.
+    # Also widths that are no multiple of a 16-byte load.
     K -= (0, 1, 7, 12, 24)[N % 5]
 
     def make(rng: np.random.Generator) -> Arguments:
@@ -402,7 +402,7 @@ def _dequantized(N: int, K: int, dtype: mx.Dtype, type_: str = Q8_0) -> Case:
 
 def _embedded(N: int, K: int, T: int, type_: str = Q8_0) -> Case:
     def make(rng: np.random.Generator) -> Arguments:
-        # From time to time an id that the table does not have, on either side.
+        # Some ids are below or above the valid range.
         return stored(rng, N, K, type_), mx.array(rng.integers(-1, N + 1, T).astype(np.int32))
 
     return Case("embed_rows", f"{T} of {N} x {K}" + _noted(type_), embed_rows.embed_rows, embed_rows.reference, make)

@@ -1,7 +1,7 @@
-"""A float32 matrix times vectors, in the order of the Q8_0 kernels: for tensors that are not stored as Q8_0.
+"""A float32 matrix times vectors, in the order of summation of the Q8_0 kernels: for tensors that are not quantised.
 
 MLX chooses among several float products by shape, so the bits of a row depend on the batch. With this kernel they do
-not. It is slower for prompts, because it does not use matrix units.
+not. For prompts this kernel is slower than MLX's, because it does not use matrix units.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dense(x: mx.array, weight: mx.array, *, tuning: Tuning | None = None) -> mx.
     Args:
         x: (V, K) float32, any V, K from 8 on.
         weight: (N, K) float32.
-        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
+        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
 
     Returns:
         (V, N) float32, within 4 roundings of `sum(|x| * |weight|)`.
@@ -54,6 +54,6 @@ def dense(x: mx.array, weight: mx.array, *, tuning: Tuning | None = None) -> mx.
 
 
 def reference(x: mx.array, weight: mx.array) -> Expected:
-    """Return the same in float64, with the error bound."""
+    """Return the expected result in float64, with the error bound."""
     a, w = wide(x), wide(weight)
     return Expected(a @ w.T, PRODUCT * EPSILON * (np.abs(a) @ np.abs(w).T))

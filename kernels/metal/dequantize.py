@@ -1,4 +1,4 @@
-"""Expand a whole stored matrix to floats: for operations without a kernel of their own, and for inspection.
+"""Expand a whole stored matrix to floats: for operations that have no kernel for quants, and for inspection.
 
 Each thread expands the 16 weights of one 16-byte load. The output is larger than the input, so a
 product that expands the matrix first is slower than one that reads quants, unless it has hundreds of vectors.
@@ -31,10 +31,10 @@ def dequantize(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> mx.array:
         dtype: float16 or float32.
 
     Returns:
-        (N, K) of that type.
+        (N, K) of type `dtype`.
 
     Raises:
-        ValueError: the type is not one of these.
+        ValueError: `dtype` is another type.
     """
     if dtype not in (mx.float16, mx.float32):
         raise ValueError(f"dequantize: expected float16 or float32, found {dtype}")
@@ -52,11 +52,11 @@ def dequantize(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> mx.array:
     return y
 
 
-# The name from when there was one type.
+# The old name, from when Q8_0 was the only type.
 dequantize_q8_0 = dequantize
 
 
 def reference(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> Expected:
-    """Return the same, bit for bit."""
+    """Return the expected result, which must be bit-identical."""
     weights = expanded(weight).astype(np.float16 if dtype == mx.float16 else np.float32)
     return Expected(weights.astype(np.float64), np.zeros(weight.shape))

@@ -1,6 +1,6 @@
 """Embedding lookup in a quantised table.
 
-The ids are an array on the GPU, so a pass can begin before the host has read the token that the GPU has computed.
+The ids are an array on the GPU, so a pass can begin before the host has read the token of the previous pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
 
     Args:
         table: (N, K), of any stored type.
-        ids: (T,) int32. The host does not check them: a row for an invalid id is NaN.
+        ids: (T,) int32. Ids are not checked; the row of an invalid id is NaN.
 
     Returns:
         (T, K) float32, exact.
@@ -54,7 +54,7 @@ def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
 
 
 def reference(table: StoredMatrix, ids: mx.array) -> Expected:
-    """Return the same, exactly."""
+    """Return the expected result, which is exact."""
     wanted = np.array(ids)
     known = (wanted >= 0) & (wanted < table.shape[0])
     rows = np.where(known[:, None], expanded(table)[np.where(known, wanted, 0)], np.nan)

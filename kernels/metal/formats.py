@@ -1,4 +1,4 @@
-"""Quantised matrices in GPU memory. A function of each format repacks the blocks of a file; no weight changes."""
+"""Quantised matrices in GPU memory. Each format has a function that repacks the blocks of a file; no weight changes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .layout import BLOCK, Layout, StoredMatrix, blocks_of, packed, unwritten
 
 # Q8_0 in GPU memory: bytes with their sign bit flipped, and float16 scales.
 #
-# Flipped (`q ^ 0x80`), quants are unsigned: 0 to 255 for -128 to 127. The same two arrays are then also the weights and
-# scales of MLX's affine format with the bias `-128 * d`, because `d * (q + 128) - 128 * d = d * q` exactly. A kernel
-# flips four sign bits with one operation.
+# With the sign bit flipped (`q ^ 0x80`), quants are unsigned: 0 to 255 for -128 to 127. So the two arrays are also the
+# weights and scales of MLX's affine format with the bias `-128 * d`, because `d * (q + 128) - 128 * d = d * q` exactly.
+# A kernel flips four sign bits with one operation.
 
 # The largest scale d for which 128 d is a float16.
 LARGEST_AFFINE_SCALE = 511.75
 
 
 def _affine_q8_0(ws: mx.array) -> tuple[mx.array, mx.array]:
-    """In float32; in float16 a bias could overflow."""
+    """Return scales and biases in float32, because a bias could overflow in float16."""
     scales = ws.astype(mx.float32)
     return scales, -128 * scales
 
@@ -48,10 +48,10 @@ class Q8_0Matrix(StoredMatrix):  # noqa: N801 - the format's name
         super().__init__(LAYOUT_Q8_0, wq, ws)
 
     def biases(self) -> mx.array:
-        """Return `-128 * ws`, float16 (N, K / 32), which `mx.quantized_matmul` needs besides `wq` and `ws`.
+        """Return `-128 * ws`, float16 (N, K / 32): the biases for `mx.quantized_matmul`.
 
         Raises:
-            ValueError: a scale is so large that its bias is no float16.
+            ValueError: a scale is so large that its bias overflows in float16.
         """
         largest = float(np.abs(np.array(self.ws)).max())
         if not largest <= LARGEST_AFFINE_SCALE:
@@ -73,7 +73,7 @@ def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
     quants = found["qs"].view(np.uint8)
     wq = unwritten((shape[0], shape[1] // 4), np.uint32)
     np.bitwise_xor(quants, np.uint8(0x80), out=np.asarray(wq).view(np.uint8).reshape(quants.shape))
-    # MLX would keep the memory between the elements of a view: a second copy of all quants.
+    # A contiguous copy, because MLX would keep the whole memory of a view, which contains the quants.
     scales = np.ascontiguousarray(found["d"])
     return Q8_0Matrix(wq, mx.array(scales))
 
@@ -163,7 +163,7 @@ def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # Q6_K in GPU memory: quants of six bits, and for 256 weights a float16 and 16 scales of a byte.
 #
-# `weight = (d * scale) * (q - 32)`; 16 weights share a scale. Their quants take three words of uint32: two with the
+# `weight = (d * scale) * (q - 32)`; 16 weights share a scale. The quants of 16 weights take three uint32: two with the
 # low four bits, one with the high two. MLX's affine format has no groups of 16, so the fallback multiplies floats.
 
 HALVES = 9
@@ -243,14 +243,14 @@ def affine_layout(bits: int, group: int, scale: str) -> Layout:
 def join_affine(
     of: Layout, shape: tuple[int, int], quants: NDArray[np.uint8], scales: NDArray[np.uint8], biases: NDArray[np.uint8]
 ) -> StoredMatrix:
-    """Return a matrix of the three tensors of an MLX folder, as bytes; no weight changes.
+    """Return a matrix from the bytes of three tensors of an MLX folder; no weight changes.
 
     Args:
         of: `affine_layout(...)`.
         shape: (N, K).
         quants: N * K * bits / 8 bytes, of any shape.
         scales: the bytes of N * K / group numbers.
-        biases: as many.
+        biases: the bytes of N * K / group numbers.
 
     Raises:
         ValueError: the arrays are not those of such a matrix.

@@ -30,7 +30,7 @@ def grid(tokens: int, n_heads: int, n_kv_heads: int) -> tuple[Size, Size]:
 def rotation_table(frequencies: Sequence[float], n_positions: int, first: int = 0) -> NDArray[np.float32]:
     """Return the cos/sin table (n_positions, E / 2, 2) of `position * frequency`, from position `first` on.
 
-    It is computed in float64. Its rows are the `cos_sin` of tokens at consecutive positions.
+    The table is computed in float64. Its rows are the `cos_sin` of tokens at consecutive positions.
     """
     positions = np.arange(first, first + n_positions, dtype=np.float64)
     angles = positions[:, None] * np.asarray(frequencies, dtype=np.float64)
@@ -73,7 +73,7 @@ def head_norm_rope(
     threads, group = grid(T, H, G)
     rotated, kv = launch(
         KERNEL,
-        # Without norms the kernel reads no norm weights: any array will do.
+        # Without norms the kernel does not read the norm weights; any array is accepted.
         [q, k, v, *(norm_weights or (cos_sin, cos_sin)), arguments.constants(*eps), cos_sin],
         template=(
             ("X", q.dtype),
@@ -101,10 +101,10 @@ def reference(
     norm_weights: tuple[mx.array, mx.array] | None = None,
     eps: tuple[float, float] = (0.0, 0.0),
 ) -> list[Expected]:
-    """Return the same in float64, with the error bound.
+    """Return the expected results in float64, with the error bounds.
 
-    A rotation adds two products: one is rounded with the sum, one before it. A norm adds the roundings of its factor
-    and of two products. Both are relative to the sum of absolute terms.
+    A rotation adds two products; one is rounded separately, the other only in the sum. A norm adds the roundings of its
+    factor and of two products. All roundings are relative to the sum of absolute terms.
     """
     roundings = 2 if norm_weights is None else 2 + FACTOR + 2
     queries, keys = (_by_head(x, head_dim) for x in (q, k))
@@ -123,7 +123,7 @@ def reference(
 
 
 def _heads(q: mx.array, k: mx.array, head_dim: int) -> tuple[int, int, int]:
-    """Return T, H and G; the caller checks the shapes that follow from them."""
+    """Return T, H and G. The caller checks the other shapes against them."""
     if head_dim % 2 or head_dim < 8 or q.ndim != 2 or k.ndim != 2 or not q.shape[0]:
         raise ValueError(
             f"head_norm_rope: expected an even head_dim from 8 on and rows (T, H * E), "

@@ -15,7 +15,7 @@ METAL_FUNC float4 load4(const device ushort* p) {
   return float4(widened(p), widened(p + 1), widened(p + 2), widened(p + 3));
 }
 
-// An eighth of a head of E elements, held by one of eight neighbouring lanes: interleaved float4 or single elements.
+// An eighth of a head of E elements, for one of eight adjacent lanes: interleaved float4 or single elements.
 template <int E, typename T>
 METAL_FUNC void load_head(thread float* to, const device T* from, int lane) {
   if (E % 32 == 0) {
@@ -31,7 +31,7 @@ METAL_FUNC void load_head(thread float* to, const device T* from, int lane) {
   }
 }
 
-// The same of a head in Q8_0: 34 bytes for 32 elements, a float16 scale and signed bytes.
+// An eighth of a head in Q8_0: 34 bytes for 32 elements, a float16 scale and signed bytes.
 template <int E>
 METAL_FUNC void load_head(thread float* to, const device uint8_t* from, int lane) {
   UNROLL for (int i = 0; i < E / 32; i++) {

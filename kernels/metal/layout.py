@@ -1,14 +1,14 @@
 """The layout of quantised matrices in GPU memory: packed quants and scales in two aligned arrays, for every type.
 
-In a file, scales stand between quants, which are therefore not aligned for loads of several words. Split, a matrix
-takes the same memory, and a SIMD-group reads consecutive quants. Quants are unsigned and in MLX's order, the first in
-the lowest bits of a uint32. So for most types `mx.quantized_matmul` takes the same array, with scales and biases in
-float32: this is the fallback where a GPU refuses a kernel.
+In a file, blocks contain scales and quants, so quants are not aligned for loads of several words. Split in two arrays,
+a matrix takes the same memory, and a SIMD-group reads consecutive quants. Quants are unsigned and in MLX's order, the
+first in the lowest bits of a uint32. So for most types `mx.quantized_matmul` accepts this array, with scales and biases
+in float32. It is the fallback for a GPU that refuses a kernel.
 
 Kernels read sixteen weights at a time, with the header of each type (`q4_0.h.metal`). A new type needs such a header,
-and a module (`q4_0.py`) with its `Layout` and a function that repacks a file's bytes. Weights are the float32 values
-that the format defines. Of types without an offset, quants are multiplied first and the sum of sixteen is scaled, which
-rounds less; with an offset, a weight is computed before it is multiplied.
+and in `formats.py` a `Layout` and a function that repacks a file's bytes. Weights are the float32 values that the
+format defines. For types without an offset, the sum of sixteen products of quants is scaled, which rounds less; with an
+offset, each weight is computed before it is multiplied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 # Every K is a multiple of this.
 BLOCK = 32
-# The numbers of the types in `sixteen.h.metal`, and in `prompt.h.metal` those of MLX's own arrays.
+# The numbers of the types in `sixteen.h.metal`, and of MLX's own arrays in `prompt.h.metal`.
 Q8_0, Q4_0, Q4_K, Q6_K, AFFINE4, AFFINE8, MLX4, MLX8 = range(8)
 
 
@@ -31,15 +31,15 @@ class Layout:
     """The layout of a stored type.
 
     Attributes:
-        name: of the type.
-        kind: its number in the kernels' text.
-        group: columns for which `ws` has one entry; every K is a multiple of it.
-        bits: of a quant.
+        name: name of the type.
+        kind: number of the type in the kernels' text.
+        group: columns per entry of `ws`; every K is a multiple of this.
+        bits: bits of a quant.
         entry: elements of an entry of `ws`.
         dtype: type of these elements.
-        affine: function of `ws` that returns the scales and biases of `scale * quant + bias`, each float32 (N, K / c)
-            for c columns; None for a type that MLX's format cannot express.
-        values: function of `wq` and `ws` that returns the weights, float32 (N, K), of a type without `affine`.
+        affine: function that returns, from `ws`, the scales and biases of `scale * quant + bias`, each float32
+            (N, K / c) for c columns; None for a type that MLX's format cannot express.
+        values: function that returns, from `wq` and `ws`, the weights, float32 (N, K), of a type without `affine`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class StoredMatrix:
     """An (N, K) matrix in the layout of its type.
 
     Attributes:
-        layout: how to read the arrays.
+        layout: the layout of the arrays.
         wq: uint32 (N, K * bits / 32), packed quants.
         ws: (N, K / group * entry), scales, and minima or biases.
 
@@ -95,7 +95,7 @@ class StoredMatrix:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the matrix, as many as in a file, all of which a product reads."""
+        """The bytes of the matrix, which are as many as in a file. A product reads all of them."""
         return self.wq.nbytes + self.ws.nbytes
 
     @property
@@ -109,10 +109,10 @@ class StoredMatrix:
         return self.layout.code
 
     def scales_and_biases(self, ws: mx.array | None = None) -> tuple[mx.array, mx.array]:
-        """Return scales and biases in MLX's format, of all rows or of those with these scales.
+        """Return scales and biases in MLX's format, of all rows, or of the rows whose scales are `ws`.
 
         Raises:
-            ValueError: the type has none.
+            ValueError: MLX's format cannot express the type.
         """
         if self.layout.affine is None:
             raise ValueError(f"{self.layout.name} matrix: expected a type with scales and biases for MLX")
@@ -135,7 +135,7 @@ class AffineMatrix:
     Attributes:
         wq: uint32 (N, K * bits / 32), the first quant in the lowest bits.
         scales: (N, K / group), float16, bfloat16 or float32.
-        biases: the same.
+        biases: (N, K / group), the type of `scales`.
         group: 32, 64 or 128.
         bits: 4 or 8.
 
@@ -198,9 +198,8 @@ def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:
 def unwritten(shape: Sequence[int], dtype: type[np.generic]) -> mx.array:
     """Return an uninitialised array whose memory NumPy may write through `np.asarray`.
 
-    MLX copies NumPy's values, which doubles the memory that a large matrix takes while it is loaded. Here it copies
-    `np.empty`, whose pages take no memory until they are written. No operation of MLX runs: a forked process could not
-    run one.
+    MLX copies NumPy's values, which doubles the memory of a large matrix while it is loaded. So MLX copies `np.empty`,
+    whose pages take no memory until they are written. No MLX operation runs, because a forked process cannot run one.
     """
     return mx.array(np.empty(shape, dtype))
 
@@ -225,7 +224,7 @@ def blocks_of(
 
 def packed(quants: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     """Return quants (..., n) of 2 or 4 bits, n * bits a multiple of 32, in words (..., n * bits / 32)."""
-    # A word of the quants that share a byte: shifted, they meet in its lowest byte.
+    # View the quants that share a byte as one word, and combine them in its lowest byte by shifts.
     words = np.ascontiguousarray(quants).view(f"<u{8 // bits}")
     made = words.copy()
     for i in range(1, 8 // bits):

@@ -1,10 +1,10 @@
 // R rows per lane in each of four groups of lanes, times M vectors per SIMD-group; 16 weights per lane and load.
-// N rows, K columns, of type W; sums are rounded to type Y; NSG SIMD-groups in a threadgroup, which has one tile of M vectors; KS of them share a
-// row's columns.
+// N rows, K columns, of type W. Sums are rounded to type Y. A threadgroup has NSG SIMD-groups and one tile of M
+// vectors; KS SIMD-groups share a row's columns.
   threadgroup float parts[KS > 1 ? NSG * 4 * M * R : 1];
   const int lane = int(thread_index_in_simdgroup);
   const int mine = int(simdgroup_index_in_threadgroup);
-  // Neighbouring threadgroups multiply the same rows, so that weights are read from memory only once.
+  // Adjacent threadgroups multiply the same rows, so that weights are read from memory only once.
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = (int(threadgroup_position_in_grid.x) / tiles * NSG + mine) / KS;
   const int row0 = group * 4 * R + lane / 8;

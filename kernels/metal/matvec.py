@@ -1,10 +1,10 @@
 """Rung 3 of the Q8_0 ladder: several rows per SIMD-group, 16 weights per load, eight vectors at a time.
 
-Faster than one SIMD-group per row, because a lane loads 16 bytes at once, so that four times as many bytes are in
-flight, and because each load of x serves several rows. With up to eight vectors the weights, which are nearly all of
-the memory traffic, are still read once.
+This is faster than one SIMD-group per row: a lane loads 16 bytes at once, so four times as many bytes are in flight,
+and each load of x is used for several rows. With up to eight vectors the weights, nearly all of the memory traffic, are
+still read once.
 
-There is one order of summation, which depends on K alone: not on the number of rows, vectors or threads.
+The order of summation depends only on K, not on the number of rows, vectors or threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def matvec(
         x: (V, K) float16, bfloat16 or float32, any V.
         weight: (N, K), of any stored type.
         dtype: the type of the result: that of x, or float32.
-        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
+        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
 
     Returns:
         (V, N), within 4 roundings to float32 of `sum(|x| * |weight|)`, then rounded to `dtype`.
@@ -56,5 +56,5 @@ def matvec(
 
 
 def reference(x: mx.array, weight: StoredMatrix) -> Expected:
-    """Return the same in float64, with the error bound."""
+    """Return the expected result in float64, with the error bound."""
     return products(wide(x.astype(mx.float32)), weight)

@@ -1,7 +1,7 @@
 """RMSNorm, gate, up and activation in one launch: the first half of a gated feed-forward network.
 
-Faster than four launches, which would wait for each other and pass the two products through memory. The activation is
-applied here; in the down projection every output row would recompute it.
+This is faster than four launches, which wait for each other and pass the two products through memory. The activation is
+applied here, because in the down projection every output row would recompute it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def norm_gate_up(
         up: (N, K); its stored type may differ from that of `gate`.
         activation: SiLU, or the tanh form of GELU.
         factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
-        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
+        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
 
     Returns:
         (V, N) float32. `reference` has the error bound.
@@ -58,8 +58,8 @@ def norm_gate_up(
     V = arguments.normed_vectors("norm_gate_up", x, norm_weight, K, factors)
     arguments.same("norm_gate_up", "rows of up", up.shape[0], N)
     arguments.same("norm_gate_up", "columns of up", up.shape[1], K)
-    # Two weight matrices per row: tune as for 2 N rows. Above 8 vectors a lane has two rows, not four, because two
-    # matrices take twice the registers.
+    # Tuned as for 2 N rows, because there are two matrices. With more than 8 vectors a lane has two rows, not four,
+    # because two matrices take twice the registers.
     g = geometry((N,), V, tuning or default_tuning(2 * N, min(V, MOST_VECTORS)))
     normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(
@@ -91,7 +91,7 @@ def reference(
     activation: str = "silu",
     factors: mx.array | None = None,
 ) -> Expected:
-    """The same in float64.
+    """Return the expected result in float64, with the error bound.
 
     Both activations are `a / (1 + exp(-z))`. Their slope is at most 1.13, which multiplies an error of the gate. The
     result has these roundings, of `EPSILON` each:
@@ -101,7 +101,7 @@ def reference(
     - 1 of the division
     - 1 of the product with up
 
-    These are 11; the bound allows 12. GELU computes z: 4 roundings of z are `4 |z|` of exp(-z), and
+    These are 11; the bound allows 12. For GELU, z has 4 roundings: they are `4 |z|` roundings of exp(-z), and
     `|z| / (1 + exp(|z|))` is at most 0.28.
     """
     a, a_bound = normed_products(x, norm_weight, eps, gate, factors)

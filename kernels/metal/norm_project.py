@@ -1,7 +1,7 @@
 """RMSNorm and one matrix in one launch: the logits of a model.
 
-Faster than a norm and then a product, because in a small model a dependent launch costs more than the norm. Every
-SIMD-group sums the squares of all of x, which it reads anyway.
+This is faster than a norm and then a product, because in a small model a dependent launch costs more than the norm.
+Every SIMD-group sums the squares of the whole x, because it reads x for the product.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def norm_project(
         eps: epsilon of the norm.
         weight: (N, K), of any stored type.
         factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
-        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
+        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
 
     Returns:
         (V, N) float32. With h the normed x, within 11 roundings of `sum(|h| * |weight|)`: 4 of the product, 1 of
@@ -62,5 +62,5 @@ def norm_project(
 def reference(
     x: mx.array, norm_weight: mx.array, eps: float, weight: StoredMatrix, factors: mx.array | None = None
 ) -> Expected:
-    """Return the same in float64, with the error bound."""
+    """Return the expected result in float64, with the error bound."""
     return normed_products(x, norm_weight, eps, weight, factors)

@@ -1,8 +1,7 @@
-// RMSNorm and three matrices: queries, keys and values of one launch. Which matrix a SIMD-group multiplies follows from
-// its number; its rows never belong to two.
-// NQ, NK, NV rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x has
-// been multiplied with the norm weight, and there are factors. Q_W, K_W, V_W: the stored types of the matrices, which
-// may differ.
+// RMSNorm and three matrices: queries, keys and values in one launch. The number of a SIMD-group determines its matrix;
+// all its rows are of one matrix.
+// NQ, NK, NV rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x
+// comes from norm_rows, with factors. Q_W, K_W, V_W: the stored types of the matrices, which may differ.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);

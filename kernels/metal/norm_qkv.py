@@ -1,7 +1,7 @@
 """RMSNorm and three matrices in one launch: queries, keys and values.
 
-Faster than three launches with the normed x, because these would wait for each other, and because the matrices of keys
-and values have too few rows to use a GPU's memory bandwidth alone.
+This is faster than three launches with the normed x: they would wait for each other, and the matrices of keys and
+values have too few rows to use a GPU's whole memory bandwidth.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def norm_qkv(
         k: (NK, K).
         v: (NV, K).
         factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
-        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
+        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
 
     Returns:
         (V, NQ), (V, NK) and (V, NV) float32, bit-identical to three calls of `norm_project`.
@@ -89,5 +89,5 @@ def reference(
     v: StoredMatrix,
     factors: mx.array | None = None,
 ) -> list[Expected]:
-    """Return the same in float64, with the error bound."""
+    """Return the expected result in float64, with the error bound."""
     return [normed_products(x, norm_weight, eps, matrix, factors) for matrix in (q, k, v)]

@@ -1,8 +1,8 @@
 """Rows times a norm weight, and the factors of their RMSNorm: the launch before a product with more than eight vectors.
 
-A kernel that multiplies up to eight vectors norms them itself. With more vectors each SIMD-group would compute the same
-sums of squares again, which costs more than a launch. The squares are summed in the order of those kernels, so that a
-row has the same bits either way.
+Up to eight vectors are normed in the launch of the product. With more vectors each SIMD-group would repeat the sums of
+squares, which costs more than a launch. Squares are summed in the same order as in the product kernels, so a row has
+the same bits either way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIMDGROUPS = 4
 
 
 def grid(vectors: int) -> tuple[Size, Size]:
-    """Return the grid and the threadgroup: eight lanes have a row, a SIMD-group has four rows."""
+    """Return the grid and the threadgroup: eight lanes process a row, a SIMD-group four rows."""
     n = LANE_ROWS * SIMDGROUPS
     return (-(-vectors // n) * SIMDGROUPS * 32, 1, 1), (SIMDGROUPS * 32, 1, 1)
 
@@ -60,7 +60,7 @@ def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = Fals
 
 
 def reference(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = False) -> list[Expected]:
-    """Return the same in float64. Roundings: `x * norm_weight`, those of the factor, multiplication by it."""
+    """Return the expected results in float64. Roundings: `x * norm_weight`, the factor's, multiplication by it."""
     numbers = wide(x)
     factors = 1 / np.sqrt(np.mean(np.square(numbers), axis=-1) + np.float32(eps))
     rows = numbers * wide(norm_weight) * (factors[:, None] if whole else 1)

@@ -1,29 +1,29 @@
-// Rows times vectors, and the order in which K products are added.
+// Rows times vectors, and the order of summation over K.
 //
-// The order depends on K alone: not on the number of rows and vectors, on the tile of a SIMD-group, on the number of
-// SIMD-groups, nor on whether a norm is taken with the product. The columns are cut into SEGMENTS segments. A segment has
-// eight streams: stream s sums the dot products of its groups of 16 columns s, s + 8, s + 16, ... sequentially. The
-// streams are added as a tree, neighbours first, and then the segments in their order. Each stream belongs to one lane;
-// a SIMD-group has four rows at a time.
+// The order depends only on K, not on the number of rows, vectors or SIMD-groups, on the tile of a SIMD-group, or on a
+// norm before the product. The columns are cut into SEGMENTS segments. A segment has eight streams: stream s sums the
+// dot products of its groups of 16 columns s, s + 8, s + 16, ... sequentially. The streams are added as a tree, adjacent
+// ones first, and then the segments in their order. Each stream belongs to one lane; a SIMD-group has four rows at a
+// time.
 
 template <int K>
 struct Order {
   enum {
     SEGMENTS = K >= 4096 ? 4 : K >= 2048 ? 2 : 1,
-    // Columns of a segment but the last.
+    // Columns of each segment except the last.
     COLUMNS = (K + 128 * SEGMENTS - 1) / (128 * SEGMENTS) * 128
   };
 };
 
-// The tree over eight neighbouring lanes. All of them get the sum.
+// The tree over eight adjacent lanes. All of them get the sum.
 METAL_FUNC float add_streams(float v) {
   v = v + simd_shuffle_xor(v, ushort(1));
   v = v + simd_shuffle_xor(v, ushort(2));
   return v + simd_shuffle_xor(v, ushort(4));
 }
 
-// Rows of a matrix as a lane reads them: its row r is row `first + 4 r` of N. Rows after the last are read as if they
-// were the last; their sums must not be stored. W: the stored type, see sixteen.h.metal.
+// The rows of a lane: its row r is row `first + 4 r` of N. After the last row, the last row is read again; such sums
+// must not be stored. W: the stored type, see sixteen.h.metal.
 template <int W, typename S>
 struct Rows {
   const device uint* wq;
@@ -50,7 +50,7 @@ METAL_FUNC GatedRows<Gate, Up> gated_rows(Gate gate, Up up) {
   return rows;
 }
 
-// Rows of one of two matrices. All lanes of a SIMD-group choose the same.
+// Rows of one of two matrices. All lanes of a SIMD-group have the same `is_second`.
 template <typename First, typename Second>
 struct EitherRows {
   First first;
@@ -64,7 +64,7 @@ METAL_FUNC EitherRows<First, Second> either_rows(First first, Second second, boo
   return rows;
 }
 
-// Of the same type they differ by their addresses alone.
+// Two matrices of the same type differ only in their addresses.
 template <typename Same>
 METAL_FUNC Same either_rows(Same first, Same second, bool is_second) {
   return is_second ? second : first;
@@ -75,7 +75,7 @@ struct FloatRows {
   int N, first;
 };
 
-// Sixteen columns of K from column k on; zeros where K ends before them.
+// Sixteen columns from column k on; zeros after column K - 1.
 template <int K>
 METAL_FUNC Sixteen load_columns(const device float* row, int k) {
   if (K % 16 == 0) return load16(row + k);
@@ -117,7 +117,7 @@ METAL_FUNC Weights load_weights(FloatRows rows, int r, int k) {
   return w;
 }
 
-// Vectors as a lane reads them: its vector m is vector `first + m` of V, or the last one.
+// The vectors of a lane: its vector m is vector `first + m` of V, or the last one.
 template <typename X>
 struct Vectors {
   const device X* x;
@@ -130,7 +130,7 @@ METAL_FUNC Vectors<X> vectors_of(const device X* x, int V, int first) {
   return vectors;
 }
 
-// The same times a norm weight. READY: x has been multiplied by it, and the factors are known.
+// Vectors times a norm weight. READY: x comes from norm_rows, already multiplied by the norm weight.
 template <bool READY, typename X, typename G>
 struct NormedVectors {
   const device X* x;
@@ -149,7 +149,7 @@ METAL_FUNC Sixteen load_vector(Vectors<X> vectors, int m, int k, thread float* s
   return load_columns<K>(vectors.x + size_t(min(vectors.first + m, vectors.V - 1)) * K, k);
 }
 
-// The squares of the norm are summed in the loop that reads x anyway.
+// The squares of the norm are summed in the loop that reads x for the product.
 template <int K, bool READY, typename X, typename G>
 METAL_FUNC Sixteen load_vector(NormedVectors<READY, X, G> vectors, int m, int k, thread float* squares) {
   const Sixteen v = load16(vectors.x + size_t(min(vectors.first + m, vectors.V - 1)) * K + k);
@@ -158,12 +158,12 @@ METAL_FUNC Sixteen load_vector(NormedVectors<READY, X, G> vectors, int m, int k,
   return times16(v, load16(vectors.norm_weight + k));
 }
 
-// A lane's R rows times its M vectors: sums[m * R + r], of segments `segment`, `segment + KS`, ... added up; with NORM
-// also the squares of the vectors.
+// A lane's R rows times its M vectors: sums[m * R + r] over segments `segment`, `segment + KS`, ...; with NORM also the
+// squares of the vectors.
 template <int K, int R, int M, int KS, bool NORM, typename Rows, typename Input>
 METAL_FUNC void multiply_rows(
     thread float* sums, thread float* squares, Rows rows, Input vectors, int segment, int lane) {
-  // With few sums, registers are left for the weights of several steps, so that several loads are in flight.
+  // With few sums, there are registers for the weights of several steps, so that several loads are in flight.
   const int STEPS = R * M <= 4 ? 4 : 1;
   const bool WHOLE = K % (128 * Order<K>::SEGMENTS * STEPS) == 0;
   for (int s = segment; s < Order<K>::SEGMENTS; s += KS) {
@@ -199,8 +199,8 @@ METAL_FUNC void multiply_rows(
   }
 }
 
-// Where KS neighbouring SIMD-groups have a segment each: add their sums in the order of segments. Only the first of the
-// neighbours gets the result. `parts` has room for all SIMD-groups' sums, four rows of lanes each.
+// Add the sums of KS adjacent SIMD-groups, which have a segment each, in the order of segments. Only the first of them
+// gets the result. `parts` has space for all SIMD-groups' sums, four rows of lanes each.
 template <int COUNT, int KS>
 METAL_FUNC void add_segments(thread float* sums, threadgroup float* parts, int simdgroup, int lane) {
   if (KS > 1) {

@@ -1,10 +1,10 @@
 // The product of matvec.metal, added to the residual stream: the last step of attention and the feed-forward network.
-// N rows, K columns, of type W; NSG SIMD-groups in a threadgroup, which has one tile of M vectors; KS of them share a
+// N rows, K columns, of type W. A threadgroup has NSG SIMD-groups and one tile of M vectors; KS SIMD-groups share a
 // row's columns.
   threadgroup float parts[KS > 1 ? NSG * 4 * M * R : 1];
   const int lane = int(thread_index_in_simdgroup);
   const int mine = int(simdgroup_index_in_threadgroup);
-  // Neighbouring threadgroups multiply the same rows, so that weights are read from memory only once.
+  // Adjacent threadgroups multiply the same rows, so that weights are read from memory only once.
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = (int(threadgroup_position_in_grid.x) / tiles * NSG + mine) / KS;
   const int row0 = group * 4 * R + lane / 8;

@@ -1,6 +1,6 @@
 """A product added to the residual stream: the last step of attention and of the feed-forward network.
 
-The product has the bits of `matvec`; the addition needs no launch of its own.
+The product has the same bits as `matvec`; the addition needs no separate launch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning
         x: (V, K) float16 or float32, any V.
         weight: (N, K), of any stored type.
         residual: (V, N) float32.
-        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
+        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
 
     Returns:
         (V, N) float32, within 4 roundings of `sum(|x| * |weight|)` and one of the sum.
@@ -50,7 +50,7 @@ def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning
 
 
 def reference(x: mx.array, weight: StoredMatrix, residual: mx.array) -> Expected:
-    """Return the same in float64, with the error bound; the sum is rounded once more."""
+    """Return the expected result in float64, with the error bound: the addition adds one rounding."""
     value, bound = products(wide(x), weight)
     total = value + wide(residual)
     return Expected(total, bound + EPSILON * (np.abs(total) + bound))

@@ -1,6 +1,6 @@
 // Weights of every type, for the kernel `prompt_product`.
 
-// Types after those of sixteen.h.metal: MLX's own arrays, with scales in one and biases in another.
+// Types in addition to those of sixteen.h.metal: MLX's own arrays, with scales and biases in separate arrays.
 enum { TYPE_MLX4 = 6, TYPE_MLX8 };
 
 template <int TYPE, int GROUP>

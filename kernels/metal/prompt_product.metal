@@ -1,7 +1,7 @@
 // A tile of 64 vectors by 64 rows per threadgroup of four SIMD-groups: y = x * weights^T, with sums in float32.
-// Weights of type W are expanded into a tile of 32 columns, vectors are copied into another, and a header multiplies the
-// two: tile_simdgroups.h.metal or tile_tensors.h.metal. TILE: the type of their elements. N rows and K columns are not
-// template arguments, so that a kernel is compiled once for all matrices of a type.
+// Weights of type W are expanded into a tile of 32 columns, vectors are copied into a second tile, and the header
+// tile_simdgroups.h.metal or tile_tensors.h.metal multiplies the tiles. TILE: the type of their elements. N rows and K
+// columns are not template arguments, so that a kernel is compiled once for all matrices of a type.
   threadgroup TILE vectors[64 * TILE_STRIDE];
   threadgroup TILE weights[64 * TILE_STRIDE];
   threadgroup float held[TILE_HELD];
@@ -13,7 +13,7 @@
   const int N = wq_shape[0];
   const int row0 = int(threadgroup_position_in_grid.x) * 64;
   const int vector0 = int(threadgroup_position_in_grid.y) * 64;
-  // Two threads per row of a tile: sixteen columns each. Past an edge the last row is repeated, and not stored.
+  // Two threads per row of a tile: sixteen columns each. After the last row or vector, the last one is read again.
   const int r = thread_index / 2;
   const int column = thread_index % 2 * 16;
   const size_t of_row = size_t(min(row0 + r, N - 1)) * K + column;
@@ -27,7 +27,7 @@
     put16(vectors + r * TILE_STRIDE + column, load16(x + of_vector + k), 1.0f);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     add_tiles(sums, vectors, weights, simdgroup);
-    // Before the next columns replace these.
+    // All sums must be added before the next columns replace the tiles.
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   store_sums<T>(sums, y, held, row0, vector0, N, count, simdgroup, lane);

@@ -1,10 +1,10 @@
-"""Prompts in float16 or bfloat16: tiles in the matrix units of every GPU, by `simdgroup_matrix`.
+"""Products for prompts in float16 or bfloat16: tiles in the matrix units of every GPU, by `simdgroup_matrix`.
 
 A threadgroup expands each weight once for 64 vectors, in a tile of threadgroup memory, and sums in float32. The result
 is rounded to the type of x. `prompt_product_tensors` is the same kernel with `matmul2d`.
 
-For float16, tiles are float16, too: the matrix units multiply these without another conversion. For bfloat16, tiles are
-float32: GPUs before the M5 have no bfloat16 units, and the weights are then not rounded.
+For float16, tiles are float16, which the matrix units multiply without conversion. For bfloat16, tiles are float32,
+because GPUs before the M5 have no bfloat16 units; weights are then not rounded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .reference import EPSILON, SEQUENTIAL, Expected, wide
 INPUTS, OUTPUTS = ["x", "wq", "ws", "biases"], ["y"]
 KERNEL = Kernel.load("prompt_product", INPUTS, OUTPUTS, headers=["prompt", "tile_simdgroups"])
 TILE, THREADS = 64, 128
-# From this many vectors on the engine uses these kernels: below, most of a tile of 64 vectors would be empty.
+# The fewest vectors for which the engine uses these kernels. With fewer, most of a tile of 64 vectors would be empty.
 FEWEST = 32
 # The largest relative error of rounding to a type.
 ROUNDING = {mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
@@ -37,7 +37,7 @@ def prompt_product(x: mx.array, weight: PromptMatrix) -> mx.array:
         weight: (N, K), of any stored type, or in MLX's affine arrays.
 
     Returns:
-        (V, N) of x's type: the sums in float32, rounded once. For float16 each weight is rounded to float16.
+        (V, N) of x's type: float32 sums, rounded once. For float16 each weight is rounded to float16.
 
     Raises:
         ValueError: x does not fit.
@@ -69,7 +69,7 @@ def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
 
 
 def reference(x: mx.array, weight: PromptMatrix) -> Expected:
-    """Return the same in float64, with the error bound of the sums and of the rounding to x's type."""
+    """Return the expected result in float64, with the error bound of the sums and of rounding to x's type."""
     return rounded_product(x, weight, mx.float16 if x.dtype == mx.float16 else mx.float32)
 
 

@@ -1,7 +1,7 @@
-"""Prompts in float16 or bfloat16: the same tiles in the neural accelerators of an M5, by `matmul2d` of Metal 4.
+"""Products for prompts in float16 or bfloat16: tiles in the neural accelerators of an M5, by `matmul2d` of Metal 4.
 
-GPUs of before compile `matmul2d`, too, and run it on their ALUs; there `prompt_product` is used. Tiles have the type of
-x, so each weight is rounded to it. Metal defines neither which thread has which sum nor the order of additions.
+Older GPUs run `matmul2d` on their ALUs, so the engine uses `prompt_product` on them. Tiles have the type of x, so each
+weight is rounded to this type. Metal does not define which thread has which sum, or the order of summation.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .reference import Expected
 KERNEL = Kernel.load(
     "prompt_product_tensors", INPUTS, OUTPUTS, headers=["prompt", "tile_tensors"], body="prompt_product"
 )
-# What MLX asks for its own kernels of this kind: the version of macOS, and the generation of the GPU, which is the
-# number before the last letter of its architecture, such as applegpu_g17s; "p" are the GPUs of phones.
+# The requirements of MLX's own `matmul2d` kernels: a version of macOS, and a generation of the GPU. The generation is
+# the number before the last letter of the architecture, such as applegpu_g17s; "p" is the letter of phones' GPUs.
 MACOS = (26, 2)
 GENERATION, GENERATION_OF_PHONES = 17, 18
 
@@ -32,7 +32,7 @@ def prompt_product_tensors(x: mx.array, weight: PromptMatrix) -> mx.array:
         weight: (N, K), of any stored type, or in MLX's affine arrays.
 
     Returns:
-        (V, N) of x's type: the sums in float32, rounded once. Each weight is rounded to x's type.
+        (V, N) of x's type: float32 sums, rounded once. Each weight is rounded to x's type.
 
     Raises:
         ValueError: x does not fit.
@@ -41,16 +41,16 @@ def prompt_product_tensors(x: mx.array, weight: PromptMatrix) -> mx.array:
 
 
 def reference(x: mx.array, weight: PromptMatrix) -> Expected:
-    """Return the same in float64, with the error bound of the sums and of the rounding to x's type."""
+    """Return the expected result in float64, with the error bound of the sums and of rounding to x's type."""
     return rounded_product(x, weight, x.dtype)
 
 
 def has_accelerators(macos: str | None = None, architecture: str | None = None) -> bool:
-    """Return whether MLX would use the accelerators of this machine's GPU; both arguments are for tests.
+    """Return whether MLX would use the neural accelerators of this machine's GPU; both arguments are for tests.
 
     Args:
-        macos: the version of macOS, "26.2", or "" on another system.
-        architecture: the GPU's name for its architecture, such as "applegpu_g17s".
+        macos: the version of macOS, such as "26.2", or "" on another system.
+        architecture: MLX's name for the GPU's architecture, such as "applegpu_g17s".
     """
     version = platform.mac_ver()[0] if macos is None else macos
     if not version:

@@ -1,15 +1,15 @@
 // Q8_0: weights d * q. One 16-byte load reads half a block of 32 quants, each a byte with its sign bit flipped.
 
-METAL_FUNC float4 codes4(uint q) {
+METAL_FUNC float4 quants4(uint q) {
   return float4(as_type<char4>(q ^ 0x80808080u));
 }
 
-METAL_FUNC Sixteen codes16(uint4 q) {
+METAL_FUNC Sixteen quants16(uint4 q) {
   Sixteen w;
-  w.a = codes4(q.x);
-  w.b = codes4(q.y);
-  w.c = codes4(q.z);
-  w.d = codes4(q.w);
+  w.a = quants4(q.x);
+  w.b = quants4(q.y);
+  w.c = quants4(q.z);
+  w.d = quants4(q.w);
   return w;
 }
 
@@ -17,7 +17,7 @@ template <int GROUP>
 struct Stored<TYPE_Q8_0, GROUP> {
   static METAL_FUNC Weights load(const device uint* wq, const device half* ws, size_t at) {
     Weights w;
-    w.q = codes16(((const device uint4*)wq)[at / 16]);
+    w.q = quants16(((const device uint4*)wq)[at / 16]);
     w.d = float(ws[at / GROUP]);
     return w;
   }

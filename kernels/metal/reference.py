@@ -16,11 +16,11 @@ from .layout import StoredMatrix, expanded
 
 # The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
-# Where lanes share a row, a term passes through 15 additions of its sixteen, one for each sixteen of its stream, and 6.
+# Lanes share a row: a term passes through 15 additions of its sixteen, one for each sixteen of its stream, and 6 more.
 PRODUCT = 4
-# Where one thread, or a matrix unit, adds up a whole block: 32 + K / 32.
+# One thread, or a matrix unit, sums a whole block: a term passes through 32 + K / 32 additions.
 SEQUENTIAL = 8
-# A factor of an RMSNorm: half of the squares' PRODUCT, of a division and of an addition, and the root's own two.
+# The factor of an RMSNorm: half of the roundings of the sum of squares, a division and an addition, and 2 of the root.
 FACTOR = 5
 
 Floats = NDArray[np.float64]
@@ -54,9 +54,9 @@ def normed(x: mx.array, norm_weight: mx.array, eps: float) -> Floats:
 def normed_products(
     x: mx.array, norm_weight: mx.array, eps: float, matrix: StoredMatrix, factors: mx.array | None = None
 ) -> Expected:
-    """Return products of normed rows. Their roundings: `x * norm_weight`, those of the factor, multiplication by it.
+    """Return products of normed rows. Roundings: `x * norm_weight`, the factor's, multiplication by the factor.
 
-    With factors x has been multiplied by the norm weight already, and only the factors add one rounding.
+    With `factors`, x has already been multiplied by the norm weight, and only one rounding is added.
     """
     if factors is not None:
         return products(wide(x) * wide(factors)[:, None], matrix, PRODUCT + 1)

@@ -1,9 +1,9 @@
 """The geometry of kernels with several rows per SIMD-group: the mapping of SIMD-groups to rows and vectors.
 
-Eight lanes share the columns of a row, so a SIMD-group multiplies four rows at a time, and R such rows per lane. A
-*group* is 4 R rows of one matrix. A *unit* is a group times a tile of M vectors: the work of one SIMD-group, or of KS
-neighbouring SIMD-groups that share the columns. All units of a threadgroup have the same vectors; neighbouring
-threadgroups have the same rows and other vectors.
+Eight lanes share the columns of a row, so a SIMD-group multiplies four rows at a time; each lane has R rows. A *group*
+is 4 R rows of one matrix. A *unit* is a group times a tile of M vectors: the work of one SIMD-group, or of KS adjacent
+SIMD-groups that share the columns. All units of a threadgroup have the same vectors; adjacent threadgroups have the
+same rows and other vectors.
 
 The bits of results do not depend on the geometry: the order of summation depends on K alone (`products.h.metal`).
 """
@@ -16,8 +16,8 @@ from functools import lru_cache
 from ..cached import cached_property
 from ..launch import Size
 
-# Vectors of a tile. Up to this many vectors memory is the limit, and the product's launch computes the norm; with more
-# vectors arithmetic is the limit, and a launch before computes the norm once.
+# Vectors of a tile. Up to this number memory is the limit, and the product's launch computes the norm. With more
+# vectors arithmetic is the limit, and a separate launch (`norm_rows`) computes the norm once.
 MOST_VECTORS = 8
 # Rows that a SIMD-group multiplies at a time.
 LANE_ROWS = 4
@@ -28,7 +28,7 @@ class Tuning:
     """Parameters that change the speed of a kernel but not its results.
 
     Attributes:
-        rows: R, rows of a lane. More of them read x less often; fewer keep more SIMD-groups busy.
+        rows: R, rows of a lane. With more rows, x is read less often; with fewer, more SIMD-groups are busy.
         simdgroups: NSG, SIMD-groups of a threadgroup.
     """
 
@@ -83,7 +83,7 @@ def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int =
     """Return the geometry for matrices of `n_rows` rows and a number of vectors.
 
     Raises:
-        ValueError: the SIMD-groups that share a row would not be in one threadgroup.
+        ValueError: `tuning` would put the SIMD-groups that share a row into several threadgroups.
     """
     if tuning.simdgroups % split:
         raise ValueError(
@@ -112,7 +112,7 @@ def segments(n_columns: int) -> int:
 
 @lru_cache(maxsize=1024)
 def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
-    """Return KS: the number of SIMD-groups that share the columns of a row, a segment each; 1 if one has all.
+    """Return KS: the number of SIMD-groups that share the columns of a row, a segment each; 1 if they are not shared.
 
     A matrix of few rows has too few SIMD-groups to keep the memory of a large GPU busy.
     """
@@ -122,7 +122,7 @@ def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
 
 @lru_cache(maxsize=1024)
 def default_tuning(n_rows: int, vectors: int) -> Tuning:
-    """Return untuned defaults: fewer rows for small matrices, more for several vectors. Measure to improve them."""
+    """Return defaults, which are not measured: fewer rows for small matrices, more for several vectors."""
     if vectors > MOST_VECTORS:
         return Tuning(rows=4, simdgroups=4)
     return Tuning(rows=1 if vectors == 1 and n_rows <= 2048 else 2, simdgroups=4)
@@ -132,7 +132,7 @@ def default_tuning(n_rows: int, vectors: int) -> Tuning:
 class Work:
     """The work of one SIMD-group: rows [first, stop) of a matrix times vectors [first_vector, stop_vector).
 
-    It multiplies segments `part`, `part + KS`, ... of the columns.
+    The SIMD-group multiplies segments `part`, `part + KS`, ... of the columns.
     """
 
     matrix: int
@@ -144,7 +144,7 @@ class Work:
 
 
 def work(n_rows: tuple[int, ...], vectors: int, g: Geometry, simdgroup: int) -> Work | None:
-    """Return the work of a SIMD-group by its number in the grid, as the kernels compute it; None if it has none."""
+    """Return the work of SIMD-group number `simdgroup` of the grid, computed as in the kernels; None for no work."""
     threadgroup, mine = divmod(simdgroup, g.simdgroups)
     block, tile = divmod(threadgroup, g.tiles)
     group, part = divmod(block * g.simdgroups + mine, g.split)

@@ -29,7 +29,7 @@ _BLOCKS: dict[str, tuple[int, Callable[[NDArray[np.uint8], tuple[int, int]], Sto
     "Q4_K": (256, split_q4_k),
     "Q6_K": (256, split_q6_k),
 }
-# Of each kind one with every type of scales and every size of group.
+# (bits, group, type of scales): for 4 and for 8 bits, every group size and every type of scales once.
 AFFINE = ((4, 64, "F16"), (4, 32, "BF16"), (8, 64, "BF16"), (4, 128, "F32"), (8, 32, "F32"), (8, 128, "F16"))
 TYPES = (*_BLOCKS, *(affine_layout(*of).name for of in AFFINE))
 
@@ -43,7 +43,7 @@ def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
 
 
 def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) -> StoredMatrix:
-    """Return a matrix of Q8_0, Q4_0, Q4_K, Q6_K or an affine type, with random quants and such scales."""
+    """Return a matrix of Q8_0, Q4_0, Q4_K, Q6_K or an affine type, with random quants and scales."""
     shape = n_rows, n_columns
     if type_ == "Q8_0":
         return matrix(rng, n_rows, n_columns)
@@ -62,7 +62,7 @@ def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) ->
 
 
 def affine(rng: np.random.Generator, n_rows: int, n_columns: int, of: tuple[int, int], dtype: mx.Dtype) -> AffineMatrix:
-    """Return a matrix in MLX's arrays, with `of` bits and columns of a group, and scales and biases of a type."""
+    """Return a matrix in MLX's arrays; `of` is (bits, columns of a group), `dtype` the type of scales and biases."""
     bits, group = of
     wq = rng.integers(0, 2**32, (n_rows, n_columns * bits // 32), dtype=np.uint32)
     parts = (_scales(rng, n_rows * n_columns // group).reshape(n_rows, -1).astype(np.float32) for _ in range(2))

@@ -1,4 +1,4 @@
-// One SIMD-group per output: 32 lanes read 32 neighbouring words. N rows, K columns, V vectors.
+// One SIMD-group per output: 32 lanes read 32 adjacent words. N rows, K columns, V vectors.
   const int lane = int(thread_index_in_simdgroup);
   const int row = int(threadgroup_position_in_grid.x) * NSG + int(simdgroup_index_in_threadgroup);
   const int vector = int(threadgroup_position_in_grid.y);
@@ -6,7 +6,7 @@
 
   float sum = 0.0f;
   for (int k = lane * 4; k < K; k += 128) {
-    const float4 w = codes4(wq[(start + k) / 4]);
+    const float4 w = quants4(wq[(start + k) / 4]);
     const size_t at = size_t(vector) * K + k;
     float products = w.x * float(x[at]);
     products = fma(w.y, float(x[at + 1]), products);

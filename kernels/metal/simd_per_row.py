@@ -1,7 +1,7 @@
 """Rung 2 of the Q8_0 ladder: one SIMD-group per row.
 
-Faster than one thread per output, because 32 lanes read 128 contiguous bytes of one row: one line of memory per load
-instead of 32. Each lane still loads four weights at a time, and x is read once per row.
+This is faster than one thread per output, because 32 lanes read 128 contiguous bytes of one row: one cache line per
+load instead of 32. Each lane loads only four weights at a time, and x is read once per row.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ def simd_per_row(x: mx.array, weight: Q8_0Matrix) -> mx.array:
 
 
 def reference(x: mx.array, weight: Q8_0Matrix) -> Expected:
-    """Return the same in float64, with the error bound."""
+    """Return the expected result in float64, with the error bound."""
     return products(wide(x), weight)

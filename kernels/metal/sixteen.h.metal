@@ -1,8 +1,8 @@
-// Numbers in units of 16 columns, and what kernels do with them. All kernels of this folder share this and the other
-// headers. Each stored type has a header of its own.
+// Operations on 16 columns at a time. All kernels of this folder share this header and the others. Each stored type has
+// its own header.
 //
-// Multiply-adds are written fma(). If the compiler could choose, two instantiations might differ, and the same row
-// would have other bits in another batch.
+// Multiply-adds are explicit calls of fma(). Otherwise the compiler could contract them differently in two
+// instantiations, and a row would have other bits in another batch.
 
 #ifndef UNROLL
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -33,7 +33,7 @@ METAL_FUNC Sixteen load16(const device half* p) {
   return x;
 }
 
-// Four bfloat16, whose bits are the upper halves of floats. Not every GPU has the type.
+// Convert four bfloat16 by their bits, the upper halves of floats, because not every GPU supports the type.
 METAL_FUNC float4 upper_halves4(ushort4 v) {
   return float4(as_type<float>(uint(v.x) << 16), as_type<float>(uint(v.y) << 16), as_type<float>(uint(v.z) << 16),
                 as_type<float>(uint(v.w) << 16));
@@ -63,7 +63,7 @@ enum { TYPE_Q8_0, TYPE_Q4_0, TYPE_Q4_K, TYPE_Q6_K, TYPE_AFFINE4, TYPE_AFFINE8 };
 template <int TYPE, int GROUP>
 struct Stored;
 
-// The same for W = 1000 TYPE + GROUP, which a kernel has as one template argument.
+// Load from type W = 1000 TYPE + GROUP, which is one template argument of kernels.
 template <int W, typename S>
 METAL_FUNC Weights load_stored(const device uint* wq, const device S* ws, size_t at) {
   return Stored<W / 1000, W % 1000>::load(wq, ws, at);
@@ -78,7 +78,7 @@ METAL_FUNC Sixteen times16(Sixteen x, Sixteen y) {
   return z;
 }
 
-// Four quants of four bits, the first in the lowest.
+// Four quants of four bits, the first in the lowest bits.
 METAL_FUNC float4 nibbles4(uint q) {
   return float4(float(q & 15u), float(q >> 4 & 15u), float(q >> 8 & 15u), float(q >> 12 & 15u));
 }
@@ -120,8 +120,8 @@ METAL_FUNC float dot4(float4 x, float4 y, float s) {
   return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, s))));
 }
 
-// Sixteen products, added sequentially in the order of their columns, not as a tree: the chain continues the sum of a
-// row without another addition, and other chains hide its latency.
+// Sixteen products, added sequentially in the order of their columns. A tree would need one more addition; the sums of
+// other rows hide the latency.
 METAL_FUNC float dot16(Sixteen x, Sixteen y) {
   return dot4(x.d, y.d, dot4(x.c, y.c, dot4(x.b, y.b, dot4(x.a, y.a, 0.0f))));
 }
@@ -134,7 +134,7 @@ METAL_FUNC void store4(device half* p, float4 x) {
   *(device half4*)p = half4(x);
 }
 
-// Sixteen weights d * q. Only half rounds them: the bits of d and q fit into a float, or d is 1.
+// Sixteen weights d * q. They are exact in float, because the bits of d and q fit into a float, or d is 1.
 template <typename T>
 METAL_FUNC void store16(device T* p, Sixteen q, float d) {
   store4(p, q.a * d);
@@ -143,7 +143,7 @@ METAL_FUNC void store16(device T* p, Sixteen q, float d) {
   store4(p + 12, q.d * d);
 }
 
-// The same in threadgroup memory, where only the alignment of one element is guaranteed.
+// Store to threadgroup memory, where only the alignment of one element is guaranteed.
 template <typename T>
 METAL_FUNC void put4(threadgroup T* p, float4 x) {
   p[0] = T(x.x);
@@ -165,12 +165,12 @@ METAL_FUNC float rms_factor(float squares, int count, float eps) {
   return metal::precise::rsqrt(squares / float(count) + eps);
 }
 
-// a * sigmoid(z): SiLU where z is a. exp() may overflow, and the result is then 0, as it should be.
+// a * sigmoid(z), which is SiLU for z = a. If exp() overflows, the result is 0, which is correct.
 METAL_FUNC float sigmoid_gate(float a, float z) {
   return a / (1.0f + metal::precise::exp(-z));
 }
 
-// The argument with which that is GELU's tanh form: 2 sqrt(2 / pi) (a + 0.044715 a^3).
+// The argument z with which sigmoid_gate is GELU's tanh form: 2 sqrt(2 / pi) (a + 0.044715 a^3).
 METAL_FUNC float gelu_argument(float a) {
   return 1.5957691216f * fma(0.044715f * a * a, a, a);
 }

@@ -1,4 +1,4 @@
-// One thread per output: it walks along its row alone. N rows, K columns.
+// One thread per output, which reads its whole row. N rows, K columns.
   const int row = int(thread_position_in_grid.x);
   const int vector = int(thread_position_in_grid.y);
   if (row < N) {
@@ -7,8 +7,8 @@
       float products = 0.0f;
       for (int i = block * 32; i < block * 32 + 32; i++) {
         // A signed byte with its sign bit flipped is the quant plus 128.
-        const int code = int(((const device uchar*)wq)[size_t(row) * K + i]) - 128;
-        products = fma(float(code), float(x[size_t(vector) * K + i]), products);
+        const int quant = int(((const device uchar*)wq)[size_t(row) * K + i]) - 128;
+        products = fma(float(quant), float(x[size_t(vector) * K + i]), products);
       }
       sum = fma(float(ws[size_t(row) * (K / 32) + block]), products, sum);
     }

@@ -1,7 +1,7 @@
 """Rung 1 of the Q8_0 ladder: one thread per output.
 
-The simplest kernel for a product. 32 neighbouring threads read from 32 rows, so every load of a SIMD-group touches 32
-lines of memory for a byte each, and a matrix of a few thousand rows keeps only a few thousand threads busy.
+This is the simplest kernel for a product. 32 adjacent threads read from 32 rows, so every load of a SIMD-group touches
+32 cache lines for a byte each. A matrix of a few thousand rows keeps only a few thousand threads busy.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ def thread_per_output(x: mx.array, weight: Q8_0Matrix) -> mx.array:
 
 
 def reference(x: mx.array, weight: Q8_0Matrix) -> Expected:
-    """Return the same in float64, with the error bound."""
+    """Return the expected result in float64, with the error bound."""
     return products(wide(x), weight, SEQUENTIAL)

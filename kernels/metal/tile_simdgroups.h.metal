@@ -1,10 +1,10 @@
-// Products of tiles by `simdgroup_matrix`, 8 x 8 elements at a time: for every GPU. Of a tile of 64 by 64 sums, a
+// Products of tiles by `simdgroup_matrix`, 8 x 8 elements at a time, for every GPU. Of a tile of 64 by 64 sums, a
 // SIMD-group has 32 vectors by 32 rows.
 
-// Elements from one row of a tile to the next: rows begin in different banks of memory.
+// TILE_STRIDE is the distance of a tile's rows in elements, so that rows begin in different memory banks.
 enum { TILE_STRIDE = 36, TILE_HELD = 4 * 64 };
 
-// Sums of 8 vectors by 8 rows: those of square i, j are of vectors 8 i and rows 8 j on.
+// Sums in matrices of 8 vectors by 8 rows: matrix i, j begins at vector 8 i and row 8 j.
 struct TileSums {
   simdgroup_matrix<float, 8, 8> of[4][4];
 };
@@ -39,7 +39,7 @@ METAL_FUNC void add_tiles(
   }
 }
 
-// Write the sums that are inside of y. They pass through threadgroup memory, 64 at a time: y has another type.
+// Write the sums that are inside of y, through threadgroup memory, 64 at a time, because y has another type.
 template <typename T>
 METAL_FUNC void store_sums(
     thread TileSums& sums, device T* y, threadgroup float* held, int row0, int vector0, int N, int count,

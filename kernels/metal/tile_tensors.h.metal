@@ -1,5 +1,5 @@
-// Products of tiles by `matmul2d` of Metal 4: for GPUs with neural accelerators. The four SIMD-groups of a threadgroup
-// make one product of 64 vectors by 64 rows, whose sums they share: the compiler decides which thread has which.
+// Products of tiles by `matmul2d` of Metal 4, for GPUs with neural accelerators. The four SIMD-groups of a threadgroup
+// compute one product of 64 vectors by 64 rows; the compiler decides which thread has which sums.
 
 #if __METAL_VERSION__ >= 400
 #include <metal_tensor>

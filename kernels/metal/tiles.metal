@@ -1,7 +1,7 @@
-// Many vectors: a tile of 64 rows by BM vectors per threadgroup of four SIMD-groups, block by block along the columns.
-// A block of each row is expanded into threadgroup memory once and multiplied with all BM vectors by the matrix units.
-// N rows, K columns, of type W; TILE: the element type of tiles. Sums are float32. A SIMD-group has 32 rows of half the
-// vectors.
+// Products with many vectors: a tile of 64 rows by BM vectors per threadgroup of four SIMD-groups, block by block along
+// the columns. A block of each row is expanded into threadgroup memory once, and the matrix units multiply it with all
+// BM vectors. N rows, K columns, of type W; TILE: the element type of tiles. Sums are float32. A SIMD-group has 32 rows
+// of half the vectors.
   threadgroup TILE weights[64 * 36];
   threadgroup TILE vectors[BM * 36];
   threadgroup float edge[4 * 64];
@@ -30,7 +30,7 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // The sums of a block are completed before they are added to the others: one long sum would lose digits.
+    // The sums of a block are completed before they are added to the others, because one long sum loses precision.
     simdgroup_matrix<float, 8, 8> parts[BM / 16][4];
     UNROLL for (int i = 0; i < BM / 16; i++) {
       UNROLL for (int j = 0; j < 4; j++) parts[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);

@@ -1,9 +1,9 @@
 """Rung 4 of the Q8_0 ladder: tiles in the matrix units, for prompts.
 
-Faster than `matvec` for many vectors, because every weight that is read and expanded is multiplied with 16 or 32 of
-them, by units that multiply 8 x 8 matrices. The order of summation in these units is not specified, and differs from
-that of `matvec`. Therefore the `metal` backend does not use this kernel; `kernels bench --vectors` measures both, which
-shows the cost of one order of summation.
+This is faster than `matvec` for many vectors: each expanded weight is multiplied with 16 or 32 vectors, by units that
+multiply 8 x 8 matrices. The order of summation in these units is not specified, and differs from that of `matvec`.
+Therefore the `metal` backend does not use this kernel. `kernels bench --vectors` measures both, which shows the cost of
+one order of summation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .reference import EPSILON, SEQUENTIAL, Expected, products, wide
 
 KERNEL = Kernel.load("tiles", ["x", "wq", "ws"], ["y"])
 ROWS, THREADS = 64, 128
-# What rounding to float16 changes at most, relatively, in a number that is neither tiny nor above 65,504.
+# The largest relative error of rounding to float16, for numbers that are neither subnormal nor above 65,504.
 HALF = 2.0**-11
 
 
@@ -34,8 +34,8 @@ def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.
     Args:
         x: (V, K) float16 or float32, any V.
         weight: (N, K), of any stored type.
-        half_tiles: *inexact*, and faster where matrix units are faster for float16: weights and x are rounded to
-            float16, an error of 2e-4; x beyond 65,504 overflows.
+        half_tiles: round weights and x to float16, an error of 2e-4; x beyond 65,504 overflows. It is faster if matrix
+            units are faster for float16.
 
     Returns:
         (V, N) float32, within 8 roundings of `sum(|x| * |weight|)`.
@@ -65,6 +65,6 @@ def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.
 
 
 def reference(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> Expected:
-    """The same in float64. Half tiles: each term is off by the rounding of its weight and of x."""
+    """Return the expected result in float64. With half tiles each term has the roundings of its weight and of x."""
     inexact = (2 * HALF + HALF**2) / EPSILON if half_tiles else 0
     return products(wide(x), weight, SEQUENTIAL + inexact)

@@ -1,4 +1,4 @@
-"""More mistakes: values that nobody has written, arithmetic, and what Metal does not take."""
+"""More mistakes: values that no thread has written, arithmetic, and what Metal does not take."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _SETUP = "  const int first ="
 _CODES = "*(const device uint2*)(wq"
 
 BUGS = [
-    # ---- values that nobody has written ----
+    # ---- values that no thread has written ----
     Bug("accumulator not set to zero", "sums[r] = 0.0f;", "(void)sums;", None),
     Bug(
-        "a maximum with memory that nobody has written",
+        "a maximum with memory that no thread has written",
         "partial[group * ROWS + r] = sums[r];",
         "partial[group * ROWS + r] = max(partial[group * ROWS + r], sums[r]);",
         None,
         build="races",
-        note="read threadgroup array 'partial' .*, which nobody has written, at body, line 21",
+        note="read threadgroup array 'partial' .*, which no thread has written, at body, line 21",
     ),
     Bug(
-        "a maximum with a variable that nobody has written",
+        "a maximum with a variable that no thread has written",
         "const float scale = float(",
         "float most[2]; const float scale = max(most[k % 2], 0.0f) + float(",
         None,
@@ -142,7 +142,7 @@ BUGS = [
         "codes ^ 0x80808080u",
         "(codes + 0 * thread_index_in_simdgroup) ^ 0x80808080u",
         CompileError,
-        "hint: `thread_index_in_simdgroup` is known in the body only; pass it to the function",
+        "hint: `thread_index_in_simdgroup` exists only in the body; pass it to the function",
         header=True,
     ),
     Bug(
@@ -165,7 +165,7 @@ BUGS = [
         _SETUP,
         "#define SHARED(NAME) threadgroup float NAME[4]\n  SHARED(more); more[0] = 0.0f;\n" + _SETUP,
         CompileError,
-        "hint: threadgroup memory is found in statements such as",
+        "hint: threadgroup memory needs a declaration such as",
     ),
     Bug(
         "static threadgroup memory",

@@ -406,7 +406,7 @@ PATTERNS = [
         wrong="16, 32, 16",
         right="32, 16, 16",
         caught=TensorError,
-        says="element 8 of a cooperative tensor, of which this thread has 8",
+        says="element 8 of a cooperative tensor, but this thread has 8 elements",
         header=TENSORS,
     ),
 ]  # fmt: skip

@@ -281,7 +281,7 @@ BUGS = [
         "tiled",
         _ZEROS,
         _ZEROS.replace("<", "<="),
-        "of a cooperative tensor, of which this thread has",
+        "of a cooperative tensor, but this thread has",
         "sum[i] = 0",
     ),
     Bug(
@@ -289,7 +289,7 @@ BUGS = [
         "rows",
         _RIGHT,
         "i < 20; i++) {",
-        "of a cooperative tensor, of which this thread has",
+        "of a cooperative tensor, but this thread has",
         "right",
     ),
     Bug(
@@ -306,7 +306,7 @@ BUGS = [
         "rows",
         "is_iterator_compatible(s, top)",
         "true",
-        "map_iterator: this thread does not have",
+        "map_iterator: in this layout, the thread does not have",
         "map_iterator",
     ),
     # ---- values ----

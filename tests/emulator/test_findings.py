@@ -159,7 +159,7 @@ def test_notes_end_nothing():
         simple("threadgroup float t[64]; uint i = thread_position_in_grid.x; y[i] = t[i];"), build="races"
     )
     assert (unwritten.kind, unwritten.times) == ("unwritten", 64)
-    assert "read threadgroup array 't' (256 bytes), at byte 0, which nobody has written" in unwritten.text
+    assert "read threadgroup array 't' (256 bytes), at byte 0, which no thread has written" in unwritten.text
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_overloads_and_templates_of_one_name_are_no_recursion(monkeypatch: pytes
 
 
 def test_kernels_are_named_in_errors_of_their_text():
-    with pytest.raises(LintError, match="kernel 'static' is not what Metal takes"):
+    with pytest.raises(LintError, match="kernel 'static' is not valid in Metal"):
         call(metal_kernel("static", ["x"], ["y"], "static threadgroup float t[2]; y[0] = t[0];"), X)
 
 

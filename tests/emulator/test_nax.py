@@ -67,5 +67,5 @@ def test_a_descriptor_for_another_number_of_rows() -> None:
     launch = case.launch(case.sizes[0], np.random.default_rng(0))
     wrong = case.text.replace("gemm<half, 64, 128, 64, 2, 4,", "gemm<half, 64, 128, 64, 2, 8,")
     kernel = library(wrong, [HEADERS]).function(case.name, launch.constants)
-    with pytest.raises(TensorError, match=r"element 8 of a cooperative tensor, of which this thread has 8, at nax.h"):
+    with pytest.raises(TensorError, match=r"element 8 of a cooperative tensor, but this thread has 8 elements, at nax"):
         kernel(launch.buffers, grid=(32, 8, 2), threadgroup=(32, 8, 2), layout="m5")

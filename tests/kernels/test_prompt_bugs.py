@@ -49,7 +49,7 @@ BUGS = [
         "half of each row is filled",
         "thread_index % 2 * 16",
         "thread_index % 2 * 8",
-        "race: write after write|nobody has written",
+        "race: write after write|no thread has written",
     ),
     Bug(
         "the accumulator is cleared for each tile",
@@ -83,7 +83,7 @@ BUGS = [
         "a wrong stride",
         "v, vectors + i * 8 * TILE_STRIDE + k, TILE_STRIDE",
         "v, vectors + i * 8 * TILE_STRIDE + k, 32",
-        "nobody has written",
+        "no thread has written",
         (SIMDGROUPS,),
     ),
     Bug(
@@ -97,7 +97,7 @@ BUGS = [
         "an element beyond the capacity",
         "i < sums.get_capacity(); i++) sums",
         "i <= sums.get_capacity(); i++) sums",
-        "of a cooperative tensor, of which this thread has",
+        "of a cooperative tensor, but this thread has",
         (TENSORS,),
     ),
 ]

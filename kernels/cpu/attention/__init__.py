@@ -1,1 +1,1 @@
-"""Attention over pages of keys and values, and the heads that it reads."""
+"""Attention over pages of keys and values; norms and rotary embedding of heads."""

@@ -1,13 +1,13 @@
 """Softmax attention over pages of keys and values: jobs that distribute blocks of keys or spans of queries to threads.
 
-A store is (2, G, slots, E): keys, then values, each contiguous per head, of one of the types of `stored.py`. A page is
-a run of slots, and each sequence has a page table. The queries of a sequence are those of its last tokens. There are no
-masks, no copies of float32 keys or values, and no repeated heads. Both tasks give the same bits:
+A store is (2, G, slots, E): keys, then values, each contiguous per head, in a type of `stored.py`. A page is a number
+of consecutive slots, and each sequence has a page table. Queries are those of a sequence's last tokens. Masks are not
+stored, float32 keys and values are not copied, and KV heads are not repeated. Both tasks give the same bits:
 
 - decode (up to SMALL_BATCH queries): a chunk is one block of keys, so that several threads share a long sequence;
 - prefill (more queries): a chunk is a span of the queries of one sequence over all its blocks.
 
-The order of summation depends neither on how many queries or sequences a pass has, nor on pages, nor on which keys are
+The order of summation does not depend on the number of queries or sequences of a pass, on pages, or on which keys are
 new in the pass:
 
 Keys are cut into blocks of BLOCK keys, counted from position 0. A score is a dot product in the order of `tile.py`,
@@ -22,7 +22,7 @@ A masked key has weight 0, which changes no bit, so masked keys at the ends of a
 rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
 ("FlashAttention", 2022). Powers of 2 are cheaper than powers of e; the caller multiplies the scale by log2(e).
 
-References in NumPy: `order_numpy.attend` to the last bit, `reference.attend` in the precision of its arrays.
+References in NumPy: `order_numpy.attend` (bit-identical), and `reference.attend` in the dtype of its arguments.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ from ..products.linear_job import ceil_div
 from ..products.tile import MOST_VECTORS, tile_vectors
 from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 
-# Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is that of the results of
-# blocks. STORE is the address of the KV store, (2, G, slots, E), of SLOTS slots per head; PAGE is the number of tokens
-# of a page. COLUMN is the word of a sequence that holds its number of queries. SPAN is the number of tokens of a chunk
-# in prefill. SCALE is the factor of the scores, or with a soft cap the cap, and INNER_SCALE the factor of the argument
-# of tanh, or 0; both are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of the store.
-# ARRAYS is the number of its arrays: with 1, keys are values, too.
+# Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is the address of the
+# results of blocks. STORE is the address of the KV store, (2, G, slots, E), of SLOTS slots per head; PAGE is the number
+# of tokens of a page. COLUMN is the word of a sequence that holds its number of queries. SPAN is the number of tokens
+# of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap the cap; INNER_SCALE is the factor of the
+# argument of tanh, or 0; both are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of
+# the store. ARRAYS is the number of its arrays: with 1, keys are also the values.
 (
     Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS, TYPE,
     ARRAYS,
@@ -93,12 +93,12 @@ LEAST = np.float32(-np.inf)
 LOG2_E = np.float32(1.4426950408889634)
 # Prefetch distance in bytes, along the keys.
 _AHEAD = 2048
-# Tiles of queries that read the same keys and values from the first-level cache. A block of keys is larger than that
-# cache, and one tile reads 21 bytes for each cycle of its multiply-adds: nearly all that a Zen 3 core can read from the
-# second-level cache. Floats of the values that these tiles read before the next ones: half of 32 KB.
+# _TILES tiles of queries share keys and values in the L1 cache. A block of keys is larger than that cache, and one tile
+# reads 21 bytes per cycle of multiply-adds, nearly the L2 bandwidth of a Zen 3 core. _NEAR is the number of floats of
+# values that the tiles read at a time: half of 32 KB.
 _TILES, _NEAR = 2, 4096
-# In decode with several tiles of queries, keys and values that are not float32 are expanded so many at a time, which
-# stay in the first-level cache.
+# In decode with several tiles of queries, this many keys or values that are not float32 are expanded at a time, so that
+# they stay in the L1 cache.
 _PIECE = 8
 
 
@@ -111,8 +111,8 @@ def _scores(
 
     There are n queries, at most two tiles of them. Keys are rows of a type `kind`.
 
-    In decode (`far`) each key and value is read once, from memory. The keys at address `keys` are prefetched some bytes
-    ahead, and with them the values at address `values`, which are needed next: two streams are read at once.
+    In decode (`far`) each key and value is read from memory once. So later keys are prefetched, and as a second stream
+    the values at address `values`, which are needed next.
     """
     row, middle, ahead = row_bytes(kind, width), _first_tile(n), _AHEAD if far else 0
     step = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -176,7 +176,7 @@ def _weights(scores: Any, at: int, first: int, last: int, begin: int, end: int, 
         store(scores, at + j, scaled)
         largest = larger(scaled, largest)
     found = largest_lane(largest)
-    # Without a visible key `found` is -inf, and -inf - -inf is NaN.
+    # Without a visible key `found` is -inf, and -inf minus -inf would be NaN.
     base, sums = splat(max(found, np.float32(-3e38))), zeros()
     for j in range(first, last, LANES):
         weight = exp2_below(sub(load(scores, at + j), base))
@@ -197,7 +197,7 @@ def attend_block(
         sequence: words of the queries' sequence.
         head: the KV head.
         block: number of the block, counted from position 0.
-        queries: (rows, E); row r is a query of token `r % n_tokens`, for one of the query heads that share the KV head.
+        queries: (rows, E); row r is a query of token `r % n_tokens`, of a query head that uses this KV head.
         first_row: row of the first query.
         n: number of queries, in consecutive rows.
         n_tokens: tokens of the chunk.
@@ -220,7 +220,7 @@ def attend_block(
     if first >= last:
         return False
     pages, kind = words(sequence[SEQ_PAGES]), KV_F32 if expanded != 0 else job[TYPE]
-    # A row of another type is widened in registers by each tile that reads it: for several tiles it is expanded first.
+    # Each tile converts rows to float32 in registers. For several tiles it is faster to expand the rows first.
     in_pieces = kind != KV_F32 and n > tile_vectors()
     by_value = 4 * width * BLOCK if expanded != 0 else _by_value(job)
     far, j = expanded == 0 and sequence[job[COLUMN]] <= SMALL_BATCH, first
@@ -256,7 +256,7 @@ def attend_block(
 
 @jit
 def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: int, by_value: int) -> None:
-    """Expand keys j to stop - 1, of rows that begin at `rows` with key 0; prefetch later keys, and these values."""
+    """Expand keys j to stop - 1 (key 0 is at `rows`); prefetch later keys, and the values of the expanded keys."""
     row = row_bytes(kind, width)
     for at in range(j * row, stop * row, LINE_BYTES):
         prefetch(raw(rows), at + _AHEAD)
@@ -274,10 +274,10 @@ def _by_value(job: Any) -> int:
 
 @jit
 def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tokens: int, memory: int) -> int:
-    """Expand the keys and values of a block that the tokens from `position` on attend to; return where they are.
+    """Expand the keys and values of a block that the tokens from `position` on attend to.
 
     Returns:
-        The address of (2, BLOCK, E) floats, which is `memory`; 0 if the store is float32 and nothing is expanded.
+        `memory`, the address of (2, BLOCK, E) floats; 0 if the store is float32 and nothing is expanded.
     """
     kind, width, start = job[TYPE], job[E], block * BLOCK
     if kind == KV_F32:
@@ -298,17 +298,17 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
 def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, expanded: int) -> Any:
     """Find the longest run of contiguous keys of a head that begins at key j of a block and ends before key `last`.
 
-    The block begins at position `start`; if it is `expanded` (an address), all of its keys are contiguous there.
+    The block begins at position `start`. If `expanded` is not 0, all keys of the block are contiguous at this address.
 
     Returns:
-        The address that key 0 of the block would have if the run reached back to it, and the key after the run.
+        The address that key 0 of the block would have if it were in the run, and the key after the run.
     """
     if expanded != 0:
         return expanded, last
     size = job[PAGE]
     page = (start + j) // size
     slot, stop = pages[page] + start + j - page * size, (page + 1) * size - start
-    # Consecutive pages are often adjacent in memory: one longer run makes fewer calls.
+    # Consecutive pages are often adjacent in memory. Longer runs need fewer calls.
     while stop < last and pages[page + 1] == pages[page] + size:
         page, stop = page + 1, stop + size
     return job[STORE] + (head * job[SLOTS] + slot - j) * row_bytes(job[TYPE], job[E]), min(stop, last)
@@ -328,7 +328,7 @@ def _visible(job: Any, position: int, start: int) -> Any:
 
 @jit
 def join(sums: Any, to: int, found: Any, at: int, width: int) -> None:
-    """Join the result of a block, `found[at ...]`, to the running result, `sums[to ...]`: rows of `attend_block`."""
+    """Join a block's result `found[at ...]` to the running result `sums[to ...]`: rows as in `attend_block`."""
     before, new = get(sums, to + width), get(found, at + width)
     largest = max(before, new)
     if new == LEAST:
@@ -344,7 +344,7 @@ def join(sums: Any, to: int, found: Any, at: int, width: int) -> None:
 
 @jit
 def _join_sink(sums: Any, at: int, width: int, sink: Any) -> None:
-    """Join a sink, times log2(e), to the running result: a key with this score and weight 1, whose value is 0."""
+    """Join a sink to the running result, as a key with the score `sink * log2(e)` and the value 0."""
     before = get(sums, at + width)
     largest = max(before, sink)
     old_scale, new_scale = exp2_below(splat(before - largest)), exp2_below(splat(sink - largest))
@@ -407,7 +407,7 @@ def attend_decode(job: Any, chunk: int, scratch: int) -> None:
     width, group, n_tokens, n_blocks = job[E], job[H] // job[G], sequence[job[COLUMN]], sequence[SEQ_BLOCKS]
     head, block = (chunk - sequence[SEQ_CHUNK]) // n_blocks, (chunk - sequence[SEQ_CHUNK]) % n_blocks
     rows, row, position = group * n_tokens, width + LANES, sequence[SEQ_LENGTH] - n_tokens
-    # Scratch memory: queries, then the results and the scores of `_TILES` tiles of them, then expanded keys and values.
+    # Scratch memory: queries, then the results and scores of `_TILES` tiles, then expanded keys and values.
     queries, found = floats(scratch), floats(scratch + 4 * rows * width)
     scores_at = scratch + 4 * (rows * width + _TILES * MOST_VECTORS * row)
     scores, number_of = floats(scores_at), sequence[SEQ_BEGIN] + block
@@ -435,8 +435,8 @@ def attend_decode(job: Any, chunk: int, scratch: int) -> None:
 def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
     """Compute attention of the queries of one KV head and one span of tokens, over all their blocks of keys.
 
-    Chunks of one head are consecutive, so that its keys stay in the cache. The last span comes first: it has the most
-    keys, so that the last chunks, which threads wait for, are short.
+    Chunks of one head are consecutive, so that its keys stay in the cache. Spans run from last to first: the last one
+    has the most keys, so the final chunks, which threads wait for, are short.
     """
     sequence = _sequence_of(job, chunk)
     width, group, n_queries = job[E], job[H] // job[G], sequence[job[COLUMN]]
@@ -524,12 +524,12 @@ def attend(
         n_rows: R.
         n_heads: H.
         n_kv_heads: G.
-        width: E, a multiple of 16, and of 32 if the store is Q8_0. `layout.attention_scratch` gives the scratch memory
-            that it needs.
+        width: E, a multiple of 16, and of 32 if the store is Q8_0. `layout.attention_scratch` returns the scratch
+            memory that a chunk needs.
         store: address of (2, G, slots, E).
         kind: the type of the store, one of `KV_TYPES`.
         slots: slots per head of the store.
-        arrays: 2, or 1 if the store has one array (1, G, slots, E), of keys that are values, too.
+        arrays: 2, or 1 if the store has one array (1, G, slots, E) of keys, which are also the values.
         page: tokens per page.
         window: number of latest tokens that a token attends to; 0 is all.
         sequences: address of the words of each sequence (`layout.py`).
@@ -546,7 +546,7 @@ def attend(
     job[Q], job[STORE], job[OUT], job[H], job[G], job[E] = q, store, out, n_heads, n_kv_heads, width
     job[TYPE], job[SLOTS], job[PAGE], job[WINDOW], job[SINKS] = kind, slots, page, window, sinks
     job[ARRAYS] = arrays
-    # The outer factor has log2(e), for powers of 2.
+    # The outer factor contains log2(e), because weights are powers of 2.
     job[SCALE] = word((scale if softcap == 0 else softcap) / math.log(2))
     job[INNER_SCALE] = word(0.0 if softcap == 0 else scale / softcap)
     job[SEQUENCES], job[N_SEQUENCES], job[COLUMN] = sequences, n_sequences, column

@@ -27,7 +27,7 @@ from .stored import put_row, row_bytes
 
 # Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN in the output, where heads are BY_HEAD apart.
 # A NORM_WEIGHT of 0 is no norm. WHERE is the address of one int64 per token: its row in the cos/sin tables, or its
-# slot. Slots are of a TYPE, and BY_TOKEN and BY_HEAD are bytes there.
+# slot. When heads are written to slots, TYPE is the type of the store, and BY_TOKEN and BY_HEAD are in bytes.
 X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD, TYPE = range(14)
 # Tokens of a chunk.
 SPAN = 32

@@ -1,8 +1,8 @@
-"""Keys and values as a store holds them: float32, float16, bfloat16, or Q8_0 along the head.
+"""Types of stored keys and values: float32, float16, bfloat16, or Q8_0 in blocks along the head dim.
 
-The new rows of a pass are rounded when they are written. Attention widens them to float32, in registers or before it
-reads them, and its sums are those of float32: the bits of an output follow from the stored numbers alone, for every
-type. Rounding is that of `mlx_engine/quant` (nearest even; Q8_0 as in ggml), to the last bit.
+The new rows of a pass are rounded when they are written. Attention converts them to float32, in registers or in scratch
+memory, and sums in float32. So the bits of an output depend only on the stored numbers, for every type. Rounding is
+bit-identical to `mlx_engine/quant` (nearest even; Q8_0 as in ggml).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _number(value: int) -> Any:
 
 
 def read_f32(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of floats of a row from a column on: `tile.Read`."""
+    """Generate the load of floats of a row from a column on. The arguments are those of `tile.Read`."""
     return _row_at(builder, row, builder.mul(column, _number(4)), kind)
 
 
@@ -74,7 +74,7 @@ def read_q8_0(builder: Any, row: Any, column: Any, kind: Any) -> Any:
     at = builder.mul(builder.udiv(column, _number(_BLOCK)), _number(_BLOCK_BYTES))
     half = builder.load(builder.bitcast(builder.gep(row, [at]), _I16.as_pointer()))
     half.align = 1
-    # Copied first, as processors widen whole vectors.
+    # Copied to all lanes before the conversion, because processors convert whole vectors.
     scale = builder.fpext(builder.bitcast(everywhere(builder, half, n), ir.VectorType(_F16, n)), kind)
     quants = _row_at(builder, row, builder.add(builder.add(at, in_block), _number(2)), ir.VectorType(_I8, n))
     return builder.fmul(scale, builder.sitofp(builder.sext(quants, ir.VectorType(_I32, n)), kind))
@@ -207,7 +207,7 @@ def set_dots(
     kind: int, w: int, w_row: int, n_rows: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, y: Any,
     y_at: int, y_row: int, ahead: int, also: int,
 ) -> None:  # fmt: skip
-    """Write the dot products of stored rows and vectors: `tile.dots_of`."""
+    """Write the dot products of stored rows and vectors. `tile.dots_of` describes the arguments."""
     if kind == KV_F32:
         _dots_f32(w, w_row, n_rows, x, x_at, x_row, n_vectors, n, y, y_at, y_row, ahead, also)
     elif kind == KV_F16:
@@ -223,7 +223,7 @@ def sum_weighted(
     kind: int, weights: Any, w_at: int, w_row: int, n_sums: int, rows: int, row: int, n: int, width: int, y: Any,
     y_at: int, y_row: int, more: int,
 ) -> None:  # fmt: skip
-    """Write weighted sums of stored rows: `tile.weighted_of`."""
+    """Write weighted sums of stored rows. `tile.weighted_of` describes the arguments."""
     if kind == KV_F32:
         _sum_f32(weights, w_at, w_row, n_sums, rows, row, n, width, y, y_at, y_row, more)
     elif kind == KV_F16:

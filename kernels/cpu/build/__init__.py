@@ -1,1 +1,1 @@
-"""What kernels are built from and run on: vectors, memory access, compilation, jobs and threads."""
+"""The common parts of kernels: SIMD vectors, memory access, compilation, jobs and threads."""

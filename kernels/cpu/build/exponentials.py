@@ -30,7 +30,7 @@ def _round(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
-    """`a * 2**n` for whole n from -252 to 254, in two factors, which cannot overflow where the result can."""
+    """`a * 2**n` for whole n from -252 to 254: multiplied by two factors, because `2**n` alone may overflow."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = args

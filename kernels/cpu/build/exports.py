@@ -1,12 +1,11 @@
-"""Compile exported kernels to object files, in a process that `machine_code.py` starts for this alone.
+"""Compile exported kernels to object files, in a child process of `machine_code.py`.
 
 Numba optimises a function once alone and again inside every caller, and emits code and a wrapper each time. Only the
 machine code of whole kernels is needed here. So each function is translated to LLVM IR once, and the IR of all
-functions that a part needs is linked and optimised once, as a whole. Parts that one process compiles share functions.
+functions of a part is linked and optimised once, together. Parts that one process compiles share translated functions.
 
 Two thirds of the time are Numba's translation, in Python. LLVM's optimisation level changes the total time by 3
-percent, so the highest level is used. Without the collector of cyclic garbage, which is off here, a part takes an
-eighth less.
+percent, so the highest level is used. Python's garbage collector is off, which saves an eighth of the time of a part.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from .library import FIXED_END, MODULES, PACKAGE, sealed
 MANY = 8
 
 
-class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
+class _Unoptimized(codegen.CPUCodeLibrary):  # type: ignore[misc]
     """The LLVM IR of a function as Numba translates it: not optimised, and not linked with the functions it calls.
 
     Attributes:
-        modules: the modules.
+        modules: the IR modules of this function.
     """
 
     def __init__(self, translator: Any, name: str) -> None:
         codegen.CodeLibrary.__init__(self, translator, name)
         self.modules: list[Any] = []
-        self._linking_libraries: list[_Untouched] = []
+        self._linking_libraries: list[_Unoptimized] = []
 
     def add_ir_module(self, ir_module: Any) -> None:
         self.add_llvm_module(binding.parse_assembly(cgutils.normalize_ir_text(str(ir_module))))
@@ -47,7 +46,7 @@ class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
     def add_llvm_module(self, ll_module: Any) -> None:
         self.modules.append(ll_module)
 
-    def add_linking_library(self, library: _Untouched) -> None:
+    def add_linking_library(self, library: _Unoptimized) -> None:
         self._linking_libraries.append(library)
 
     def finalize(self) -> None:
@@ -57,8 +56,8 @@ class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
         """Return 0: no function is called in this process."""
         return 0
 
-    def all_modules(self, seen: set[_Untouched]) -> Iterable[Any]:
-        """Yield the modules of this function, and of all functions that it calls, but for those in `seen`."""
+    def all_modules(self, seen: set[_Unoptimized]) -> Iterable[Any]:
+        """Yield the modules of this function and of all functions that it calls, except those in `seen`."""
         waiting = [self]
         while waiting:
             library = waiting.pop()
@@ -69,13 +68,13 @@ class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
 
 
 class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
-    """A code generator that loads no code, for any machine.
+    """A code generator for any machine, which does not load the code.
 
     Attributes:
-        triple: LLVM's name of the machine; "" is this one. Code for a named machine can be linked (`prebuilt.py`).
+        triple: LLVM's target triple; "" is this machine. Code for a named triple can be linked (`prebuilt.py`).
     """
 
-    _library_class = _Untouched
+    _library_class = _Unoptimized
     triple = ""
 
     @staticmethod
@@ -92,7 +91,7 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
         return found
 
     def _init(self, llvm_module: Any) -> None:
-        """Make a machine without the engine that would run its code."""
+        """Create LLVM's target machine, but no execution engine."""
         options: dict[str, Any] = {"opt": config.OPT}
         self._tm_features = self._customize_tm_features()
         self._customize_tm_options(options)
@@ -109,12 +108,12 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
     def set_env(self, env_name: str, env: Any) -> None:
         """Do nothing: environments are for code that calls Python."""
 
-    def optimized(self, module: Any, libraries: Iterable[_Untouched], kept: Iterable[str]) -> Any:
-        """Link a module with libraries and optimise it, with the same passes as Numba's own; `kept` stay visible.
+    def optimized(self, module: Any, libraries: Iterable[_Unoptimized], kept: Iterable[str]) -> Any:
+        """Link a module with libraries and optimise it with Numba's passes; the names in `kept` stay exported.
 
-        The passes over single functions take a twentieth of the time; without them, kernels are up to a tenth slower.
+        Function passes take a twentieth of the time; without them, kernels are up to a tenth slower.
         """
-        seen, names = set[_Untouched](), set(kept)
+        seen, names = set[_Unoptimized](), set(kept)
         for library in libraries:
             for each in library.all_modules(seen):
                 module.link_in(each, preserve=True)
@@ -131,7 +130,7 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
 
 
 def translated(function: Any, arguments: Sequence[Any]) -> Any:
-    """Compile a function to IR for arguments of these types; return Numba's result, which has the `library`."""
+    """Compile a function to IR for arguments of these types; return Numba's result, whose `library` has the IR."""
     dispatcher = jit.jit(function)
     dispatcher.compile(tuple(arguments))
     (found,) = dispatcher.overloads.values()
@@ -180,7 +179,7 @@ def _stop_here(module: Any, name: str) -> None:
 
 
 def main(parts: Sequence[str], triple: str = "") -> None:
-    """Write the object files of these parts to stdout, each as soon as it is compiled: its length, and its code."""
+    """Write the object file of each part to stdout as soon as it is compiled: its length, then its code."""
     translator = Translator.start(triple)
     for i, part in enumerate(parts, 1):
         code = sealed(compiled(translator, part))

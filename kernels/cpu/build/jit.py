@@ -17,7 +17,7 @@ from ...cached import cached_property
 from .library import ENTRIES, folder
 
 config.CACHE_DIR = str(folder())
-# If a processor is named, Numba would still add the features of this machine's processor, for example AVX-512.
+# For a named processor, Numba would otherwise add features of this machine's processor, for example AVX-512.
 if config.CPU_NAME and config.CPU_FEATURES is None:
     config.CPU_FEATURES = ""
 
@@ -41,7 +41,7 @@ def for_export() -> None:
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function on its first call, without bounds checks, to run without the interpreter's lock; cache it."""
+    """Compile a function on its first call, to run without bounds checks and the GIL; cache its code."""
     return numba.njit(**_OPTIONS)(function)
 
 
@@ -58,7 +58,7 @@ class Task:
 
     @cached_property
     def address(self) -> int:
-        """The address of its machine code in this process. For exported tasks `Library.address` needs no compiler."""
+        """The address of the task, compiled in this process. `Library.address` of exported tasks needs no compiler."""
         options = {name: _OPTIONS[name] for name in ("boundscheck", "error_model", "cache")}
         return int(numba.cfunc(TASK, **options)(self.function).address)
 
@@ -76,6 +76,6 @@ def export(name: str, function: Callable[..., Any]) -> str:
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Export a function that Python calls; `ENTRIES` has the types of its arguments."""
+    """Export a function that Python calls; `library.ENTRIES` has the types of its arguments."""
     EXPORTS[function.__name__] = (function, types.void(*(_TYPES[letter] for letter in ENTRIES[function.__name__])))
     return jit(function)

@@ -67,8 +67,8 @@ def work(control: Any, me: int) -> Any:
 def _wait(control: Any, polls: int) -> Any:
     """Wait after poll number `polls`; return the number of the next poll.
 
-    A thread that has polled in vain for a long time sleeps between polls, because another thread needs its core: one
-    that has a chunk of this job and is not running, or one of another process.
+    After many polls without work the thread sleeps between polls, to free its core for another thread: one that has a
+    chunk of this job and is not running, or one of another process.
     """
     if polls < control[SPINS]:
         relax()
@@ -105,7 +105,7 @@ def run_alone(control: Any, task: int, chunks: int) -> None:
 
 @entry
 def work_until_idle(address: int, me: int, patience: int) -> None:
-    """Process chunks of the pool's jobs; return after `patience` polls without work while ON is 0, or on STOP."""
+    """Process chunks of the pool's jobs; return on STOP, or after `patience` polls without work while ON is 0."""
     control, polls, idle = words(address), 0, 0
     while idle < patience and read(control, STOP) == 0:
         if read(control, LEFT + LINE * me) > 0 and work(control, me) > 0:

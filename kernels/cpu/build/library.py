@@ -1,9 +1,9 @@
 """The library of compiled kernels: machine code that came with the package, or is compiled once and kept on disk.
 
-Only the first process that needs the kernels compiles them, with Numba. All others use LLVM's loader alone, which
-starts faster and takes less memory. With machine code that came with the package (`prebuilt.py`), none needs LLVM.
-Kernels that not every model needs are parts of their own: each storage format, mixtures of experts, states, and
-products in fixed point.
+The first process that needs the kernels compiles them with Numba. Other processes load the machine code with LLVM,
+which starts faster and takes less memory. Machine code that came with the package (`prebuilt.py`) needs no LLVM.
+Kernels that only some models need are separate parts: each storage format, mixtures of experts, states, and products
+in fixed point.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ BASE = {
     ),
     "attention": ("attention.attention", "attention.heads", "program"),
 }
-# The part that products in fixed point need in addition, and the ending of a part's name that has the panels of a
-# format.
+# The part that products in fixed point need in addition, and the suffix of parts that have the panels of a format.
 FIXED, FIXED_END = "fixed", ".fixed"
-# The modules of all parts but formats. Those that are not in `BASE` are compiled for models that need them.
+# The modules of all parts except formats. Parts that are not in `BASE` are compiled for the models that need them.
 MODULES = {
     **BASE,
     "experts": ("products.experts",),
@@ -131,7 +130,7 @@ def lacking() -> str | None:
 
 
 def _widens(processor: str, features: str) -> bool:
-    """Return whether LLVM widens a half with an instruction on such a processor."""
+    """Return whether LLVM converts a float16 to float32 with an instruction of this processor."""
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -389,7 +388,7 @@ def _silent(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
     yield lambda part: None
 
 
-# Called with the parts that are compiled now; the function in its context is called with each that is done.
+# Called with the parts to compile. Its context provides a function, which is called with each compiled part.
 announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[str], None]]] = _silent
 
 

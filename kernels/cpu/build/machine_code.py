@@ -18,7 +18,7 @@ from typing import IO, cast
 from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, opened
 from .prebuilt import Target
 
-# The first thread ends the process when the pipe of its parent does.
+# The thread ends this process when the parent's end of the pipe is closed.
 _CHILD = """
 import os, sys, threading
 threading.Thread(target=lambda: (os.read({alive}, 1), os._exit(1)), daemon=True).start()
@@ -30,8 +30,8 @@ main({parts!r}, {triple!r})
 # The most processes that compile at the same time; each takes 300 MB.
 MOST = 8
 _FORMAT = "a format"
-# Seconds that a core takes to compile each part (Zen 5). The first two are for formats and for panels that have no
-# value of their own. START is the start of a process.
+# Seconds that a core takes to compile each part (Zen 5). The first two are for formats and panels that are not listed.
+# START is the time to start a process.
 SECONDS = {_FORMAT: 1.7, FIXED_END: 0.8, "products": 4.5, "attention": 6.0, "experts": 1.1, "states": 1.2, FIXED: 2.4}
 START = 1.0
 
@@ -93,24 +93,24 @@ def usual_seconds(parts: Sequence[str]) -> float:
 
 
 def seconds_of(part: str) -> float:
-    """Return how long a core takes to compile a part, about."""
+    """Return about how long a core takes to compile a part."""
     return SECONDS.get(part, SECONDS[FIXED_END if part.endswith(FIXED_END) else _FORMAT])
 
 
 def _started(
     parts: Sequence[str], alive: int, errors: IO[bytes], target: Target | None = None
 ) -> subprocess.Popen[bytes]:
-    # Other objects in sys.path are ignored by the import system, and cannot be written as code.
+    # The import system ignores entries of sys.path that are not strings.
     path = [folder for folder in sys.path if isinstance(folder, str)]
     triple = target.triple if target else ""
     code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), triple=triple, alive=alive)
-    # Numba would colour the texts of errors, most of which it catches itself.
+    # Numba would colour the messages of errors, most of which it catches itself.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
     if target:
         environment |= {"NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": target.features}
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
-    # Unbuffered, because a selector sees no bytes that wait in a buffer. In a session of its own, Ctrl-C does not reach
-    # the process: the program would report a failed compilation before it ends.
+    # Unbuffered, because a selector sees no bytes that wait in a buffer. In a new session, because Ctrl-C would
+    # otherwise end the process, and this program would report a failed compilation before it ends.
     return subprocess.Popen(
         [sys.executable, "-c", code],
         bufsize=0,
@@ -129,7 +129,7 @@ def _answer(child: subprocess.Popen[bytes], errors: IO[bytes]) -> bytes:
     code = opened(_read(out, int.from_bytes(_read(out, 8), "little")))
     if code is not None:
         return code
-    out.close()  # closes the pipe, so that a process that still writes ends
+    out.close()  # a process that still writes to the pipe ends
     words = [f"exit code {child.wait()}"]
     if child.returncode > 0:  # a killed process has printed no reason
         errors.seek(0)
@@ -150,8 +150,8 @@ def _read(pipe: IO[bytes], n: int) -> bytes:
 
 # There is a lock per part of the kernels. If several processes need the same code, one compiles it and the others wait.
 
-# Set in a compiling process, which must not start others in turn. That would happen if a file next to the user's
-# program has the name of a standard module, because every process imports this file.
+# Set in a compiling process, which must not start others in turn. A user's file with the name of a standard module
+# could cause this, because every process imports such a file.
 COMPILING = "MLX_ENGINE_COMPILING"
 # Seconds to wait for a process that compiles: it may have been suspended. On two busy cores
 # 44 seconds of compilation were measured.

@@ -71,9 +71,9 @@ def ints(address: int) -> Any:
 
 @intrinsic
 def hidden(typing: Any, value: Any) -> Any:
-    """Return the same number, hidden from LLVM.
+    """Return the same number, in a form that LLVM's optimiser cannot see through.
 
-    LLVM can assume nothing about what is stored at a hidden address, and cannot unroll a loop with a hidden count.
+    LLVM then assumes nothing about the memory at this address, or does not unroll a loop with this count.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -108,7 +108,7 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """Load an int64 atomically. All that a thread wrote before its `write` of this value is then visible."""
+    """Load an int64 atomically. Everything that a thread wrote before its `write` of this value is then visible."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)
@@ -118,7 +118,7 @@ def read(typing: Any, words: Any, index: Any) -> Any:
 
 @intrinsic
 def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
-    """Store an int64 atomically; threads that read it see all values that were written before it."""
+    """Store an int64 atomically. Threads that `read` it see everything that this thread wrote before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _at(context, builder, signature, *args[:2]), "seq_cst", 8)
@@ -129,7 +129,7 @@ def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def fetch_add(typing: Any, words: Any, index: Any, value: Any) -> Any:
-    """Add to an int64 atomically; return its value before."""
+    """Add to an int64 atomically; return its previous value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _at(context, builder, signature, *args[:2]), args[2], "seq_cst")

@@ -3,7 +3,7 @@
 Worker threads poll for chunks for a millisecond after their last chunk, or after the last of several jobs that follow
 each other, because waking a parked thread costs more than a small job. Then they park until a job is submitted. The
 submitting thread wakes parked threads but does not wait for them: it may finish the job before they run. Threads that
-have polled in vain for longer than a chunk takes sleep between polls, so that other processes get the core.
+poll for longer than a chunk takes sleep between polls, so that other processes get the core.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .library import Library
 
 # Seconds that a worker thread polls for work before it parks.
 PATIENCE = 1e-3
-# Seconds after which a thread that polls in vain sleeps between polls. Two processes on two cores then decode 1.5 times
-# as fast as with polls alone (0.6B, Q8_0), and one process alone as fast as before.
+# Seconds of polling without work after which a thread sleeps between polls. Two processes on two cores then decode 1.5
+# times as fast as without sleeping (0.6B, Q8_0), and one process alone as fast as before.
 SPIN_SECONDS = 5e-5
 
 
@@ -37,7 +37,7 @@ class Pool:
         self._start()
 
     def renew(self) -> None:
-        """Start the threads again if this process has been forked, because it has none of its parent's threads.
+        """Start the threads again if this process has been forked, because a fork does not copy threads.
 
         The caller makes sure that no job was running at the time of the fork.
         """
@@ -79,7 +79,7 @@ class _Shared:
     def __init__(self, threads: int, library: Library) -> None:
         self.work_until_idle = library.work_until_idle
         self.control = _aligned(LEFT + LINE * threads)
-        # The operating system provides pages of this only when they are written.
+        # The operating system allocates these pages only when they are written.
         self._scratch = _aligned((threads + 1) * SCRATCH_BYTES // 8)
         self.control[THREADS], self.control[SCRATCH] = threads, self._scratch.ctypes.data
         self._system = ctypes.CDLL(None)  # keeps the address valid

@@ -1,4 +1,4 @@
-"""Machine code that a wheel brings, so that nothing is compiled: a shared library per kind of processor.
+"""Prebuilt machine code in a wheel: one shared library per kind of processor.
 
 `python -m tools.wheel` makes the libraries, and a manifest with the digests of the kernels' source and of each file. A
 library is used if the source is the same, if the file has its digest, and if this processor has all of its
@@ -25,8 +25,8 @@ class Target(NamedTuple):
 
     Attributes:
         machine: as `platform.machine` names it.
-        processor: LLVM's name of the processor that is compiled for, and its features besides, as Numba's variables
-            NUMBA_CPU_NAME and NUMBA_CPU_FEATURES have them.
+        processor: LLVM's name of the processor, as in NUMBA_CPU_NAME.
+        features: its additional features, as in NUMBA_CPU_FEATURES.
         needs: the instruction sets without which the code cannot run, as Linux names them.
     """
 
@@ -37,7 +37,7 @@ class Target(NamedTuple):
 
     @property
     def triple(self) -> str:
-        """LLVM's name of the machine."""
+        """LLVM's target triple."""
         return "arm64-apple-macosx11.0" if sys.platform == "darwin" else f"{self.machine}-unknown-linux-gnu"
 
 
@@ -45,8 +45,8 @@ _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # LLVM's cortex-a76 has float16 arithmetic and atomic instructions, too.
 _DOT = frozenset({"asimd", "asimddp", "asimdhp", "atomics"})
-# The targets of all machines by name, the best first. On Zen 5, VNNI reads a prompt in fixed point in 0.86 of the time,
-# and AVX2 code for `haswell` writes a token in fixed point in 0.86 of the time of code for LLVM's x86-64-v3.
+# The targets of all machines by name, the best first. Measured in fixed point on Zen 5: prefill with VNNI takes 0.86 of
+# the time of x86-64-v4, and decode with code for `haswell` 0.86 of the time of code for LLVM's x86-64-v3.
 TARGETS = {
     "x86-64-v4-vnni": Target("x86_64", "x86-64-v4", "+avx512vnni,+avx512vbmi", _V4 | {"avx512_vnni", "avx512vbmi"}),
     "x86-64-v4": Target("x86_64", "x86-64-v4", "", _V4),
@@ -95,16 +95,16 @@ def find(source: str) -> SharedCode | str:
 
 
 def _fits(target: Target) -> bool:
-    """Return whether a target's code runs here, and is what Numba's variables choose if they are set."""
-    chosen, told = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
-    if (chosen or told) and (chosen, told or "") != (target.processor, target.features):
+    """Return whether a target's code runs here; if Numba's variables are set, they must name this target."""
+    chosen, features = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
+    if (chosen or features) and (chosen, features or "") != (target.processor, target.features):
         return False
     machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
     return target.machine == machine and target.needs <= instruction_sets()
 
 
 def _loaded(name: str, of: Mapping[str, Any]) -> SharedCode | str:
-    """Load a file of the manifest, if it is as it was made."""
+    """Load a file of the manifest, or return why it cannot be used."""
     file = FOLDER / of["file"]
     try:
         if hashlib.sha256(file.read_bytes()).hexdigest() != of["sha256"]:
@@ -119,7 +119,7 @@ def instruction_sets() -> frozenset[str]:
 
     Linux lists only instructions whose registers it saves.
     """
-    if sys.platform == "darwin":  # all processors of Apple have all of them
+    if sys.platform == "darwin":  # all of Apple's processors support all of them
         return _DOT if platform.machine() == "arm64" else frozenset()
     if platform.machine() in ("aarch64", "arm64"):
         bits, places = _auxiliary(16), {"asimd": 1, "atomics": 8, "asimdhp": 10, "asimddp": 20}
@@ -132,7 +132,7 @@ def instruction_sets() -> frozenset[str]:
 
 
 def _auxiliary(kind: int) -> int:
-    """Return a value that the kernel gave to this process: 16 is AT_HWCAP, the instruction sets of arm64."""
+    """Return an entry of the auxiliary vector of this process: 16 is AT_HWCAP, the instruction sets of arm64."""
     try:
         read = ctypes.CDLL(None).getauxval
     except AttributeError:

@@ -41,7 +41,7 @@ def register_lanes() -> int:
 
 @cache
 def has_multishift() -> bool:
-    """Return whether that processor has AVX-512 VBMI: LLVM then permutes bytes with one instruction."""
+    """Return whether the processor that Numba compiles for has AVX-512 VBMI: bytes are permuted in one instruction."""
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_BYTES))
     return "vpermb" in text
 
@@ -70,9 +70,9 @@ _PAIR_DOT = re.compile(r"((?:{vex}\s+)?vpdpwssd|vpmaddwd)\s.*%([yz])mm")
 
 @cache
 def pair_dot() -> str:
-    """Return how an assembler writes that processor's sums of products of pairs of int16, in its widest registers.
+    """Return the assembler mnemonic for sums of products of int16 pairs, in the widest registers of that processor.
 
-    It is vpdpwssd, which also adds to a sum, with the prefix that it needs, or vpmaddwd, which does not; or "".
+    The mnemonic is vpdpwssd (with its prefix), which also adds to a sum; or vpmaddwd, which does not; or "" for none.
     """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_PAIRS))
     found = _PAIR_DOT.search(text)
@@ -87,9 +87,9 @@ def has_quad_dot() -> bool:
     return "sdot" in text
 
 
-# Of each 16 columns of a row that is expanded for tiles this many are contiguous (`tile.py`): with AVX2, one register
-# of them. A register of AVX-512 holds all 16. With NEON and smaller parts, LLVM would load the columns of two steps at
-# once and have no registers left for the sums.
+# The number of contiguous columns, of each 16 columns of a row that is expanded for tiles (`tile.py`): with AVX2 the 8
+# of one register. A register of AVX-512 holds all 16. On NEON, with smaller parts LLVM would load the columns of two
+# steps at once and have no registers left for the sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 
@@ -150,7 +150,7 @@ def splat(typing: Any, scalar: Any) -> Any:
 
 @intrinsic
 def get(typing: Any, floats: Any, at: Any) -> Any:
-    """Load element `at`, without the test for a negative index of `floats[at]`, which keeps LLVM from vectorising."""
+    """Load `floats[at]` without Numba's test for a negative index, because the test keeps LLVM from vectorising."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(element_address(context, builder, signature.args[0], *args))
@@ -160,7 +160,7 @@ def get(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def put(typing: Any, floats: Any, at: Any, value: Any) -> Any:
-    """Store element `at`, without the test that `get` leaves out."""
+    """Store element `at`, without the test for a negative index."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], element_address(context, builder, signature.args[0], *args[:2]))
@@ -207,7 +207,7 @@ def load_splat(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
-    """Load the float16 at byte `at` into every lane as float32: copied first, as processors widen whole vectors."""
+    """Load the float16 at byte `at`, copy it to every lane, convert to float32. Processors convert whole vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)
@@ -358,7 +358,7 @@ def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
 
 
 def _folded(builder: Any, value: Any, join: Any) -> Any:
-    """Reduce all lanes to one, halves joined with halves: the order does not depend on the register width."""
+    """Reduce all lanes to one by joining halves; the order does not depend on the register width."""
     width = LANES
     while width > 1:
         width //= 2
@@ -403,7 +403,7 @@ def prefetch(typing: Any, data: Any, at: Any) -> Any:
 
 # ---- totals of lanes ----
 
-# Totals of the lanes of vectors, halves added to halves. Several vectors are added together to use all lanes.
+# The lanes of a vector are summed by adding halves. Several vectors are reduced together, to use all lanes.
 
 
 def lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
@@ -412,7 +412,7 @@ def lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
 
 
 def _two(builder: Any, a: Any, b: Any, distance: int) -> Any:
-    """Add lanes that are `distance` apart; sums of a go to lanes without this bit, sums of b to lanes with it."""
+    """Add lanes that are `distance` apart. Sums of b are in the lanes whose number has the bit `distance`."""
     n = a.type.count
     stay = [lane if not lane & distance else n + lane for lane in range(n)]
     move = [lane + distance if not lane & distance else n + lane - distance for lane in range(n)]

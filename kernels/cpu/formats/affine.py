@@ -1,6 +1,6 @@
-"""MLX's affine formats on the CPU: groups of 32, 64 or 128 weights as float32, made for each combination that is used.
+"""MLX's affine formats on the CPU: groups of 32, 64 or 128 weights as float32. Each format is compiled when it is used.
 
-A block is a group: its scale and its bias, of float16, bfloat16 or float32, and quants of 2 to 8 bits, in the order of
+A block is a group: a scale and a bias (float16, bfloat16 or float32), then quants of 2 to 8 bits in the order of
 `kernels/blocks.py`. A weight is `scale * q + bias`, with product and sum each rounded; for scales of 16 bits the
 product is exact. The NumPy reference is in `blocks_numpy.py`.
 """
@@ -36,14 +36,14 @@ from .rows import dequantize_pieces, four_rows_of_groups
 from .scales import scales_of
 from .sums import WIDE
 
-# Load scales and packed quants of MLX's affine formats into vectors; made per type of scale and number of bits.
+# Functions that load scales and packed quants into vectors, for each type of scale and number of bits.
 
 _F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
 def scale_and_bias(kind: str) -> Any:
-    """Return the function that loads two floats from a byte offset on, each into every lane: "f16", "bf16" or "f32"."""
+    """Return the function that loads two floats of a type, "f16", "bf16" or "f32", each into every lane."""
     if kind == "bf16":
         return _two_upper_halves
 
@@ -58,7 +58,7 @@ def scale_and_bias(kind: str) -> Any:
 
 @intrinsic
 def _two_upper_halves(typing: Any, data: Any, at: Any) -> Any:
-    """Load two bfloat16, the upper halves of float32, as one word: one load, and one operation for each."""
+    """Load two bfloat16 as one word and convert them to float32: one load, and one operation for each."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         both = _load_word(context, builder, signature, args)
@@ -89,7 +89,7 @@ def pair_of(bits: int, *, clean: bool) -> Any:
     """Return the function that loads 32 quants of `bits` bits from a byte offset on into two vectors, one per word.
 
     Args:
-        bits: 2 to 8. Quants of 4 bits lie in halves (`kernels/blocks.py`), all others one after the other.
+        bits: 2 to 8. The layout is that of `kernels/blocks.py` with biases.
         clean: whether the upper bits of the words must be zeros.
     """
 
@@ -130,7 +130,7 @@ def _quants_of(bits: int, *, clean: bool) -> Any:
 
 
 def _by_bytes(builder: Any, packed: Any, bits: int) -> Any:
-    """Copy the one or two bytes that have a quant into its word, and shift them."""
+    """Return 16 quants as words: copy the one or two bytes that contain a quant to its word, and shift them."""
     firsts, shifts = zip(*(divmod(i * bits, 8) for i in range(LANES)), strict=True)
     places = [p for byte in firsts for p in (byte, min(byte + 1, 2 * bits - 1), byte, byte)]
     mask = ir.Constant(ir.VectorType(_I32, 4 * LANES), places)
@@ -139,7 +139,7 @@ def _by_bytes(builder: Any, packed: Any, bits: int) -> Any:
 
 
 def _by_multishift(builder: Any, packed: Any, bits: int) -> Any:
-    """Take the 8 bits from each quant's first bit on with one instruction; all quants are in 64 bits."""
+    """Return 16 quants as words: one instruction extracts 8 bits for each quant from 64 bits."""
     kind = ir.VectorType(_I8, 4 * LANES)
     places = [p if p < 2 * bits else 0 for p in range(8)]
     eight = builder.shuffle_vector(packed, packed, ir.Constant(ir.VectorType(_I32, 8), places))
@@ -182,12 +182,12 @@ def floats_of_words(typing: Any, words: Any) -> Any:
 
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-# Weights that gemv unpacks together. More share the work on their scale, but those of four rows must fit in registers.
+# Weights of a row that gemv unpacks together. The scale is loaded once for them; those of four rows must fit registers.
 _PIECE = 64 if WIDE else 32
 
 
 class Kernels(NamedTuple):
-    """What the module of another format has, see `format.py`."""
+    """The names that the modules of other formats define (`format.py`)."""
 
     BLOCK: int
     BLOCK_BYTES: int
@@ -237,7 +237,7 @@ def _quants_32(bits: int, scale: str) -> Any:
 
 
 def _packed(bits: int, scale: str) -> Any:
-    """Make the function that returns quants 32 p to 32 p + 31 of a block: with 4 bits as the bytes that have two."""
+    """Make the function that returns quants 32 p to 32 p + 31 of a block; 4-bit quants as 16 bytes of two each."""
     n_scales = 2 * SCALE_BYTES[scale]
 
     @jit

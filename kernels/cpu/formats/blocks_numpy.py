@@ -1,4 +1,4 @@
-"""The NumPy references of the kernels that expand blocks: the exact weights, and the quants that they are made of."""
+"""The NumPy references of the kernels that expand blocks: exact weights, and the quants and scales of the weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
 
 
 class Reference:
-    """A format: `parts(blocks)` returns the parts of its blocks' weights, a call the weights, (n, columns)."""
+    """The reference of a format: `parts(blocks)` returns scales, quants and offsets, and a call returns the weights."""
 
     def __init__(self, parts: Callable[..., Parts]) -> None:
         self.parts, self.__doc__ = parts, parts.__doc__

@@ -1,16 +1,16 @@
-"""Products in fixed point of rows as they are stored, with a few tokens: 8 rows together, block by block.
+"""Fixed-point products of a few tokens with rows as they are stored: 8 rows together, block by block.
 
 `products/fixed_numpy.py` defines the arithmetic. The sum of a block is an exact integer, so its order is free; the sums
 of 8 rows are then multiplied by both scales and added to 8 floats, a lane for each row.
 
 A register holds 16 columns of several rows, one row in each 16 bytes: two rows with AVX2, four with AVX-512, one with
-NEON. So the sums of 8 rows are joined without leaving these 16 bytes. With pairs the bytes in even places, and those in
-odd places, become int16 by a shift or a mask, and one instruction multiplies two columns of every row. With digits, on
-arm64 and with VNNI, bytes stay bytes, and a quant of a token is two of them, 256 high + low.
+NEON. So the sums of a row are added within its 16 bytes. There are two forms. Pairs: the bytes of even and of odd
+columns become int16 by a shift or a mask, and one instruction multiplies two columns of every row. Digits, on arm64 and
+with VNNI: the quants of rows stay bytes, and the quant of a token is two bytes, 256 high + low.
 
-A record of a token has RECORD_BYTES for each 32 columns: for each 16 columns 8 quants of even and 8 of odd columns, or
-16 high and 16 low bytes with digits; then the scale, the total and the totals of 16 columns as floats, and the totals
-as integers. Records of two tokens lie block by block, and those of the next two tokens follow.
+A token's record has RECORD_BYTES for each 32 columns. For each 16 columns these are 8 quants of even and 8 of odd
+columns, or with digits 16 high and 16 low bytes. Then come the scale, the total and the totals of 16 columns as floats,
+and the totals as integers. Records of two tokens are interleaved by blocks; the next two tokens follow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SUMS, _FLOATS, _WORDS = ir.VectorType(_I32, 8), ir.VectorType(_F32, 8), ir.Vect
 # Rows of a register; ROWS of them are multiplied together.
 _IN_REGISTER = register_lanes() // 4
 _REGISTERS = ROWS // _IN_REGISTER
-# Blocks of 32 columns of a step. The sums of two are joined by half as many instructions with AVX-512.
+# Blocks of 32 columns of a step. With AVX-512 the sums of two blocks are reduced with half as many instructions.
 TOGETHER = 2 if _REGISTERS == 2 else 1
 # Whether a quant of a token is two bytes, 256 high + low. sdot needs bytes; with VNNI, vpdpbusd adds four products at
 # once, and bytes of rows need not become int16.
@@ -56,7 +56,7 @@ SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
 # How the quants of rows are stored: as 32 signed or unsigned bytes; two in each of 16 bytes, the first 16 columns in
 # their low halves; two in each of 32 bytes, the first 32 columns in their low halves.
 BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64 = range(4)
-# The bytes whose sign an instruction for bytes does not have: 128 is added to them, or subtracted from them.
+# The bytes whose signedness differs from that of the multiply instruction. 128 is added to, or subtracted from them.
 _MOVED = UNSIGNED_BYTES if QUADS else BYTES
 
 
@@ -78,7 +78,7 @@ class _PackedModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def _blocks_at_once(block_bytes: int, words: int) -> int:
-    """Return how many blocks have their scales in 64 bytes, and have 64 bytes, or 0: 2 or 4."""
+    """Return how many blocks (2 or 4) have at least 64 bytes, with all their scales in the first 64; else 0."""
     fits = [n for n in (2, 4) if (n - 1) * block_bytes + 2 * words <= 64 <= n * block_bytes]
     return fits[0] if fits and words and TOGETHER == 2 else 0
 
@@ -86,7 +86,7 @@ def _blocks_at_once(block_bytes: int, words: int) -> int:
 def _scales_of_blocks(block_bytes: int, words: int) -> Any:
     """Make the function that returns the scales of `_blocks_at_once` blocks at 8 addresses, and their offsets.
 
-    One instruction for each row and 64 bytes takes the row's scales to their lanes.
+    One instruction per row moves the row's scales from its 64 bytes to their lanes.
     """
     n = _blocks_at_once(block_bytes, words)
     several = types.UniTuple(floats_8, n)
@@ -215,7 +215,7 @@ def _pair_products(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _operands(builder: Any, register: Any, stored: int) -> list[Any]:
-    """Return what the quants of a token are multiplied with: bytes with quads, else int16 of even and odd columns."""
+    """Return the quants of rows as operands: bytes with quads, else int16 of the even and of the odd columns."""
     n = register.type.count
     if DIGITS:
         return [builder.xor(register, ir.Constant(register.type, [-128] * n)) if stored == _MOVED else register]
@@ -227,7 +227,7 @@ def _operands(builder: Any, register: Any, stored: int) -> list[Any]:
 
 
 def _token(builder: Any, record: Any, half: int) -> list[Any]:
-    """Return the quants of a token for 16 columns, twice 16 bytes, in each 16 bytes of a register."""
+    """Return the quants of a token for 16 columns as two registers, which repeat 16 bytes each."""
     kind = ir.VectorType(_I8, 16) if DIGITS else _WORDS
     n = kind.count
     parts = [load_at(builder, record, 32 * half + 16 * i, kind) for i in range(2)]
@@ -276,7 +276,7 @@ def _joined_sums(builder: Any, a: Any, b: Any, *, apart: int) -> Any:
 
 
 def _folded(builder: Any, registers: list[Any]) -> Any:
-    """Return the sums of 8 rows in their order; register g has four of each of rows g, g + _REGISTERS, ..."""
+    """Return the sums of 8 rows in order; register g has four sums of each of rows g, g + _REGISTERS, ..."""
     apart = 2
     while apart and len(registers) > 1:
         pairs = zip(registers[::2], registers[1::2], strict=True)
@@ -290,7 +290,7 @@ def _folded(builder: Any, registers: list[Any]) -> Any:
 
 
 def _folded_pair(builder: Any, a: list[Any], b: list[Any]) -> list[Any]:
-    """Return what `_folded` returns of each of two times two registers of AVX-512."""
+    """Return `_folded(a)` and `_folded(b)`, for two AVX-512 registers each."""
     a, b = (_joined_sums(builder, *registers, apart=2) for registers in (a, b))
     even, odd = (shuffled(builder, a, b, list(range(odd, 32, 2))) for odd in (0, 1))
     both = builder.add(even, odd)
@@ -309,7 +309,7 @@ def _all_folded(builder: Any, sums: list[list[Any]]) -> list[Any]:
 
 
 class _Step:
-    """What the parts of one step share while it is generated."""
+    """The common state of the functions that generate one step."""
 
     def __init__(self, builder: Any, n: int, stored: int, kind: int, minus: int) -> None:
         self.builder, self.n, self.stored, self.kind, self.minus = builder, n, stored, kind, minus
@@ -340,7 +340,7 @@ class _Step:
         return found
 
     def added(self, y: Any, sums: list[Any], record: Any, scales: list[Any], offsets: list[Any]) -> Any:
-        """Return y with a block added, in the order of the twin."""
+        """Return y with a block added, in the order of `fixed_numpy.py`."""
         builder, fma = self.builder, f"llvm.fma.v{ROWS}f32"
         totals = [HALF_TOTALS, HALF_TOTALS + 4] if self.kind & HALVES else [TOTAL]
         of_token = everywhere(builder, load_at(builder, record, SCALE, _F32), ROWS)
@@ -360,8 +360,8 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
         n: tokens.
         stored: how quants are stored.
         kind: HALVES, BIASED (`panels.py`).
-        minus: what is subtracted from every quant.
-        together: blocks of 32 columns whose quants, 8 of each, the function is given; NIBBLES_OF_64 are two blocks.
+        minus: the number that is subtracted from every quant.
+        together: blocks of 32 columns per call, whose quants are given for 8 rows; NIBBLES_OF_64 are two blocks.
     """
     n_blocks = 2 if stored == NIBBLES_OF_64 else together
     per_block = 2 if kind & HALVES else 1
@@ -436,9 +436,9 @@ def _put_products(n: int) -> Any:
 
 @jit
 def far_and_near(row_bytes: int, ahead: int) -> Any:
-    """Return how far after byte i of a row the byte is that is read `ahead` bytes of the same stream later.
+    """Return the distances from a byte of a row to the byte that the same stream reads `ahead` bytes later.
 
-    A stream has every second row. Returns the distance from byte `edge` on, the distance before it, and `edge`.
+    A stream has every second row. Return the distance for bytes from `edge` on, that for bytes before it, and `edge`.
     """
     rows = ahead // row_bytes
     near = ahead + rows * row_bytes
@@ -447,7 +447,7 @@ def far_and_near(row_bytes: int, ahead: int) -> Any:
 
 @jit
 def prefetch_lines(rows: Any, line: int, until: int, places: Any) -> int:
-    """Prefetch what is read after the lines of 8 rows from byte `line` to `until - 1`; return the next line's byte."""
+    """Prefetch ahead of the lines of 8 rows from byte `line` to `until - 1`; return the first byte of the next line."""
     far, near, edge = places
     while line < until:
         place = line + (near if line < edge else far)
@@ -474,10 +474,10 @@ def eight_rows_of_groups(
         block: columns of a block, a multiple of 32.
         block_bytes: bytes of a block.
         scales: how the scales and the offsets of blocks are found.
-        quants: function that returns 32 quants of the block at a byte offset, given their number.
-        stored: how it returns them.
-        kind: BIASED.
-        minus: what is subtracted from every quant.
+        quants: function that returns quants 32 p to 32 p + 31 of the block at a byte offset, given p.
+        stored: how `quants` returns them.
+        kind: BIASED or 0.
+        minus: the number that is subtracted from every quant.
         most: the most tokens that are multiplied with rows as they are stored.
     """
     n_groups, at_once = block // 32, _blocks_at_once(block_bytes, scales.words) if block == 32 else 0
@@ -536,7 +536,7 @@ def eight_rows_of_groups(
 
 
 def _eight(quants: Callable[..., Any]) -> Any:
-    """Make the function that returns the quants of 8 rows from the one that returns those of one."""
+    """Make the function that returns the quants of 8 rows from `quants`, which returns those of one row."""
 
     @inlined
     def of_rows(rows: Any, i: int, p: int) -> Any:
@@ -579,11 +579,11 @@ def eight_rows_by_parts(
     Args:
         block_bytes: bytes of a block.
         scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
-        quants: function that returns 64 quants, given their part's number: twice 32 as BYTES, or as NIBBLES_OF_64.
-        places: where the scale of each 32 or 16 columns is among the scales.
-        minima: where the minimum of each 32 or 16 columns is among these; empty if there are none.
+        quants: function that returns quants 64 p to 64 p + 63, given p: twice 32 as BYTES, or as NIBBLES_OF_64.
+        places: for each 32 or 16 columns, the index of its scale among the results of `scales_of`.
+        minima: the same for the minima; empty if there are none.
         stored: how `quants` returns them.
-        kind: HALVES.
+        kind: HALVES or 0.
     """
     kind |= BIASED if minima else 0
     write, n_sums = _scales_writer(scales_of, minima), 2 if kind & HALVES else 1
@@ -602,7 +602,7 @@ def eight_rows_by_parts(
             for i in range(0, n_columns // 256 * block_bytes, block_bytes):
                 write(scratch, raw(a), raw(b), raw(c), raw(d), raw(e), raw(f), raw(g), raw(h), i)
                 stored_scales = hidden(scratch)
-                # A known number of parts would be unrolled.
+                # `hidden`, because LLVM would unroll a loop with a known count.
                 for p in range(hidden(4)):
                     line = prefetch_lines(rows, line, i + (p + 1) * block_bytes // 4, places)
                     sums = part(records, rows, i, p, stored_scales, sums)
@@ -615,7 +615,7 @@ def eight_rows_by_parts(
 
 
 def _two_scales(places: tuple[int, ...], minima: tuple[int, ...], is_biased: bool) -> Any:
-    """Make the function that returns the scales of two neighbouring groups of columns, and their offsets."""
+    """Make the function that returns the scales and the offsets of two adjacent groups of columns."""
 
     @jit
     def load(stored: int, i: int) -> Any:
@@ -668,21 +668,21 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
     ) -> None:  # fmt: skip
         """`y[i apart + r + t y_row] = row r of range i . token t`, in fixed point.
 
-        Two rows of each of four ranges of memory are interleaved block by block: a processor reads several streams
-        faster than one.
+        Two rows of each of four ranges of memory are interleaved block by block, because a processor reads several
+        streams faster than one.
 
         Args:
             n_tokens: 1 or more.
             rows: addresses of the first row of each range.
-            last: addresses of the last row of each range; it is read again where a range has no more rows.
+            last: addresses of the last row of each range, which is read again if a range has too few rows.
             step: bytes from one row to the next.
-            count: rows of each range. An odd one is rounded up: y has a place for one row more.
+            count: rows of each range. An odd count is rounded up, and y has space for the additional row.
             n_columns: columns of the rows, a multiple of 32 and of a block.
             records: address of the tokens' records.
             y: address of the products, float32.
             apart: distance of the products of two ranges.
             y_row: distance of the products of two tokens.
-            ahead: bytes from what is multiplied to what is prefetched.
+            ahead: prefetch distance in bytes.
             scratch: address of FORMAT_SCRATCH bytes of scratch memory.
         """
         for i in range(0, count, 2):

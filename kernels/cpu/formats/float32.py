@@ -26,7 +26,7 @@ four_rows = make_four_rows(LANES, 4 * LANES, weights)
 
 @jit
 def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int) -> None:
-    """`out[to ...] = weights[at ...]` for n weights, then zeros up to a multiple of 16; `expand` has the arguments."""
+    """`out[to ...] = weights[at ...]` for n weights, then zeros up to a multiple of 16; see `format.expand`."""
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
         store_parts(out, to, apart, load(weights, at + i))
@@ -39,7 +39,7 @@ def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int
 
 @jit
 def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-    """Copy weights first to last - 1, as `expand` does."""
+    """Copy weights first to last - 1, with the arguments of `format.expand`."""
     copy(floats(blocks.ctypes.data), first, last - first, out, to, step, apart)
 
 

@@ -1,9 +1,9 @@
 """Storage formats: the kernels that each format exports, and how other kernels call them.
 
-Each format has a file: its blocks as weights in SIMD vectors, from which `rows.py` makes `four_rows` and `dequantize`.
-A format is compiled by itself, when the first model needs it (`library.py`). So other kernels call its kernels through
-the function pointers in the matrix's descriptor, and a new format changes no other kernel. `blocks_numpy.py` has the
-NumPy references of all formats.
+The file of a format has functions that load its blocks as SIMD vectors of weights; from them `rows.py` makes the
+kernels `four_rows` and `dequantize`. A format is compiled separately, when the first model needs it (`library.py`).
+Other kernels call these kernels through function pointers in the matrix's descriptor, so a new format changes no other
+kernel. `blocks_numpy.py` has the NumPy references of all formats.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .sums import PANEL_SIZES, WIDE
 # Bytes of scratch memory that `four_rows`, `expand`, `panel` and `eight_rows` use for scales.
 FORMAT_SCRATCH = 4 * STRETCH
 
-# The most vectors that are multiplied with rows as they are stored, by measurement. With more vectors gemm is faster:
-# gemv dequantises weights once per panel, gemm once. Two panels are worth it where dequantising is cheap.
+# The most vectors that are multiplied with rows as they are stored. With more vectors gemm is faster (measured),
+# because gemv dequantises weights once per panel, gemm once. Two panels pay off if dequantising is cheap.
 TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 
 
 def kernels_of(name: str) -> Any:
-    """Return the module of a format, or what has the same names for an affine format."""
+    """Return the module of a format; for an affine format, an object with the same names."""
     is_affine = affine_format(name) is not None
     module: Any = importlib.import_module(f"{PACKAGE}.formats.{'affine' if is_affine else name}")
     return module.kernels(name) if is_affine else module
@@ -49,8 +49,8 @@ def kernels_of(name: str) -> Any:
 def export_format(name: str) -> list[str]:
     """Export the kernels of a format, and return the exported names.
 
-    A format has BLOCK and BLOCK_BYTES, weights and bytes of a block, `MOST`, the most vectors that are multiplied with
-    stored rows, and the kernels `four_rows` and `dequantize`.
+    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST (the most vectors that are multiplied with stored
+    rows), and the kernels `four_rows` and `dequantize`.
     """
     found = kernels_of(name)
     rows_of, blocks_of = found.four_rows, found.dequantize
@@ -77,7 +77,7 @@ def export_format(name: str) -> list[str]:
 
 
 def export_panel(name: str) -> list[str]:
-    """Export `panel` and `eight_rows`, for products in fixed point, of a format; return the exported names."""
+    """Export a format's `panel` and `eight_rows`, for products in fixed point; return the exported names."""
     found = kernels_of(name)
     (expand_rows, kind), (rows_of, most) = found.panel, found.eight_rows
 
@@ -114,7 +114,7 @@ def most_stored(job: Any, m: int) -> Any:
 
 @jit
 def most_fixed(job: Any, m: int) -> Any:
-    """Return the same for products in fixed point."""
+    """Return the most tokens that are multiplied in fixed point with the rows of matrix m as they are stored."""
     return job[m + PANEL_MOST]
 
 

@@ -1,6 +1,6 @@
 """IQ4_NL on the CPU: 18-byte blocks of a GGUF file as float32 weights.
 
-A block is a float16 scale and 32 quants of 4 bits in the order of Q4_0's, which are indices of 16 levels. A weight is
+A block is a float16 scale and 32 quants of 4 bits in the order of Q4_0. A quant is the index of a level. A weight is
 `d * level`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 

@@ -55,7 +55,7 @@ dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return quants 64 p to 64 p + 63 of the block at byte `at`, twice 32."""
+    """Return quants 64 p to 64 p + 63 of the block at byte `at` in two vectors."""
     low = at + QUANTS + 32 * p
     return levels(load_nibbles(blocks, low)), levels(load_nibbles(blocks, low + 16))
 

@@ -1,8 +1,8 @@
 """MXFP4 on the CPU: 17-byte blocks of a GGUF file as float32 weights.
 
-A block is a power of two, the byte e for 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0's. Levels
-are twice the values of these floats, and scales half of the powers of two. A weight is their product, which float32
-holds exactly. The NumPy references are in `blocks_numpy.py`.
+A block is a byte e, for the power of two 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0. The
+kernel uses integer levels, twice the values of these floats, and half the power of two as the scale. A weight is
+`scale * level`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

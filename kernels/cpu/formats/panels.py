@@ -1,12 +1,12 @@
 """Panels of rows for products in fixed point: quants of ROWS rows as int16 or int8, with their scales and offsets.
 
-A panel is expanded from blocks as they are stored, some hundred columns at a time, and stays in the first-level cache
-while all tokens are multiplied with it (`products/fixed_tile.py`). Its unit is a word of 4 bytes. Of each 32 columns a
-panel has 16 words of each row, word by word of all rows; then ROWS scales and ROWS offsets, and where a format has a
-scale for each 16 columns as many again for the last 16. An offset is what a weight is above `scale * quant`.
+A panel is expanded from stored blocks, some hundred columns at a time, and stays in the L1 cache while all tokens are
+multiplied with it (`products/fixed_tile.py`). It consists of words of 4 bytes. For each 32 columns a panel has 16 words
+of each row, transposed: the first word of all rows, then the second, ... Then come ROWS scales and ROWS offsets, and
+again for the last 16 columns if the format has a scale for each 16. A weight is `scale * quant + offset`.
 
-The bytes of 8 rows become words of 4 columns by a transposition of 8 x 8 words. Each word becomes two pairs of columns
-by shifts, columns 4 i and 4 i + 2, then 4 i + 1 and 4 i + 3. For sdot it stays a word of four columns (QUADS).
+The bytes of 8 rows become words of 4 columns by a transposition of 8 x 8 words. Shifts make two pairs of columns from
+each word: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot a word keeps four columns (QUADS).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def load_nibbles(typing: Any, data: Any, at: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         packed = _load(context, builder, signature, args, ir.VectorType(_I8, 16))
         both = shuffled(builder, packed, packed, [*range(16), *range(16)])
-        # Whole words are shifted: no processor shifts bytes. What comes from the byte above is masked.
+        # No instruction shifts bytes, so whole words are shifted and the bits of the next byte are masked.
         words = builder.lshr(builder.bitcast(both, _EIGHT), ir.Constant(_EIGHT, [0] * 4 + [4] * 4))
         return builder.and_(words, ir.Constant(_EIGHT, [0x0F0F0F0F] * 8))
 
@@ -130,7 +130,7 @@ def union(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def narrowed(typing: Any, low: Any, high: Any) -> Any:
-    """Return the lowest bytes of twice 16 words."""
+    """Return the lowest bytes of two vectors of 16 words."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         low, high = (builder.trunc(a, ir.VectorType(_I8, 16)) for a in args)
@@ -140,7 +140,7 @@ def narrowed(typing: Any, low: Any, high: Any) -> Any:
 
 
 def in_halves(quants: Callable[..., Any]) -> Any:
-    """Make the function that returns 64 quants, which `quants` returns as 16 words, as twice 32."""
+    """Make the function that returns the 64 quants of `quants`, which are 16 words, as two vectors of 32 bytes."""
 
     @jit
     def pair(blocks: Any, at: int, p: int) -> Any:
@@ -195,7 +195,7 @@ def transposed(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _words_of(builder: Any, bytes_: Any, *, unsigned: bool) -> list[Any]:
-    """Return the words of four columns of 8 rows as the panel has them."""
+    """Return words of four columns of 8 rows in the order of the panel."""
     if QUADS:
         return [builder.xor(bytes_, ir.Constant(_EIGHT, [0x80808080 - (1 << 32)] * 8))] if unsigned else [bytes_]
     eight, shorts = ir.Constant(_SHORTS, [8] * 16), builder.bitcast(bytes_, _SHORTS)
@@ -255,8 +255,8 @@ def panel_of_groups(
         block: columns of a block, a multiple of 32.
         block_bytes: bytes of a block.
         scales: how the scales and the offsets of blocks are found.
-        quants_of: function that returns 32 quants of the block at a byte offset, given their number.
-        kind: BIASED, UNSIGNED.
+        quants_of: function that returns quants 32 p to 32 p + 31 of the block at a byte offset, given p.
+        kind: a sum of BIASED and UNSIGNED, or 0.
     """
     write, n_groups, gather = _put_quants(unsigned=kind & UNSIGNED != 0), block // 32, scales.gather
 
@@ -291,10 +291,10 @@ def panel_by_parts(
     Args:
         block_bytes: bytes per block.
         scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
-        quants_of: function that returns 64 quants of a block, twice 32, given their part's number.
-        places: where the scale of each 32 or 16 columns is among these.
-        minima: where the minimum of each 32 or 16 columns is among these; empty if there are none.
-        kind: HALVES.
+        quants_of: function that returns quants 64 p to 64 p + 63 of a block in two vectors, given p.
+        places: for each 32 or 16 columns, the index of its scale among the results of `scales_of`.
+        minima: the same for the minima; empty if there are none.
+        kind: HALVES or 0.
     """
     write, scales_put = _put_quants(unsigned=False), _scale_writer(scales_of, places, minima, kind)
 

@@ -1,9 +1,9 @@
 """Q2_K on the CPU: 84-byte blocks of a GGUF file as float32 weights.
 
-A block is 16 bytes with a scale in the low half and a minimum in the high half, for 16 groups of 16 weights, 64 bytes
-of quants, and two float16 factors. Each 32 bytes of quants have 128 weights, the first 32 in the lowest two bits. A
-weight is `(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The NumPy
-references are in `blocks_numpy.py`.
+A block has 16 groups of 16 weights: 16 bytes, each with a group's scale in the low half and its minimum in the high
+half; 64 bytes of quants; two float16 factors. Each 32 bytes of quants have 128 weights, the first 32 in the lowest two
+bits. A weight is `(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The
+NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

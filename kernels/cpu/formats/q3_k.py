@@ -1,7 +1,7 @@
 """Q3_K on the CPU: 110-byte blocks of a GGUF file as float32 weights.
 
-A block is 32 bytes of third bits, bit j for weights 32 j to 32 j + 31, 64 bytes with the low two bits of quants in the
-order of Q2_K's, 12 bytes with 16 scales of 6 bits, and a float16 factor; quants are counted from -4 and scales from
+A block is 32 bytes with the third bits of quants (bit j for weights 32 j to 32 j + 31), 64 bytes with the low two bits
+in the order of Q2_K, 12 bytes with 16 scales of 6 bits, and a float16 factor. Quants have an offset of -4, scales of
 -32. A weight is `(d * scale) * q`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
@@ -54,7 +54,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     bits = at + LOW + 32 * (p // 2)
     low = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
     low = both(right(low, 4 * (p % 2)), 0x03030303)
-    # The first 32 weights have bit 2 p of the third bits, the last 32 have the next one.
+    # The first 32 weights have bit 2 p of each byte of third bits, the last 32 have bit 2 p + 1.
     third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)
     third = left(both(right(third, 2 * p), 0x01010101), 2)
     return bytes_minus(either(low, third), 4)

@@ -1,7 +1,7 @@
 """Q4_0 on the CPU: 18-byte blocks of a GGUF file as float32 weights.
 
-A block is a float16 scale and 32 quants of 4 bits, counted from -8: byte i has those of weights i and i + 16. A weight
-is `d * (q - 8)`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale and 32 quants of 4 bits: byte i has the quants of weights i and i + 16. A weight is
+`d * (q - 8)`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Q4_K on the CPU: 144-byte blocks of a GGUF file as float32 weights.
 
-A block is two float16 factors, of the scales and of the minima, 12 bytes with 8 of each, and 256 quants of 4 bits: each
-32 bytes have two groups of 32 weights, the first in their low halves. A weight is `(d * scale) * q - dmin * minimum`;
-the first product is exact, so the difference is rounded once. The NumPy references are in `blocks_numpy.py`.
+A block is two float16 factors (of scales and of minima), 12 bytes with 8 scales and 8 minima, and 256 quants of 4 bits:
+each 32 bytes have two groups of 32 weights, the first in the low halves. A weight is
+`(d * scale) * q - dmin * minimum`; the first product is exact, so the difference is rounded once. The NumPy references
+are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .sums import WIDE
 BLOCK, BLOCK_BYTES, MOST = 256, 144, ONE_PANEL if WIDE else 4
 # Where the quants begin in a block.
 QUANTS = 16
-# Where the scale of each group of 32 weights is among the scales; its minimum is 4 later.
+# The index of each group's scale in the result of `load_scales_of_6`; its minimum is 4 later.
 PLACES = (0, 1, 2, 3, 8, 9, 10, 11)
 
 

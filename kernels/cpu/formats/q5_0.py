@@ -1,7 +1,7 @@
 """Q5_0 on the CPU: 22-byte blocks of a GGUF file as float32 weights.
 
-A block is a float16 scale, 32 fifth bits, and 32 quants of 4 bits in the order of Q4_0's; quants are counted from -16.
-A weight is `d * (q - 16)`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale, the fifth bits of 32 quants, and their low 4 bits in the order of Q4_0. A weight is
+`d * (q - 16)`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Q6_K on the CPU: 210-byte blocks of a GGUF file as float32 weights.
 
-A block is 128 bytes with the low four bits of 256 quants, 64 with their high two, 16 signed 8-bit scales and a float16
-factor of these; quants are counted from -32. Each half of a block has 64 bytes of low bits, whose low halves belong to
-its first 64 weights, and 32 bytes of high bits, each with two bits for each of four runs of 32 weights. A weight is `(d
-* scale) * (q - 32)`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+A block is 128 bytes with the low four bits of 256 quants, 64 bytes with the high two bits, 16 signed 8-bit scales and
+their float16 factor. Each 128 weights have 64 bytes of low bits, with the first 64 weights in the low halves, and 32
+bytes of high bits, each with two bits of a weight of each group of 32. A weight is `(d * scale) * (q - 32)`, which
+float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Q8_0 on the CPU: 34-byte blocks of a GGUF file as float32 weights.
 
-A block is a float16 scale and 32 signed bytes; a weight is their product, which float32 holds exactly. Blocks are not
-aligned, and nothing is copied. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale d and 32 signed bytes q; a weight is `d * q`, which float32 holds exactly. Kernels read the
+unaligned blocks in place. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def _load(context: Any, builder: Any, kind: Any, what: Any, array: Any, at: Any)
 
 
 def side_by_side(builder: Any, parts: list[Any]) -> Any:
-    """Return 1, 2, 4, ... vectors of one type as one."""
+    """Concatenate 1, 2, 4, ... vectors of one type."""
     while len(parts) > 1:
         every = list(range(2 * parts[0].type.count))
         parts = [shuffled(builder, a, b, every) for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -59,7 +59,7 @@ def load_words(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_words_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Load 4 words from each of four byte offsets on."""
+    """Load 4 words from each of four byte offsets."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         four = ir.VectorType(_I32, 4)
@@ -95,8 +95,8 @@ def load_uint8(typing: Any, data: Any, at: Any) -> Any:
 def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
     """Load the scales and minima that Q4_K packs into 12 bytes: 4 scales, 4 minima, 4 scales, 4 minima.
 
-    The first four of each have 6 bits of a byte. The last four have their low 4 bits in the third 4 bytes, and their
-    high 2 bits above those of the first four.
+    The first four scales and minima are the low 6 bits of a byte. The last four have their low 4 bits in the third 4
+    bytes, and their high 2 bits in the high bits of the bytes of the first four.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -215,10 +215,9 @@ def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
 
 # ---- bit fields ----
 
-# Bit fields of blocks: scales and quants whose bits are stored in several places.
-#
-# A field is described lane by lane: which byte, how far its bits are shifted right, the mask that remains, and how
-# far they are shifted left. LLVM makes of it a shuffle of bytes and shifts of whole vectors.
+# Bit fields of blocks: scales and quants whose bits are stored in several places. A field says for each lane which byte
+# is loaded, and how its bits are shifted right, masked and shifted left. LLVM makes from it a shuffle of bytes and
+# shifts of whole vectors.
 
 
 class Field(NamedTuple):
@@ -256,7 +255,7 @@ def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
 def _spread(builder: Any, bits: Any) -> Any:
     """Return 16 in the lanes whose bit of an i16 is 1, else 0."""
     sixteen = ir.Constant(_INTS, [16] * LANES)
-    if register_lanes() == LANES:  # the bits are a mask register
+    if register_lanes() == LANES:  # AVX-512: the bits become a mask register
         mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), LANES))
         return builder.select(mask, sixteen, ir.Constant(_INTS, None))
     shifted = everywhere(builder, builder.shl(builder.zext(bits, _I32), ir.Constant(_I32, 4)))
@@ -267,8 +266,8 @@ def _spread(builder: Any, bits: Any) -> Any:
 def load_5_bits(typing: Any, data: Any, low: Any, high: Any) -> Any:
     """Return 32 quants of 5 bits as floats, in two vectors.
 
-    The low 4 bits are in the halves of 16 bytes from byte `low` on, those of the first 16 quants in the low halves. The
-    fifth bits are the 32 bits from byte `high` on.
+    The low 4 bits are in 16 bytes from byte `low` on: the first 16 quants in the low halves, the others in the high
+    halves. The fifth bits are the 32 bits from byte `high` on.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -324,7 +323,7 @@ _BYTES = ir.VectorType(_I8, LANES)
 
 
 def look_up(builder: Any, levels: Sequence[int], quants: Any) -> Any:
-    """Return the levels of 16 bytes below 16 as bytes."""
+    """Return `levels[quant]` for 16 quants, all as bytes."""
     table = ir.Constant(_BYTES, [level & 255 for level in levels])
     is_x86 = binding.get_process_triple().startswith("x86_64")
     name = "llvm.x86.ssse3.pshuf.b.128" if is_x86 else "llvm.aarch64.neon.tbl1.v16i8"
@@ -334,8 +333,8 @@ def look_up(builder: Any, levels: Sequence[int], quants: Any) -> Any:
 def load_levels(levels: Sequence[int]) -> Any:
     """Make the function that loads 32 quants of 4 bits and returns `scale * levels[quant]`, in two vectors.
 
-    The quants are in the halves of 16 bytes, those of the first 16 in the low halves. Levels are signed bytes. With
-    AVX-512 a quant is an index into a register of all 16 products; otherwise one instruction looks up 16 bytes.
+    The quants are in 16 bytes, the first 16 in the low halves. Levels are signed bytes. With AVX-512 a quant is an
+    index into a register of all 16 products; otherwise one instruction looks up 16 bytes.
     """
 
     @intrinsic

@@ -1,7 +1,7 @@
-"""Kernels that every block format shares: products of stored rows with a panel of vectors, and expansion of rows.
+"""Make the kernels of a block format: products of stored rows with a panel of vectors, and expansion of rows.
 
-A format provides a function that returns the weights of a block in SIMD vectors. The kernels made here multiply these
-weights in registers, or write them to memory.
+A format provides a function that returns the weights of a block in SIMD vectors. The kernels multiply these weights in
+registers, or write them to memory.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Calla
     Args:
         block: weights per block.
         block_bytes: bytes per block.
-        piece: weights that are expanded together; registers cannot hold those of a large block.
+        piece: weights that are expanded together; registers cannot hold all weights of a large block.
         weights: function that returns the weights of piece p of the block at a byte offset, as a tuple of vectors.
     """
 
@@ -116,13 +116,13 @@ def four_rows_by_parts(
 ) -> Any:
     """Make the gemv kernel of a format whose blocks have 256 weights.
 
-    Additions to the sums of one row depend on each other, so rows are interleaved four times per block.
+    Additions to the sums of one row depend on each other, so four rows are interleaved, part by part of a block.
 
     Args:
         block_bytes: bytes per block.
         scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
-        part: function that returns 64 weights of a block in four vectors, given their part's number and the place of
-            the block's scales.
+        part: function that returns 64 weights of a block in four vectors, given the number of the part and the index
+            of the block's scales.
         scale_vectors: 1, or 2 with minima.
     """
     put, scales_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
@@ -146,7 +146,7 @@ def four_rows_by_parts(
         ) -> None:  # fmt: skip
             """Multiply the rows at a tuple of addresses together.
 
-            One instruction loads a scale from memory into all lanes; from a register it takes two. So the scales of a
+            Copying a scale to all lanes takes one instruction from memory, two from a register. So the scales of a
             stretch are stored to memory first.
             """
             stored, scales, i = floats(scratch), hidden(scratch), 0
@@ -193,12 +193,12 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
             Args:
                 n_vectors: vectors of the panel, one of `PANEL_SIZES`.
                 rows: addresses of the first row of each range.
-                last: addresses of the last row of each range; it is read again where a range has no more rows.
+                last: addresses of the last row of each range, which is read again if a range has too few rows.
                 step: bytes from one row to the next.
                 count: rows of each range.
                 n_columns: columns of the rows; the totals of several stretches are added in their order.
-                panel: array with (columns / 16, n_vectors, 16).
-                first: index of the panel's first vector at the rows' first column.
+                panel: array that contains the panel, (columns / 16, n_vectors, 16).
+                first: index in `panel` of the first vector's element for the rows' first column.
                 y: products.
                 at: index of the first product.
                 apart: distance in y from one range to the next.
@@ -269,7 +269,7 @@ def dequantize_by_parts(
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
         """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does.
 
-        At address `scratch` is scratch memory for the scales of a block.
+        `scratch` is the address of memory for the scales of a block.
         """
         stored, scales = floats(scratch), floats(hidden(scratch))
         for block in range(first, last):

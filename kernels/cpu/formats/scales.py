@@ -1,4 +1,4 @@
-"""Scales of 8 rows of blocks, and their offsets, a lane for each row: for panels and for rows as they are stored."""
+"""Load the scales and offsets of the blocks of 8 rows, a lane for each row: for panels and for stored rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..build.vectors import vector
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-# Rows whose scales are found together.
+# Rows whose scales are loaded together.
 ROWS = 8
 _SUMS, _FLOATS, _WORDS = (ir.VectorType(kind, ROWS) for kind in (_I32, _F32, _I16))
 
@@ -35,7 +35,7 @@ class _FloatsModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def load_at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
-    """Load what lies `offset` bytes after an address."""
+    """Load a value of type `kind`, `offset` bytes after an address."""
     place = builder.add(address, ir.Constant(_I64, offset))
     loaded = builder.load(builder.inttoptr(place, kind.as_pointer()))
     loaded.align = 1
@@ -43,7 +43,7 @@ def load_at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
 
 
 def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any:
-    """Return what lies `offset` bytes after each address, as a vector."""
+    """Load a value of type `kind`, `offset` bytes after each address, into a vector."""
     found = ir.Constant(ir.VectorType(kind, ROWS), ir.Undefined)
     for r, address in enumerate(addresses):
         found = builder.insert_element(found, load_at(builder, address, offset, kind), ir.Constant(_I32, r))
@@ -51,7 +51,7 @@ def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any
 
 
 def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
-    """Return 8 float16 as floats. They are joined in two words: integer units do that while vector units multiply."""
+    """Return 8 float16 as floats. Integer units join them in two words while vector units multiply."""
     pair = ir.Constant(ir.VectorType(_I64, 2), ir.Undefined)
     for i in range(2):
         word = builder.zext(load_at(builder, addresses[4 * i], offset, _I16), _I64)
@@ -74,11 +74,12 @@ def _both_halves(builder: Any, addresses: list[Any], kind: str) -> list[Any]:
 
 
 class Scales(NamedTuple):
-    """How the scales of blocks are found.
+    """How the scales of blocks are loaded.
 
     Attributes:
-        gather: function that returns the scales at 8 addresses, and their offsets or the scales again.
-        words: float16 at the begin of a block, if these are its scale and its offset; else 0.
+        gather: function that returns the scales at 8 addresses, and their offsets, or the scales twice if there are
+            no offsets.
+        words: how many float16 a block begins with, if these are its scale and its offset; else 0.
     """
 
     gather: Any
@@ -86,7 +87,7 @@ class Scales(NamedTuple):
 
 
 def scales_of(kind: str, *, has_offset: bool) -> Scales:
-    """Return how scales at the begin of blocks are found, and the offsets that follow them.
+    """Return how to load the scales at the start of blocks, and the offsets that follow them.
 
     Args:
         kind: type of both, "f16", "bf16" or "f32".
@@ -133,7 +134,7 @@ def _joined(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any,
 
 
 def scales_one_by_one(scale_of: Callable[..., Any]) -> Scales:
-    """Return how scales are found by the function that returns the scale of one row, a vector of equal lanes."""
+    """Return how to load scales with `scale_of`, which returns the scale of one row in every lane."""
 
     @jit
     def gather(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> Any:

@@ -1,4 +1,4 @@
-"""Building blocks of the gemv kernels (`rows.py`): sums of up to four rows with the vectors of a panel, in registers.
+"""Parts of the gemv kernels (`rows.py`): dot products of up to four rows with the vectors of a panel, in registers.
 
 Each (row, vector) pair has the 16 sums that `tile.py` defines, in one SIMD vector of 16 lanes. The pairs of a kernel
 are a tuple; the pairs of the first row come first.
@@ -62,7 +62,8 @@ def add_products(
         scale_vectors: vectors of stored scales per row and block.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
-    # A row's weights fit beside the sums, those of all rows do not. Rows of a single vector share the panel's element.
+    # The weights of one row fit into the registers beside the sums, the weights of all rows do not. With a single
+    # vector the rows share the panel's element.
     is_tight = register_lanes() == 8 and n_weights > 1
 
     @intrinsic
@@ -93,7 +94,7 @@ def add_products(
 
 
 def _fence(builder: Any) -> None:
-    """Keep LLVM from loading what follows before what precedes is multiplied: it would run out of registers."""
+    """Keep LLVM from moving later loads before earlier products, because it would run out of registers."""
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
 
 

@@ -1,1 +1,1 @@
-"""Products, and what is computed in the rows around them: norms, activations, experts."""
+"""Matrix products, with the norms and activations before and after them, and mixtures of experts."""

@@ -13,7 +13,7 @@ from ..build.vectors import add, div, fma, get, larger, largest_lane, load, mul,
 
 @jit
 def silu(x: Any) -> Any:
-    """`x / (1 + exp(-x))`; where the exponential overflows, x / infinity is the right answer: 0."""
+    """`x / (1 + exp(-x))`. Where the exponential overflows, x / infinity is 0, the correct result."""
     return div(x, add(splat(1.0), exp(sub(zeros(), x))))
 
 
@@ -26,7 +26,7 @@ def gelu(x: Any) -> Any:
 
 @jit
 def gelu_erf(x: Any) -> Any:
-    """`0.5 x erfc(-x / sqrt(2))`; erfc of z >= 0 is `t exp(p(t) - z**2)`, with an error of 1.2e-7 of its value.
+    """`0.5 x erfc(-x / sqrt(2))`; erfc of z >= 0 is `t exp(p(t) - z**2)`, with a relative error of 1.2e-7.
 
     Source of p: W. H. Press et al., "Numerical Recipes in C", section 6.2, a Chebyshev fit in `t = 1 / (1 + z/2)`.
     """
@@ -38,7 +38,7 @@ def gelu_erf(x: Any) -> Any:
     p = fma(t, fma(t, p, splat(0.09678418)), splat(0.37409196))
     p = fma(t, fma(t, p, splat(1.00002368)), splat(-1.26551223))
     half = mul(mul(splat(0.5), t), exp(sub(p, mul(z, z))))
-    # From 0 on the result is x plus that of -x.
+    # For x >= 0 the result is x + gelu_erf(-x).
     return sub(larger(x, zeros()), mul(larger(x, sub(zeros(), x)), half))
 
 
@@ -51,7 +51,7 @@ def relu2(x: Any) -> Any:
 
 @jit
 def clamped_swiglu(gate: Any, up: Any) -> Any:
-    """`(u + 1) * g / (1 + exp(-1.702 g))`, where g is the gate, at most 7, and u is up, from -7 to 7."""
+    """`(u + 1) * g / (1 + exp(-1.702 g))`, with g = min(gate, 7), and u = up clamped to [-7, 7]."""
     g, u = smaller(splat(7.0), gate), smaller(splat(7.0), larger(splat(-7.0), up))
     return div(mul(add(u, splat(1.0)), g), add(splat(1.0), exp(mul(g, splat(-1.702)))))
 
@@ -81,7 +81,7 @@ def gated(activation: int, gate: Any, up: Any) -> Any:
 
 @entry
 def soft_cap(x: int, n: int, cap: float, out: int) -> None:
-    """`out[i] = cap * tanh(x[i] / cap)` of n float32 at address `x`; one order of roundings for every element."""
+    """`out[i] = cap * tanh(x[i] / cap)` of n float32 at address `x`; every element is rounded in the same order."""
     values, capped, whole = floats(x), floats(out), n // LANES * LANES
     factor, of = splat(1 / cap), splat(cap)
     for i in range(0, whole, LANES):

@@ -1,7 +1,7 @@
 """A mixture of experts in one call: norm, router, choice of experts, and the products of each chosen expert.
 
-The rows that have chosen an expert are multiplied together, so an expert's matrices are read once, and not at all if no
-row has chosen it. A row adds up its experts in ascending order, so its bits do not depend on the other rows.
+The rows that use an expert are multiplied together, so the expert's matrices are read at most once. The experts of a
+row are added in ascending order, so the bits of a row do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _vectors(n: int) -> Any:
 
 @jit
 def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int) -> None:
-    """Write the ids of the largest `n_used` of `logits[at ...]`, of equal ones the first."""
+    """Write the ids of the `n_used` largest of `logits[at ...]`; of equal logits, the first is larger."""
     n = 0
     for e in range(n_experts):
         value = get(logits, at + e)
@@ -74,18 +74,17 @@ def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int)
 
 @jit
 def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
-    """Write the sigmoids of n logits, rounded up to whole vectors; as many are read."""
+    """Write the sigmoids of n logits. n is rounded up to whole vectors for reads and writes."""
     for e in range(0, n, LANES):
         store(out, e, div(splat(1.0), add(splat(1.0), exp(sub(zeros(), load(logits, at + e))))))
 
 
 @jit
 def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, scores: Any) -> None:
-    """Write the score of each expert: its sigmoid, or the term of its softmax. `bias` is an address, or 0.
+    """Write the score of each expert: its sigmoid, or its term of the softmax. `bias` is an address, or 0.
 
-    With sigmoids or a bias, what chooses replaces the logits: the sigmoid or the probability, plus the bias. The
-    order of a softmax is that of its logits. `scores` has n_experts floats, rounded up to whole vectors; as many are
-    read from `logits`.
+    The largest logits choose the experts. With sigmoids or a bias, replace each logit by the number that chooses: the
+    sigmoid or the probability, plus the bias. `logits` and `scores` have n_experts floats, rounded up to whole vectors.
     """
     total = np.float32(1)
     if sigmoid != 0:
@@ -108,9 +107,10 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, scores:
 
 @jit
 def keep_groups(values: Any, at: int, n_experts: int, n_groups: int, n_kept: int, sums: Any) -> None:
-    """Replace the values of the experts outside of the `n_kept` best groups by minus infinity; of equal ones the first.
+    """Replace the values of experts outside of the `n_kept` best groups by minus infinity.
 
-    The value of a group is the sum of its two largest. `sums` has n_groups floats.
+    The value of a group is the sum of its two largest values; of equal groups, the first is better. `sums` has n_groups
+    floats.
     """
     size = n_experts // n_groups
     for g in range(n_groups):
@@ -138,8 +138,8 @@ def weigh(
 ) -> None:  # fmt: skip
     """Write the weights of the chosen experts: their scores, divided by their sum if `normalize` is set.
 
-    The terms of a softmax are divided by the sum of all otherwise. `scales` is the address of a factor of each
-    expert's weight, or 0.
+    Without `normalize`, the terms of a softmax are divided by the sum of all terms. `scales` is the address of a
+    factor for each expert's weight, or 0.
     """
     total = np.float32(0)
     if normalize != 0:
@@ -158,14 +158,14 @@ def weigh(
 
 @jit
 def _group(ids: Any, n_pairs: int, n_experts: int, first: Any, pairs: Any) -> None:
-    """Sort the pairs of a row and an expert by expert; those of expert e are `pairs[first[e] : first[e + 1]]`."""
+    """Sort (row, expert) pairs by expert: expert e has `pairs[first[e] : first[e + 1]]`."""
     for e in range(n_experts + 1):
         first[e] = 0
     for i in range(n_pairs):
         first[ids[i] + 1] += 1
     for e in range(n_experts):
         first[e + 1] += first[e]
-    # Each entry advances to the end of its expert's pairs, which is the begin of the next expert's.
+    # Each entry advances to the end of its expert's pairs, where the next expert's pairs begin.
     for i in range(n_pairs):
         pairs[first[ids[i]]] = i
         first[ids[i]] += 1
@@ -200,15 +200,15 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
 def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """`y = residual + norm of the sum of weight * down(activation(gate(h)) * up(h))` over each row's experts.
 
-    h is the normed x; without gates, an expert is `down(activation(up(h)))`. A shared expert is that of all rows, and
-    its weight is the sigmoid of a product, or 1.
+    h is the normed x; without gates, an expert is `down(activation(up(h)))`. A shared expert is used by all rows; its
+    weight is the sigmoid of a product, or 1.
 
     Args:
         address: address of the pool's control block.
         block: address of the words of the mixture (`layout.py`).
         n_tokens: T.
         x: address of the input, (T, D).
-        residual: address of what is added, (T, D), if the mixture adds something; 0 for the input.
+        residual: address of (T, D), which is added if the mixture has a residual; 0 to add the input.
         scratch: address of `layout.expert_scratch` floats, a multiple of 64, followed by the memory of `project`.
         y: address of the output, (T, D), other than the inputs.
     """

@@ -1,8 +1,8 @@
 """Products with activations in fixed point: the tasks that quantise rows, pack them into panels, and multiply.
 
-`fixed_numpy.py` defines the arithmetic and `fixed_tile.py` has the register tiles. A tile multiplies the rows of one
-panel with the tokens of another, so tokens are prepared in groups of one panel each. A group's size does not change
-what a token's products are.
+`fixed_numpy.py` defines the arithmetic and `fixed_tile.py` has the register tiles. A tile multiplies a panel of rows
+with a panel of tokens, so tokens are prepared in groups of one panel each. The products of a token do not depend on the
+size of its group.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def quantize(x: int, n: int, quants: int, scales: int) -> None:
 
 @jit
 def first_of(job: Any, group: int) -> Any:
-    """Return the first token of a group; the sizes of groups differ by one token at most."""
+    """Return the first token of a group; sizes of groups differ by at most one token."""
     return group * job[T] // ceil_div(job[T], TOKENS)
 
 
 @jit
 def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, scales: int) -> None:
-    """Quantise rows `first` to `after - 1` at X, normed if there is a norm. Scratch memory holds one row of floats."""
+    """Norm (if the block has a norm) and quantise rows `first` to `after - 1` at X. `scratch` has one row of floats."""
     n, eps = job[K], np.float32(number(job[NORM_EPS]))
     for t in range(first, after):
         row, i = job[X] + 4 * t * n, t - first
@@ -93,7 +93,7 @@ def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, s
 
 @task
 def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
-    """Quantise the rows of one group at X, normed if there is a norm, and pack them into a panel at Y."""
+    """Norm (if the block has a norm) and quantise the rows of one group at X, and pack them into a panel at Y."""
     n, first, after = job[K], first_of(job, chunk), first_of(job, chunk + 1)
     n_blocks, quants = n // BLOCK, scratch + 4 * n
     scales = quants + 2 * n * TOKENS
@@ -134,7 +134,7 @@ def multiply_fixed(job: Any, chunk: int, scratch: int) -> None:
     n_tokens, place = first_of(job, last) - t, scratch + FORMAT_SCRATCH + _PANEL_BYTES
     size, sums = PANEL_ROWS * n_tokens, floats(place)
     sums[: ceil_div(end - begin, PANEL_ROWS) * n_matrices * size] = 0
-    # Panels of the same columns follow each other, while the tokens' are in the second-level cache.
+    # All panels of the same columns are multiplied first, while the tokens' panels are in the L2 cache.
     for column in range(0, job[K], DEPTH):
         at = place
         for first in range(begin, end, PANEL_ROWS):

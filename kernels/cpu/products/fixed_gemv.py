@@ -1,6 +1,6 @@
 """Products of one or a few tokens in fixed point with rows as they are stored: the tasks.
 
-`fixed_numpy.py` defines the arithmetic, and `formats/fixed_rows.py` has the kernels. They multiply two neighbouring
+`fixed_numpy.py` defines the arithmetic, and `formats/fixed_rows.py` has the kernels. The kernels multiply two adjacent
 rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
 """
 
@@ -32,7 +32,7 @@ from .fixed_numpy import BLOCK
 from .linear_job import HEIGHT, WAYS, T, X, Y, ceil_div, gates, matrix_of, put_ranges
 
 _I8, _I16 = ir.IntType(8), ir.IntType(16)
-# Bytes from what is multiplied to what is prefetched.
+# Prefetch distance in bytes.
 _AHEAD = 1536
 
 
@@ -66,7 +66,7 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
-            # Tokens are in pairs; an odd last one is alone.
+            # Tokens are in pairs; the last of an odd number is single.
             pair, together = t // PAIR * PAIR, min(PAIR, n - t // PAIR * PAIR)
             place = to + RECORD_BYTES * (pair * n_blocks + b * together + t - pair)
             at = 32 * (t * n_blocks + b)
@@ -87,7 +87,7 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
 
 @task
 def prepare_records(job: Any, chunk: int, scratch: int) -> None:
-    """Quantise the rows at X, normed if there is a norm, and write their records to Y."""
+    """Norm (if the block has a norm) and quantise the rows at X, and write their records to Y."""
     n, n_tokens = job[K], job[T]
     quants = scratch + 4 * n
     scales = quants + 2 * n * n_tokens

@@ -1,9 +1,10 @@
-"""Products in fixed point in NumPy, to the last bit: what activations as int16 mean, and in which order sums are added.
+"""The NumPy definition of products in fixed point, to the last bit: int16 activations, and the order of summation.
 
-Columns are cut into blocks of 32. A token has a scale for each block, and int16 quants. The sum of a block's products
-with the quants of a row is an exact integer; a format with a scale for each 16 columns has two sums, in the order of
-columns. From zero on, block by block, `y = fma(offset, total, y)` where the format has offsets, then
-`y = fma(sum, scale of the row * scale of the token, y)`. An offset is what a weight is above `scale * quant`.
+Columns are cut into blocks of 32. A token has int16 quants, and a scale for each block. The sum of a block's products
+of quants is an exact integer; a format with a scale for each 16 columns has two sums per block. A product starts with
+y = 0 and adds the blocks in order: `y = fma(offset, total, y)` if the format has offsets, then
+`y = fma(sum, scale of the row * scale of the token, y)`. A weight is `scale * quant + offset`. `total` is the scale of
+the token times the sum of its quants.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Floats = NDArray[np.float32]
 BLOCK = 32
 # The largest quant: it is 127 * 256 + 127, and so also two signed bytes.
 LIMIT = np.float32(32639)
-# A block whose largest value is smaller is zero: LIMIT divided by it may be infinite.
+# A block whose largest value is below this becomes zero, because LIMIT divided by the value may be infinite.
 LEAST = np.float32(1e-34)
 
 

@@ -1,23 +1,23 @@
-"""Register tiles for activations in fixed point: int16 quants of 32 columns with one scale, in integers.
+"""Register tiles for activations in fixed point: integer products of int16 quants, with one scale for 32 columns.
 
-`fixed_numpy.py` defines the arithmetic. The sum of a block of 32 columns, or of 16 where a format has a scale for 16,
-is an exact int32: it may be added up in any order. Blocks follow each other in the order of columns; each sum adds one
-multiply-add to the output, and one more where a format has a minimum or a bias. So a tile may have any shape, and all
+`fixed_numpy.py` defines the arithmetic. The sum of a block of 32 columns (or of 16, if a format has a scale for 16) is
+an exact int32, so its order of summation is free. Blocks are added in the order of columns; each sum takes one
+multiply-add to the output, and one more if the format has a minimum or a bias. So a tile may have any shape, and all
 processors give the same bits.
 
 A lane is a row of the matrix. Rows are expanded into panels (`formats/panels.py`), tokens are packed into panels of at
-most TOKENS (`pack`), and a tile multiplies one panel of rows with one of tokens. Words of 4 bytes are the unit of both:
+most TOKENS (`pack`), and a tile multiplies one panel of rows with one of tokens. Both consist of words of 4 bytes:
 
     a block of a panel of rows has 16 words of each of ROWS rows, then their scales and offsets, twice
     a block of a panel of n tokens has 16 words of each, then their scales, their totals, the totals of 16 columns, and
     the sums as integers: a total is the scale times the sum of the quants
 
 With pairs a word is two int16, and one instruction multiplies two columns of every row. With quads, on arm64, the first
-8 words of a row are four int8 each, and a quant of a token is two int8, 256 high + low: the first 8 words have the high
-ones, the last 8 the low ones.
+8 words of a row are four int8 each, and a quant of a token is two int8, 256 high + low: the first 8 words of a token
+have the high bytes, the last 8 the low bytes.
 
-LLVM orders the instructions of such a tile so that a quarter of the speed is lost, or spills its sums. So eight pairs
-of columns are one piece of assembly (`_pairs`); `_plain_pairs` is its twin in LLVM's own operations.
+LLVM's code for such a tile loses a quarter of the speed by its instruction order, or spills sums. So eight pairs of
+columns are one piece of inline assembly (`_pairs`); `_plain_pairs` computes the same with LLVM's own operations.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _load(builder: Any, base: Any, n_words: Any, kind: Any) -> Any:
 
 
 def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
-    """Add 8 pairs of columns by one piece of assembly; the sums and four registers are all that AVX2 has.
+    """Add 8 pairs of columns in inline assembly. AVX2 has registers for the sums, and four more.
 
-    Without sums, the first pair's products are the first sums: that saves an addition and a zero for each.
+    Without `sums`, the products of the first pair are the first sums, which saves an addition to zero for each.
     """
     dot, kind = pair_dot(), ir.VectorType(_I32, _WIDTH)
     adds, move = "vpdp" in dot, "vmovdqu" if _WIDTH == 8 else "vmovdqu32"
@@ -143,7 +143,7 @@ def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[A
 
 
 class _Tile:
-    """What the parts of one tile share while it is generated: its shape, its addresses, and the kind of its format."""
+    """The common state of the functions that generate one tile: its shape, its addresses, the kind of its format."""
 
     def __init__(self, builder: Any, n: int, rows: Any, tokens: Any, y: Any, y_row: Any, kind: Any) -> None:
         self.builder, self.n, self.rows, self.tokens = builder, n, rows, tokens
@@ -154,7 +154,7 @@ class _Tile:
         )
 
     def put(self, sums: list[Any], scales: Any, totals: Any) -> None:
-        """Multiply the sums by both scales and add them to y; `scales` and `totals` are places in words."""
+        """Multiply the sums by both scales and add them to y; `scales` and `totals` are offsets in words."""
         with self.builder.if_else(self.biased) as (with_offsets, without):
             with with_offsets:
                 self._put(sums, scales, totals)
@@ -180,13 +180,13 @@ class _Tile:
 
 
 def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
-    """Return one sum for each register of rows and each token: `256 high + low` where there are two."""
+    """Return one sum for each register of rows and each token; with quads it is `256 high + low`."""
     builder, n_sums = tile.builder, tile.n * _REGISTERS
     if len(sums) == n_sums:
         return sums
     eight = ir.Constant(sums[0].type, [8] * _WIDTH)
     found = [builder.add(builder.shl(h, eight), low) for h, low in zip(sums[:n_sums], sums[n_sums:], strict=True)]
-    # Bytes from 0 to 255 are stored as bytes from -128 on.
+    # Unsigned bytes are stored as signed bytes, minus 128.
     offset = builder.select(tile.unsigned, ir.Constant(_I32, 128), ir.Constant(_I32, 0))
     for t in range(tile.n):
         total = _load(builder, tile.tokens, _WHOLE_TOTAL * tile.n + t, _I32)
@@ -286,8 +286,7 @@ multiply_panels = choice(TOKENS, STEP)
 def _pack_block(typing: Any, quants: Any, to: Any, n: Any) -> Any:
     """Write 32 int16 at address `quants` as 16 words, n words apart, from address `to` on.
 
-    A pair has columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, because the pairs of the rows are made by shifting words
-    of four bytes.
+    A pair has columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, like the pairs of rows (`formats/panels.py`).
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -316,7 +315,7 @@ def _pack_block(typing: Any, quants: Any, to: Any, n: Any) -> Any:
 
 @intrinsic
 def sums_of_halves(typing: Any, quants: Any) -> Any:
-    """Return the sum of the first 16 of 32 int16 at address `quants`, and that of the last 16."""
+    """Return the sums of the first 16 and of the last 16 of 32 int16 at address `quants`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, found = ir.VectorType(_I16, 16), []

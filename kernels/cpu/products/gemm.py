@@ -1,14 +1,14 @@
 """Matrix products for prefill (gemm): expand weight rows to float32, and multiply them in register tiles.
 
 Weight rows are expanded one stretch of columns at a time. For at most GEMM_NEAR tokens, four weight rows are expanded
-at a time, so that they stay in the first-level cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so
-that the activations are read less often.
+at a time, so that they stay in the L1 cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so that the
+activations are read less often.
 
 With AVX2 rows and activations are in two parts (`tile.py`), each contiguous for all rows and for all tokens. The first
 parts of all rows are multiplied with the first parts of the tokens of two tiles, then the last parts. So the parts of
-four rows, and of the tokens of two tiles, are together in a first-level cache of 32 KB, and rows are read from the
-second-level cache once for two tiles: 13 bytes per cycle of multiply-adds, where one tile after the other reads 22,
-nearly all that a Zen 3 core can read (a simulation of that cache).
+four rows, and of the tokens of two tiles, fit together into an L1 cache of 32 KB, and rows are read from the L2 cache
+once for two tiles. A simulation of the L1 cache counts 13 bytes per cycle of multiply-adds. With one tile at a time
+it counts 22, nearly the L2 bandwidth of a Zen 3 core.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .tile import KEPT, add_dots, keep_dots, tile_vectors
 
 # Input rows that one chunk of `prepare_rows` prepares.
 PREPARED = 16
-# Parts of rows and activations, and tiles of tokens that are multiplied with the same rows.
+# The number of parts of rows and activations, and of tiles of tokens that are multiplied with the same rows.
 PARTS = LANES // PART
 # Floats of the sums of these tiles, which are kept between two sweeps.
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
@@ -88,9 +88,9 @@ def _add_products(
 def _add_stretch(
     job: Any, expanded: int, together: int, n: int, column: int, t: int, n_tokens: int, sums: Any, at: int, row: int
 ) -> None:
-    """Add the products of n expanded rows and a span of tokens over the stretch that begins at a column.
+    """Add the products of n expanded rows and a span of tokens over the stretch that begins at `column`.
 
-    The memory of the expanded rows, `together` of them, is followed by memory for the sums between two sweeps.
+    Memory for the sums between two sweeps follows the memory of `together` expanded rows.
     """
     whole = ceil_div(min(STRETCH, job[K] - column), LANES) * LANES
     weights, kept, x = floats(expanded), floats(expanded + 4 * GEMM_ROWS * STRETCH), floats(job[X])
@@ -99,7 +99,7 @@ def _add_stretch(
         x_row, x_at = whole // PARTS, column * job[T]
     tiles = ceil_div(n_tokens, tile_vectors())
     for g in range(0, tiles, PARTS):
-        # The sizes of tiles differ by one token at most. Divisions for each tile of rows would cost 2 %.
+        # Sizes of tiles differ by at most one token. Divisions for each tile of rows would cost 2 % of the time.
         begin, middle = g * n_tokens // tiles, (g + 1) * n_tokens // tiles
         end = min(g + PARTS, tiles) * n_tokens // tiles
         for part in range(PARTS):
@@ -139,7 +139,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
-    """Copy the rows at X to Y, normed if there is a norm, and padded with zeros to STRIDE elements.
+    """Norm (if the block has a norm) the rows at X, and write them to Y, padded with zeros to STRIDE elements.
 
     Rows keep their order; with AVX2 each stretch of columns is (parts, T, columns of a part).
     """

@@ -5,8 +5,8 @@ of memory faster than one. So the matrix is divided into WAYS ranges of rows, a 
 kernel multiplies one row of each range at a time.
 
 The input vectors are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of each of its
-vectors, then the next 16 elements of each, and so on. While one stretch of columns is multiplied, that part of the
-panel stays in the first-level cache.
+vectors, then the next 16 elements of each, and so on. While a stretch of columns is multiplied, its part of the panel
+stays in the L1 cache.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ def _first_panel(n_tokens: int) -> int:
     return next(n for n in PANEL_SIZES if 2 * n >= n_tokens and n_tokens - n in PANEL_SIZES)
 
 
-# The number of vectors in the first panel, by the number of all vectors.
+# The number of vectors in the first panel, indexed by the number of all vectors.
 _FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
-# Prefetch distance in bytes with one vector. It is short, because the processor itself prefetches four rows well.
+# Prefetch distance in bytes with one vector. It is short, because the hardware prefetches four rows well.
 _AHEAD = 1024
 # With several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
-# the prefetch distance is a number of whole rows: as many as have this many bytes in one stretch.
+# the prefetch distance is a number of whole rows: those whose parts in one stretch have this many bytes together.
 _AHEAD_OF_PIECES = 2048
 
 
 @jit
 def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
-    """Pack the vectors (T, K) at address x into panels at address `panels`, normed if there is a norm.
+    """Norm (if the block has a norm) the vectors (T, K) at address x, and pack them into panels at address `panels`.
 
-    At address `normed` is scratch memory for (T, K).
+    `normed` is the address of scratch memory for (T, K).
     """
     n, n_tokens, source, out = job[K], job[T], floats(x), floats(panels)
     if job[NORM_WEIGHT] != 0:
@@ -92,7 +92,7 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products = floats(place)
     products[: n_tokens * 4 * size] = 0
-    # A single vector fits into the first-level cache, so each row is read from end to end.
+    # A single vector fits into the L1 cache, so each row is read from start to end.
     depth = n_columns if n_tokens == 1 else min(STRETCH, n_columns)
     step = row_bytes(job, m, n_columns)
     ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_OF_PIECES, row_bytes(job, m, depth)) * step

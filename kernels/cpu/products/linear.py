@@ -1,7 +1,7 @@
 """Linear layers: matrices that share an input are multiplied in one job, with the norms and additions around them.
 
 Small batches are multiplied with rows as they are stored (`gemv.py`), larger ones with expanded rows (`gemm.py`). Both
-give the same bits. Where activations are in fixed point, quantised matrices have kernels of their own (`fixed.py`).
+give the same bits. With activations in fixed point, quantised matrices use the kernels of `fixed.py`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from .norms import norm
 
 # Input rows of a chunk in fixed point (measured).
 _FIXED_TOKENS = 256
-# Bytes of a cache line. A vector that begins at a multiple of this is loaded by one access.
+# Bytes of a cache line. One access loads a vector that begins at a multiple of it.
 _LINE = 4 * LANES
 
 
@@ -87,7 +87,7 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
         source = scratch_of(control, control[THREADS])
         norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
     job[X], job[Y], job[RESIDUAL] = source, y, residual
-    # Each chunk reads each stretch of several vectors from the second-level cache: larger chunks read them less often.
+    # Each chunk reads the vectors from the L2 cache, one stretch at a time. Larger chunks read them less often.
     job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
     _run_stored(control, b, b[TASK_GEMV])
 
@@ -120,7 +120,7 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, s
     job[Y], job[RESIDUAL], job[HEIGHT], job[WAYS] = y, residual, b[CHUNK_GEMM], 1
     job[SPAN] = ceil_div(n_tokens, n_spans)
     job[PIECES] = number_chunks(job)
-    # With few chunks per thread, threads would wait longer for the last chunk.
+    # Smaller chunks, because with few chunks per thread the threads wait longer for the last chunk.
     while job[PIECES] * n_spans < GEMM_CHUNKS * control[THREADS] and job[HEIGHT] > LANES:
         job[HEIGHT] //= 2
         job[PIECES] = number_chunks(job)
@@ -172,7 +172,7 @@ def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, 
 
 @jit
 def _keep(job: Any, b: Any, is_fixed: bool) -> None:
-    """Keep in the job the rows of matrices that are multiplied in fixed point, or those of the others."""
+    """Keep in the job's table only the matrices that are multiplied in fixed point, or only the others."""
     for at in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
         job[at + ROWS] = b[at + ROWS] if (b[at + PANEL] != 0) == is_fixed else 0
 
@@ -207,7 +207,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
     for i in range(TABLE + b[MATRICES] * WIDTH):
         job[i] = b[i]
     job[T] = n_tokens
-    # A norm needs whole rows, which exist only after the job: then the residual is added after the norm.
+    # A norm needs whole rows, which exist only after the job. So the residual is added after the norm.
     added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     if b[FIXED] != 0:
         _keep(job, b, True)
@@ -232,7 +232,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
 def embed(address: int, matrix: int, n_columns: int, ids: int, n: int, out: int) -> None:
     """`out[i] = row ids[i]` of a matrix, expanded; `out` is (n, n_columns) float32.
 
-    All arrays are addresses; `address` is that of the pool's control block, `matrix` that of the matrix's words.
+    `address` is the address of the pool's control block, `matrix` of the matrix's words, `ids` and `out` of arrays.
     """
     control, rows = words(address), words(ids)
     scratch = scratch_of(control, control[THREADS])

@@ -66,9 +66,10 @@ def add_bias(job: Any, m: int, first: int, n: int, products: Any, at: int) -> No
 
 @jit
 def gate_row(job: Any, m: int, first: int, n: int, products: Any, at: int, apart: int) -> None:
-    """Replace n products of the gate, matrix m, by `activation(gate) * up`; those of up are `apart` elements later.
+    """Replace n products of the gate, matrix m, by `activation(gate) * up`.
 
-    Both are from row `first` of their matrix on, without their biases, and padded to whole vectors.
+    The products of up are `apart` elements after those of the gate. Both begin at row `first` of their matrix, lack
+    their biases, and are padded to whole vectors.
     """
     add_bias(job, m, first, n, products, at)
     add_bias(job, m + WIDTH, first, n, products, at + apart)
@@ -78,9 +79,9 @@ def gate_row(job: Any, m: int, first: int, n: int, products: Any, at: int, apart
 
 @jit
 def put_ranges(job: Any, m: int, first: int, n: int, apart: int, products: Any, size: int) -> None:
-    """Write n rows of each range, from its row `first` on, of all tokens. `products` are (T, 4, size).
+    """Write the products of all tokens with n rows of each range, from the range's row `first` on.
 
-    Range `way` of the matrix begins at its row `way * apart`.
+    `products` are (T, 4, size). Range `way` begins at row `way * apart` of the matrix.
     """
     for t in range(job[T]):
         for way in range(job[WAYS]):

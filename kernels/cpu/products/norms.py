@@ -57,7 +57,7 @@ def norm(x: Any, at: int, n: int, weight: int, bias: int, eps: Any, out: Any, to
 
 @jit
 def rotate(x: Any, at: int, half: int, cos: Any, sin: Any, row: int, out: Any, to: int) -> None:
-    """Rotate pairs (j, j + half) by the angles whose cosines begin at `cos[row]`, sines at `sin[row]`; out may be x."""
+    """Rotate pairs (j, j + half) by the angles of `cos[row ...]` and `sin[row ...]`; out may be x."""
     whole = half // LANES * LANES
     for j in range(0, whole, LANES):
         a, b, c, s = load(x, at + j), load(x, at + half + j), load(cos, row + j), load(sin, row + j)
@@ -87,7 +87,7 @@ def norm_rotate(
             rotate(x, source, width // 2, cos, sin, row, out, target)
 
 
-# A norm of rows, a sum of rows, or both: `residual + norm(x)`. The backend's definition in NumPy is the reference.
+# Norm rows, add rows, or both: `residual + norm(x)`. The reference is the backend's NumPy definition.
 
 
 @jit
@@ -103,11 +103,11 @@ def norm_add(address: int, of: int, n_rows: int, width: int, x: int, residual: i
 
     Args:
         address: address of the pool's control block.
-        of: address of the norm's words; 0 for none.
+        of: address of the norm's words; 0 for no norm.
         n_rows: number of rows.
-        width: their width.
+        width: elements of a row.
         x: address of the rows.
-        residual: address of what is added, of the same shape; 0 for nothing.
+        residual: address of the rows to add; 0 for none.
         out: address of the result, other than the inputs.
     """
     y, added = floats(out), floats(residual)

@@ -18,9 +18,9 @@ Floats = NDArray[np.float32]
 def fma(a: Floats, b: Floats, c: Floats | np.float32) -> Floats:
     """Return `a * b + c`, rounded once.
 
-    The product is exact in float64. The sum is rounded to odd there: of the two float64 around it, the one whose last
-    bit is 1. Rounding this to float32 gives what rounding the exact sum gives, because float64 has more than two bits
-    more (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    The product is exact in float64. The sum is rounded to odd: to the adjacent float64 whose last bit is 1. Rounding
+    the result to float32 gives the correctly rounded sum, because float64 has more than two additional bits (Boldo and
+    Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
     product, addend = np.multiply(a, b, dtype=np.float64), np.asarray(c, dtype=np.float64)
     total = np.asarray(product + addend)
@@ -32,7 +32,7 @@ def fma(a: Floats, b: Floats, c: Floats | np.float32) -> Floats:
 
 
 def halves(sums: Floats) -> Floats:
-    """Return the total of the last axis, a power of 2 long: halves are added to halves."""
+    """Return the sum over the last axis, whose length is a power of 2, by adding halves."""
     while sums.shape[-1] > 1:
         half = sums.shape[-1] // 2
         sums = sums[..., :half] + sums[..., half:]
@@ -132,13 +132,13 @@ def _attend_token(
         scores = (tanh(scores * inner) if inner else scores) * scale
         found = scores.max(axis=-1)
         weights = exp2_below(scores - np.maximum(found, np.float32(-3e38))[..., None])
-        # Sums by lane: the weight of key j of the block is added in lane j % 16.
+        # Lane j % 16 adds the weight of key j of the block.
         places = np.zeros((*q.shape[:2], BLOCK), dtype=np.float32)
         places[..., seen.start - first : seen.stop - first] = weights
         by_lane = np.zeros((*q.shape[:2], LANES), dtype=np.float32)
         for j in range(0, BLOCK, LANES):
             by_lane = by_lane + places[..., j : j + LANES]
-        # Join with the blocks before.
+        # Join with the previous blocks.
         joined = np.maximum(largest, found)
         old, new = exp2_below(largest - joined), exp2_below(found - joined)
         sums = fma(sum_weighted(weights, kv[1][..., seen, :]), new[..., None], sums * old[..., None])
@@ -157,7 +157,8 @@ def _attend_token(
 # e**LEAST replaces smaller exponentials, which would be subnormal numbers.
 LEAST = -700.0
 LOG2_E = 1.4426950408889634
-# A float64 of this size has no fraction: adding it rounds to an integer, which the low bits of the sum then hold.
+# Adding this number rounds a float64 to an integer, because the sum has no fraction bits. The sum's low bits are the
+# integer.
 ROUNDER = 1.5 * 2.0**52
 
 # 2**r is the Taylor polynomial of degree 6 of 2**(r / 8), squared three times: its relative error is below 5e-13.
@@ -165,7 +166,7 @@ SQUARINGS = 3
 
 
 def _taylor(degree: int) -> tuple[float, ...]:
-    # By multiplications and divisions alone: the C library's pow may round differently on another system.
+    # Only multiplications and divisions: the C library's pow may round differently on another system.
     found = [1.0]
     for k in range(1, degree + 1):
         found.append(found[-1] * (0.6931471805599453 / 2**SQUARINGS) / k)
@@ -199,11 +200,11 @@ def sum_exp(row: NDArray[np.float32], top: float) -> float:
     sums = np.zeros(LANES)
     for first in range(0, len(row), _STEP):
         part = row[first : first + _STEP]
-        # Lanes without an element add e**LEAST, which is below a unit in the last place of the total, which is >= 1.
+        # Lanes without an element add e**LEAST, which changes no bit of the total, because the total is >= 1.
         padded = np.pad(part.astype(np.float64), (0, -len(part) % LANES), constant_values=-np.inf)
         terms = exp(padded - top).reshape(-1, LANES)
         terms[0] += sums
-        sums = np.add.accumulate(terms)[-1]  # in the order of the rows; `sum` does not promise an order
+        sums = np.add.accumulate(terms)[-1]  # in the order of the rows; the order of `np.sum` is unspecified
     return _halves(sums)
 
 

@@ -1,8 +1,8 @@
 """The sum of the exponentials of a row of logits, in float64: the divisor of softmax. Reference: `order_numpy.py`.
 
-The order of summation is part of the result: element i is added in lane i % 16, then halves of the lanes are added to
-halves. Only additions, multiplications and a rounding to integers are used, and no fused multiply-add. So all
-processors and NumPy give the same bits.
+The order of summation is fixed: lane i % 16 adds element i, then halves of the lanes are added to halves. Only
+additions, multiplications and a rounding to integers are used, and no fused multiply-add. So all processors and NumPy
+give the same bits.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _0, _1, _2, _3, _4, _5, _6 = COEFFICIENTS
 
 @jit
 def exp(x: Any) -> Any:
-    """Return `e**x` for x <= 0 in float64; `order_numpy.exp` says how."""
+    """Return `e**x` for x <= 0 in float64, computed as in `order_numpy.exp`."""
     x = mul(larger(splat(LEAST), x), splat(LOG2_E))
     n = add(x, splat(ROUNDER))
     r = sub(x, sub(n, splat(ROUNDER)))
@@ -84,13 +84,13 @@ def exp(x: Any) -> Any:
 
 @entry
 def sum_exp(row: int, n: int, top: float, out: int) -> None:
-    """`out[0] = sum(exp(row - top))` of (n,) float32 at address `row`, whose largest is `top`; `out` is float64."""
+    """`out[0] = sum(exp(row - top))` in float64, of (n,) float32 at address `row`; `top` is the largest of them."""
     x, largest, sums = floats(row), splat(top), splat(0.0)
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
         sums = add(sums, exp(sub(widen(load(x, i)), largest)))
     if whole < n:
-        # Lanes without an element add e**LEAST, which is below a unit in the last place of the total, which is >= 1.
+        # Lanes without an element add e**LEAST, which changes no bit of the total, because the total is >= 1.
         last = splat_float(-math.inf)
         for i in range(whole, n):
             last = between(i - whole, i - whole + 1, splat_float(get(x, i)), last)

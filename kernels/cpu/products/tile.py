@@ -12,11 +12,10 @@ of 16 lanes. With registers of 8 or 4 lanes a tile makes two or four sweeps over
 quarter of the sums. So the order does not constrain the tile's shape, which follows the number of registers: enough
 independent sums to hide the latency of multiply-adds, and few enough to stay in registers.
 
-Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 each sweep has its own
-part and reads it from end to end. With rows in their own order products took 3 to 10 % longer: the first sweep loaded
-whole cache lines, used half of each, and waited for the second-level cache. With AVX2 the sweeps are separate calls,
-and the first one keeps its sums in memory. So one sweep of several tiles shares rows in the first-level cache
-(`gemm.py`).
+Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 each sweep reads one
+contiguous part. With columns in their original order, products took 3 to 10 % longer: the first sweep loaded whole
+cache lines from the L2 cache and used half of each. With AVX2 the sweeps are separate calls, and the first one keeps
+its sums in memory. So one sweep of several tiles shares rows in the L1 cache (`gemm.py`).
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from ..build.vectors import PART, call_llvm, element_address, everywhere, fold, 
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
-# By lanes of a register: vectors of a tile, and registers that hold the sums of a weighted sum. AVX-512 and NEON have
-# 32 registers, AVX2 has 16; besides the sums they hold a column of the tile's rows or vectors.
+# By lanes of a register: the vectors of a tile, and the registers for the sums of a weighted sum. AVX-512 and NEON have
+# 32 registers, AVX2 has 16. A column of the tile's rows or vectors needs registers, too.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
-# The same for rows that are widened, which takes two more registers: a scale, and an element on its way.
+# The registers for sums with rows that are not float32. A scale and a converted element need two registers.
 _SUMS_OF_WIDENED = {16: 16, 8: 8, 4: 16}
 # The most vectors of a tile on any processor.
 MOST_VECTORS = max(_VECTORS.values())
 # A row or a vector of a tile: a function that generates the load of one register of floats, given its first column.
 Operand = Callable[[Any], Any]
-# A type of stored rows: a function that generates the load of elements as floats from a builder, the address of a row
-# (a pointer to bytes), the first column, and the type of the register.
+# How to read a type of stored rows: a function that generates the load of elements as floats, given a builder, the
+# address of a row (a pointer to bytes), the first column, and the type of the register.
 Read = Callable[[Any, Any, Any, Any], Any]
 # The most floats of sums that one tile keeps between two sweeps.
 KEPT = TILE_ROWS * _VECTORS[8] * PART
@@ -100,7 +99,7 @@ def _zeros(builder: Any, kind: Any, n: int) -> list[Any]:
 
 
 def _for_steps(builder: Any, n: Any, step: int, unrolled: int, body: Callable[[Any], None]) -> None:
-    """Generate a loop of `body(i)` for i = 0, step, ... below n, unrolled; n is a multiple of step."""
+    """Generate an unrolled loop of `body(i)` for i = 0, step, 2 step, ... < n; n is a multiple of step."""
     size = step * unrolled
     whole = builder.and_(n, ir.Constant(_I64, -size))
     with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), whole, ir.Constant(_I64, size), _I64) as (i, _):
@@ -112,7 +111,7 @@ def _for_steps(builder: Any, n: Any, step: int, unrolled: int, body: Callable[[A
 
 
 def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
-    """Add halves of the sums to halves while the halves are in different sweeps; `_fours` adds the rest."""
+    """Add halves of the sums to halves, as far as they are in different sweeps; `_fours` adds the rest."""
     while len(sweeps) > 1:
         half = len(sweeps) // 2
         pairs = zip(sweeps[:half], sweeps[half:], strict=True)
@@ -126,7 +125,7 @@ def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
 def _dots(n_vectors: int) -> Any:
     """Make the tile of TILE_ROWS rows and `n_vectors` vectors over one stretch, whose products are added to y.
 
-    With AVX2 the tile makes the last sweep alone, and finds the sums of the first one at `kept`.
+    With AVX2 the tile makes only the second sweep; the sums of the first one are at `kept`.
     """
 
     @intrinsic
@@ -214,7 +213,7 @@ def _sweep(
 ) -> list[Any]:  # fmt: skip
     """Return one register of sums for each (row, vector) pair; the pairs of the first vector come first.
 
-    The same columns of the float rows `after` (pointers to bytes) are prefetched.
+    Prefetch the same columns of the float rows `after` (pointers to bytes).
     """
     kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
@@ -236,7 +235,7 @@ def _sweep(
 
 
 def _fours(builder: Any, sums: list[Any], width: int) -> list[Any]:
-    """Return for each vector the totals of the four rows."""
+    """Return a register of the four rows' totals for each vector."""
     fours, i = [], 0
     while i < len(sums):
         n = TILE_ROWS
@@ -256,7 +255,7 @@ _keep_1, _keep_2, _keep_3 = (_kept(n) for n in range(1, _VECTORS[8] + 1))
 def keep_dots(
     w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, kept: Any, kept_at: int
 ) -> None:
-    """Make the first of two sweeps; `add_dots` with the same `kept` makes the last one. Only with AVX2.
+    """Make the first of two sweeps; `add_dots` with the same `kept` makes the second one. Only with AVX2.
 
     Arguments are those of `add_dots`; `w` and `x` begin with the first parts. `kept` gets at most `KEPT` floats.
     """
@@ -276,8 +275,8 @@ def add_dots(
     """`y[y_at + t y_row + r] += w row r . x vector t` for four rows and T vectors, at most `tile_vectors()`.
 
     Row r begins at element `at + r w_row` of w, and vector t at element `x_at + t x_row` of x. Both have n columns, a
-    multiple of 16 and at most STRETCH. With AVX2 these are the last parts of rows and vectors, and `keep_dots` has
-    written the sums of the first parts to `kept`; else they are whole, and `kept` is not used.
+    multiple of 16 and at most STRETCH. With AVX2 w and x are the last parts of rows and vectors, and `keep_dots` has
+    written the sums of the first parts to `kept`; otherwise rows are whole and `kept` is not used.
     """
     if n_vectors == 1:
         _add_1(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
@@ -297,7 +296,7 @@ def add_dots(
 
 
 def _switch(builder: Any, value: Any, cases: Mapping[int, Callable[[], None]]) -> None:
-    """Generate the code of the case that a number is; nothing for other numbers."""
+    """Generate a switch: run the case of `value`; nothing for other values."""
     after = builder.append_basic_block("after")
     switch = builder.switch(value, after)
     for number, case in cases.items():
@@ -315,8 +314,8 @@ def dots_of(read: Read, *, widens: bool) -> Any:
     `y[y_at + t y_row + r] = row r . x vector t` for n_rows rows and T vectors, at most `tile_vectors()`, in the order
     of `add_dots`. Rows are `w_row` bytes apart from address w on; vectors begin at element `x_at + t x_row` of x. Both
     have n columns, a multiple of 16 and at most STRETCH. Up to three more products may be written after the last row.
-    Each element is widened in a register, once for all vectors. If `ahead` is not 0, rows are prefetched so many bytes
-    ahead, and with them the same bytes at the address `also`. `widens` is False for float32.
+    Each element is converted to float32 in a register, once for all vectors; `widens` is False if rows are float32.
+    `ahead` is the prefetch distance in bytes, for rows and for the same bytes at the address `also`; 0 is none.
     """
 
     @intrinsic
@@ -358,7 +357,7 @@ def dots_of(read: Read, *, widens: bool) -> Any:
 def _for_tiles(builder: Any, n_rows: Any, w_row: Any, tile: Callable[[Any, Any], None]) -> None:
     """Generate `tile(first row, bytes between rows)` for all rows, four at a time.
 
-    Of fewer than four rows each is in a tile of its own, four times: there may be no memory after the last one.
+    Fewer than four rows are in a tile each, repeated four times: memory after the last row may not be readable.
     """
     zero, four = ir.Constant(_I64, 0), ir.Constant(_I64, TILE_ROWS)
     place = cgutils.alloca_once_value(builder, zero)
@@ -378,7 +377,7 @@ def _for_tiles(builder: Any, n_rows: Any, w_row: Any, tile: Callable[[Any, Any],
 
 
 def _prefetch_rows(builder: Any, w: Any, also: Any, ahead: Any, row: Any, w_row: Any) -> None:
-    """Prefetch four rows `ahead` bytes after byte `row` of w, and four at this byte of `also`; none if `ahead` is 0."""
+    """Prefetch four rows `ahead` bytes after byte `row`, of w and of `also`; none if `ahead` is 0."""
     with builder.if_then(builder.icmp_signed("!=", ahead, ir.Constant(_I64, 0))):
         stop = builder.add(row, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
         with cgutils.for_range_slice(builder, row, stop, ir.Constant(_I64, LINE_BYTES), _I64) as (at, _):
@@ -396,8 +395,8 @@ def _set_dots(
 ) -> None:  # fmt: skip
     """Write the dot products of four stored rows and some vectors.
 
-    The last of several sweeps finds the rows in the first-level cache, so it prefetches the rows `after`. A single
-    sweep would become a tenth slower by this.
+    In the last of several sweeps the rows are in the L1 cache, so it prefetches the rows `after`. A single sweep does
+    not: it would become a tenth slower.
     """
     width = register_lanes()
     kind, sweeps = ir.VectorType(_F32, width), []
@@ -418,9 +417,9 @@ def weighted_of(read: Read, *, widens: bool) -> Any:
 
     `y[y_at + q y_row + e] = sum over j < n of weights[w_at + q w_row + j] * element e of row j`, in the order of j, for
     n_sums sums, at most `tile_vectors()`. Rows are `row` bytes apart from address `rows` on. Each sum begins with zero,
-    or with the value in y if `more` is not 0, and continues by `sum = fma(weight, element, sum)`. The width of a row,
-    the number of elements e, is a multiple of 16. Each element is widened in a register, once for all sums; `widens` is
-    False for float32.
+    or with the value in y if `more` is not 0, and continues by `sum = fma(weight, element, sum)`. Rows have a
+    multiple of 16 elements. Each element is converted to float32 in a register, once for all sums; `widens` is False if
+    rows are float32.
     """
 
     @intrinsic
@@ -462,7 +461,7 @@ def _sum_rows(
 ) -> None:  # fmt: skip
     """Write the weighted sums of n rows; `element(j, e)` generates the load of a register of row j from element e on.
 
-    As many registers of a row are processed at a time as there are for `most` sums, then half as many, and so on.
+    The registers of a row are processed in groups: as many as fit into `most` sums, then half as many, and so on.
     """
     width, first, together = register_lanes(), ir.Constant(_I64, 0), 8
     while together > 1 and together * len(targets) > most:

@@ -1,1 +1,1 @@
-"""Mixers with a state: short convolutions and the gated delta rule."""
+"""Token mixers with a state: short convolutions, the gated delta rule, the state space of Mamba2."""

@@ -1,7 +1,8 @@
-"""Causal convolutions over the tokens of sequences, with gates or an activation, and gates of rows.
+"""Causal convolutions over the tokens of sequences, with gates or an activation; and gates of rows.
 
-Each channel is summed for itself, from the oldest input to the newest: the bits do not depend on the number of tokens
-in a pass. The inputs before the first row of a run are in its source slot; the last ones are written to its target.
+Each channel is summed separately, from the oldest input to the newest, so the bits do not depend on the number of
+tokens in a pass. A run is consecutive rows of one sequence. Its source slot has the inputs before its first row; its
+last inputs are written to its target slot.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from ..build.memory import floats, words
 from ..build.vectors import add, div, fma, load, mul, splat, store, sub, zeros
 from ..products.activations import activate, gated, silu
 
-# Words of a job. The input is X, multiplied with BEFORE unless its address is 0; the output is multiplied with AFTER in
-# the same way. Their rows are so many elements apart. SPAN is the number of channels, or of tokens, of a chunk. KIND is
-# the activation function of a gate.
+# Words of a job. The input is X, multiplied with BEFORE unless this address is 0; the output is multiplied with AFTER
+# in the same way. X_ROW, BEFORE_ROW and AFTER_ROW are elements from one row to the next. SPAN is the number of
+# channels, or of tokens, of a chunk. KIND is the activation function of a gate.
 X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH, KIND = range(15)
 # Channels of a chunk for passes of many tokens, and tokens of a chunk of a gate.
 CHANNELS, TOKENS = 128, 32
@@ -103,12 +104,12 @@ def short_conv(
         x: address of the input.
         x_row: elements from one row of the input to the next.
         before: address of the gate of the input, or 0.
-        before_row: elements from one row of it to the next.
+        before_row: elements from one row of this gate to the next.
         after: address of the gate of the output, or 0.
-        after_row: elements from one row of it to the next.
+        after_row: elements from one row of this gate to the next.
         states: address of the states, (slots, taps - 1, C).
         runs: address of the runs, int64 (n, RUN_WIDTH).
-        n_runs: their number.
+        n_runs: number of runs.
         out: address of (T, C).
     """
     control, b = words(address), words(block)
@@ -139,7 +140,7 @@ def gate_span(job: Any, chunk: int, scratch: int) -> None:
 def gate_rows(
     address: int, task: int, kind: int, n_rows: int, width: int, x: int, x_row: int, gate: int, gate_row: int, out: int
 ) -> None:
-    """Multiply rows with the sigmoid of a gate, or with the gate after another activation function.
+    """Multiply rows with the sigmoid, or another activation function, of a gate.
 
     Args:
         address: address of the pool's control block.

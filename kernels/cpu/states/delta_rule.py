@@ -1,9 +1,9 @@
 """The gated delta rule with its output norm and gate. A chunk is one value head, for all tokens of the pass.
 
-The state of a head is a matrix (E, P). Each token decays it, corrects the value that it has for the token's key, and
-reads it. Sums run over the E rows in order, for each of the P columns: the bits do not depend on the number of tokens
-in a pass. Columns are independent, so 64 of them are computed for a few tokens at a time: this part of the matrix stays
-in the first-level cache.
+The state of a head is a matrix (E, P). Each token decays the matrix, corrects the value that it stores for the token's
+key, and reads it with the token's query. Sums run over the E rows in order, for each of the P columns, so the bits do
+not depend on the number of tokens in a pass. Columns are independent, so 64 of them are computed for a few tokens at a
+time, and this part of the matrix stays in the L1 cache.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..formats.float32 import dot
 from ..products.activations import silu
 from ..products.norms import rms_norm
 
-# Words of a job. Rows of the gate, of beta and of the step are so many elements apart.
+# Words of a job. GATE_ROW, BETA_ROW and STEP_ROW are elements from one row to the next.
 X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)
 # Tokens whose queries and keys are prepared at a time.
 PIECE = 32
@@ -77,7 +77,7 @@ def _scaled(x: Any, at: int, n: int, factor: Any, out: Any, to: int) -> None:
 @jit
 def _four(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any, out: Any,
           to: int) -> None:  # fmt: skip
-    """Take one token in 64 columns of a matrix of n rows. The key lies n elements after the query."""
+    """Apply one token to 64 columns of a matrix of n rows. The key is n elements after the query."""
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
         key, row = load_splat(qk, q + n + e), at + e * apart
@@ -113,7 +113,7 @@ def _four(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: in
 @jit
 def _one(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any, out: Any,
          to: int) -> None:  # fmt: skip
-    """Do the same in 16 columns."""
+    """Apply one token to 16 columns, with the arguments of `_four`."""
     known, y = zeros(), zeros()
     for e in range(n):
         known = fma(load_splat(qk, q + n + e), load(m, at + e * apart), known)
@@ -142,7 +142,7 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
 
 @jit
 def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, target: int, qk: Any) -> None:
-    """Take n tokens, from row `first` on, in one head."""
+    """Apply n tokens, from row `first` on, to one head."""
     E, P, H = block[DELTA_KEY_DIM], block[DELTA_VALUE_DIM], block[DELTA_VALUES]
     m, x, out, gate = floats(job[STORE]), floats(job[X]), floats(job[OUT]), floats(job[GATE])
     values = 2 * block[DELTA_KEYS] * E
@@ -201,7 +201,7 @@ def delta_net(
         step_row: elements from one row of the time step to the next.
         states: address of the states, (slots, H, E, P).
         runs: address of the runs, int64 (n, RUN_WIDTH).
-        n_runs: their number.
+        n_runs: number of runs.
         out: address of (T, H * P).
     """
     control, b = words(address), words(block)

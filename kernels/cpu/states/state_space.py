@@ -1,8 +1,8 @@
 """The state space of Mamba2 (SSD) with its gate, and the norm of its output. A chunk is one head, for all tokens.
 
-The state of a head is a matrix (N, P). Each token decays it, adds to it and reads it. Sums run over the N rows in
-order, for each of the P columns: the bits do not depend on the number of tokens in a pass. Four tokens at a time read
-and write each part of the matrix once; each of them computes what it would compute alone.
+The state of a head is a matrix (N, P). Each token decays the matrix, adds to it and reads it. Sums run over the N rows
+in order, for each of the P columns, so the bits do not depend on the number of tokens in a pass. Four tokens at a time
+read and write each part of the matrix once, with the same bits as one token at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..products.activations import silu
 from ..products.norms import rms_norm
 from .delta_rule import exp_one, softplus
 
-# Words of a job. Rows of the gate and of the step are so many elements apart.
+# Words of a job. GATE_ROW and STEP_ROW are elements from one row to the next.
 X, GATE, GATE_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, ROWS = range(11)
 # Tokens whose decays are prepared at a time, and tokens of a chunk of the norm.
 PIECE, TOKENS = 32, 8
@@ -49,22 +49,22 @@ PIECE, TOKENS = 32, 8
 @jit
 def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: int, v: int, of: Any, at: int, out: Any,
          y: int) -> None:  # fmt: skip
-    """Take one token in 16 columns of a matrix of n rows, read at `source` and written at `to`.
+    """Apply one token to 16 columns of a matrix of n rows, read at `source` and written at `to`.
 
     Args:
         m: the states.
-        source: the index of the first row of these columns before the token.
-        to: the same after the token.
+        source: index in m of these columns' first row before the token.
+        to: index in m of their first row after the token.
         apart: elements from one row to the next.
         n: N.
         x: the convolved rows.
-        b: the index of the token's B there.
-        c: the index of its C.
-        v: the index of these columns of its input.
+        b: index in x of the token's B.
+        c: index in x of the token's C.
+        v: index in x of these columns of the token's input.
         of: decays and time steps.
-        at: the index of the token's decay, after which its time step follows.
+        at: index in `of` of the token's decay; its time step follows.
         out: the output.
-        y: the index of these columns there.
+        y: index in `out` of these columns.
     """
     decay, added, sum_ = load_splat(of, at), mul(load_splat(of, at + 1), load(x, v)), zeros()
     for e in range(n):
@@ -77,7 +77,7 @@ def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: in
 @jit
 def _wide(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: int, v: int, of: Any, at: int, out: Any,
           y: int) -> None:  # fmt: skip
-    """Take one token in 64 columns."""
+    """Apply one token to 64 columns."""
     decay, time = load_splat(of, at), load_splat(of, at + 1)
     a0, a1 = mul(time, load(x, v)), mul(time, load(x, v + LANES))
     a2, a3 = mul(time, load(x, v + 2 * LANES)), mul(time, load(x, v + 3 * LANES))
@@ -106,7 +106,7 @@ def _wide(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: i
 @jit
 def _four(m: Any, source: int, to: int, apart: int, n: int, x: Any, x_row: int, b: int, c: int, v: int, of: Any,
           at: int, out: Any, y: int, y_row: int) -> None:  # fmt: skip
-    """Take four tokens in 16 columns; rows of tokens are `x_row` and `y_row` elements apart."""
+    """Apply four tokens to 16 columns; rows of tokens are `x_row` and `y_row` elements apart."""
     d0, d1, d2, d3 = load_splat(of, at), load_splat(of, at + 2), load_splat(of, at + 4), load_splat(of, at + 6)
     a0, a1 = mul(load_splat(of, at + 1), load(x, v)), mul(load_splat(of, at + 3), load(x, v + x_row))
     a2 = mul(load_splat(of, at + 5), load(x, v + 2 * x_row))
@@ -141,7 +141,7 @@ def _prepare(job: Any, block: Any, head: int, t: int, of: Any, at: int) -> None:
 
 @jit
 def _piece(job: Any, block: Any, head: int, first: int, n: int, source: int, target: int, of: Any) -> None:
-    """Take n tokens, from row `first` on, in one head; `source` and `target` are the indices of its matrices."""
+    """Apply n tokens, from row `first` on, to one head; `source` and `target` are the indices of its matrices."""
     N, P, H, G = block[SPACE_STATE_DIM], block[SPACE_HEAD_DIM], block[SPACE_HEADS], block[SPACE_GROUPS]
     m, x, out = floats(job[STORE]), floats(job[X]), floats(job[OUT])
     row, width = (H * P + 2 * G * N), H * P
@@ -223,7 +223,7 @@ def state_space(
         step_row: elements from one row of the time step to the next.
         states: address of the states, (slots, H, N, P).
         runs: address of the runs, int64 (n, RUN_WIDTH).
-        n_runs: their number.
+        n_runs: number of runs.
         out: address of (T, H * P).
     """
     control, b = words(address), words(block)

@@ -1,4 +1,4 @@
-// What compiled kernels, the runtime and runtime.py agree on. No other header is needed, by none of them.
+// The interface of compiled kernels, the runtime and runtime.py. It includes no other header.
 #pragma once
 
 #define MSL_SIMD_WIDTH 32
@@ -35,13 +35,13 @@ typedef struct {
 
 typedef void (*msl_entry)(void* const* buffers, const msl_thread* thread);
 
-// What a lane finds when the lanes of an operation have brought their values.
+// What a lane receives when all lanes of an operation have passed their values.
 typedef struct {
   const unsigned char* slots;  // of 32 lanes, MSL_SLOT_BYTES apart
-  unsigned lanes;              // a bit for each lane that brought a value
-  unsigned lane;               // who asks
-  void* result;                // a place that all lanes share, for what is the same for all
-  unsigned first;              // whether the asking lane is the one that fills it
+  unsigned lanes;              // a bit for each lane that passed a value
+  unsigned lane;               // the calling lane
+  void* result;                // memory for a result that is the same for all lanes
+  unsigned first;              // whether the calling lane must compute it
 } msl_exchanged;
 
 // The argument of an operation that has none, and of one that needs all lanes.
@@ -50,46 +50,46 @@ enum { MSL_NO_ARGUMENT = -1, MSL_ALL_LANES = -2 };
 // `argument` must be the same for all lanes that take part: the delta of simd_shuffle_down.
 void msl_exchange(const void* value, unsigned bytes, int argument, const char* what, const char* file, unsigned line,
                   msl_exchanged* found);
-void msl_inactive(unsigned lane);   // ends the dispatch: the last operation reads a lane that takes no part
-void msl_undefined(unsigned lane);  // notes in the report that it does, where that may be harmless
+void msl_inactive(unsigned lane);   // end the dispatch, because the last operation reads an inactive lane
+void msl_undefined(unsigned lane);  // only add a note about it, if it may be harmless
 // The memory that a barrier or a fence orders; the values are those of Metal's mem_flags.
 enum { MSL_DEVICE_MEMORY = 1, MSL_THREADGROUP_MEMORY = 2, MSL_MEMORIES = 2 };
 void msl_barrier(unsigned memory, const char* file, unsigned line);
-void msl_simdgroup_fence(unsigned memory);  // by each lane, when all have met
+void msl_simdgroup_fence(unsigned memory);  // called by each lane, when all have reached the barrier
 void msl_thread_fence(unsigned memory);     // atomic_thread_fence
-void msl_print(const char* format, ...) __attribute__((format(printf, 1, 2)));  // a line, of one thread only
-const char* msl_printed(void);                                                  // by the last dispatch
+void msl_print(const char* format, ...) __attribute__((format(printf, 1, 2)));  // a line; only one thread prints
+const char* msl_printed(void);                                                  // the lines of the last dispatch
 void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line);
 
-// What is found. A mistake ends its threadgroup, except for races; notes end nothing.
+// Kinds of findings. A mistake, except a race, ends its threadgroup; notes do not.
 enum {
   MSL_FINE,
-  MSL_FAULT,               // touched memory that is not there, or wrote to what is read-only
+  MSL_FAULT,               // an access to unmapped memory, or a write to read-only memory
   MSL_DIVERGENT_SIMD,      // lanes of a SIMD-group are at different operations
   MSL_RETURNED_SIMD,       // a SIMD-group operation, but lanes have returned
   MSL_DIVERGENT_BARRIER,   // threads wait at different barriers
   MSL_RETURNED_BARRIER,    // a barrier, but threads have returned
   MSL_BARRIER_AND_SIMD,    // some lanes wait at a barrier, others at a SIMD-group operation
-  MSL_UNDEFINED,           // undefined behaviour, as UBSan sees it
+  MSL_UNDEFINED,           // undefined behaviour, found by UBSan
   MSL_ARITHMETIC,          // the processor trapped a division
-  MSL_IMPOSSIBLE,          // code that the compiler took for unreachable
+  MSL_IMPOSSIBLE,          // reached code that the compiler treated as unreachable
   MSL_THREADGROUP_BYTES,   // threadgroup memory beyond its limit
   MSL_THREADGROUP_CANARY,  // written past the end of a threadgroup array
   MSL_VALUE_BYTES,         // a SIMD-group operation on a type that is too wide
   MSL_INTERRUPTED,         // Ctrl-C
-  MSL_RACE,                // two threads at one place, see races.c
-  MSL_INACTIVE_LANE,       // a SIMD-group operation reads a lane that takes no part in it
+  MSL_RACE,                // a data race, see races.c
+  MSL_INACTIVE_LANE,       // a SIMD-group operation reads an inactive lane
   MSL_UNEVEN_ARGUMENT,     // an argument that must be the same for all lanes is not
-  MSL_UNORDERED_SIMD,      // lanes are at operations of which the emulator cannot tell the order
+  MSL_UNORDERED_SIMD,      // lanes are at operations whose order the emulator cannot determine
   MSL_SPINNING,            // a threadgroup that does not end
-  MSL_BOUNDS,              // touched what belongs to no buffer, see bounds.c
+  MSL_BOUNDS,              // an access outside of all buffers, see bounds.c
   MSL_TENSOR,              // a tensor is used in a way that the specification leaves undefined, see tensors.c
   MSL_FIRST_NOTE,
   MSL_SAME_VALUE = MSL_FIRST_NOTE,  // a race of two threads that write the same value
   MSL_TRUNCATED,                    // an implicit conversion changed an integer
-  MSL_UNWRITTEN,                    // a read of memory that nobody has written
-  MSL_SHIFTED,                      // a shuffle that shifts reads a lane that takes no part
-  MSL_WRITER,                       // which thread wrote a byte last: what `trace` asks for
+  MSL_UNWRITTEN,                    // a read of memory that no thread has written
+  MSL_SHIFTED,                      // a shift operation reads an inactive lane
+  MSL_WRITER,                       // the last thread that wrote a byte, for `trace`
   MSL_NOT_WRITTEN,                  // bytes of an output that no thread has written
 };
 
@@ -104,14 +104,14 @@ typedef struct {
   int kind;
   msl_site site, other;
   unsigned group[3], thread[3], lane, other_lane;
-  unsigned other_group[3], other_thread[3];  // of a race: who came before
+  unsigned other_group[3], other_thread[3];  // of a race: the thread of the earlier access
   unsigned count;             // lanes, threads or bytes; of a race: whether it is between threadgroups
-  unsigned times;             // how often the same was found
-  unsigned is_write, is_known;  // of a fault: whether it was a write; whether the processor says so
-  unsigned long address;      // what was touched
-  unsigned long code;         // the instruction that did it, as an offset into `object`
-  unsigned long other_code;   // of a race: the instruction that came before
-  const char* object;         // the shared object that holds it
+  unsigned times;             // how often the same mistake was found
+  unsigned is_write, is_known;  // of a fault: whether it was a write; whether the processor reports this
+  unsigned long address;      // the accessed address
+  unsigned long code;         // the instruction of the access, as an offset into `object`
+  unsigned long other_code;   // of a race: the instruction of the earlier access
+  const char* object;         // the shared object with the instruction
   char detail[MSL_DETAIL_BYTES];
 } msl_report;
 
@@ -121,77 +121,78 @@ typedef struct {
 } msl_array;
 
 typedef struct {
-  unsigned seed;       // 0: in order; 1: backwards; others: shuffled
+  unsigned seed;       // order of threads. 0: ascending; 1: descending; others: shuffled
   unsigned all_lanes;  // whether every SIMD-group operation needs all lanes
-  unsigned races;      // whether the kernel tells of its accesses
-  unsigned at_end;     // whether threadgroup arrays end, or begin, at an unmapped page
-  unsigned poison;     // the byte that threadgroup memory is full of at first
-  unsigned patience;   // milliseconds of the processor that a threadgroup may take
-  unsigned m5;         // whether cooperative tensors lie as on an M5; else `seed` decides
+  unsigned races;      // whether the kernel calls the runtime at each access
+  unsigned at_end;     // whether threadgroup arrays end (or begin) at an unmapped page
+  unsigned poison;     // the initial bytes of threadgroup memory
+  unsigned patience;   // milliseconds of CPU time that a threadgroup may take
+  unsigned m5;         // whether cooperative tensors have the layout of an M5; else `seed` decides
   unsigned print_from[3];  // the position in the grid of the thread that may print
-  unsigned long trace;  // the address of a watched byte whose last writer is noted, or 0
+  unsigned long trace;  // the address of a watched byte whose last writer is reported, or 0
 } msl_options;
 
 typedef struct {
   unsigned long threads, threadgroups, simd_operations, barriers, switches, threadgroup_bytes, tensor_operations;
 } msl_statistics;
 
-// Returns how many reports there are; there is room for 2 * MSL_MAX_FINDINGS.
+// Run a grid; return the number of reports. `reports` has space for 2 * MSL_MAX_FINDINGS.
 unsigned msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* grid, const unsigned* threadgroup,
                       const msl_options* options, msl_statistics* statistics, msl_report* reports);
-// A buffer and all pages around it that are mapped, for exact bounds; from before a dispatch until its end.
+// Declare a buffer and the mapped pages around it, for exact bounds. Called before a dispatch; valid until its end.
 void msl_bound(unsigned long pages, unsigned long page_bytes, unsigned long start, unsigned long bytes);
-// For races, from before a dispatch until its end; `blank` if the memory has no values yet.
+// Check memory for races until the end of the next dispatch; `blank` if the memory has no values yet.
 void msl_watch(unsigned long start, unsigned long bytes, unsigned blank);
-void msl_atomically(int begins);                           // what happens in between is no race
-unsigned msl_threadgroup_arrays(msl_array* arrays);  // of the last dispatch; returns how many
+void msl_atomically(int begins);                           // accesses between begin and end are no races
+unsigned msl_threadgroup_arrays(msl_array* arrays);  // the arrays of the last dispatch; returns their number
 
 // ---- tensors, see tensors.c ----
 
-// What a cooperative tensor holds of a matrix product. A transposed operand has its rows for columns.
+// The role of a cooperative tensor in a matrix product. In a transposed operand, rows and columns are exchanged.
 enum { MSL_LEFT, MSL_RIGHT, MSL_DESTINATION, MSL_ROW_RESULTS, MSL_COLUMN_RESULTS };
 typedef struct {
   int operand, rows, columns;
-  unsigned simdgroups;  // that share it; 0: one thread has it for itself
+  unsigned simdgroups;  // the number of SIMD-groups that share it; 0: it belongs to one thread
 } msl_tile;
 typedef struct {
-  short row, column;  // -1: this element stands for nothing
+  short row, column;  // -1: this element is not valid
 } msl_at;
-// Which thread has which element, in this dispatch.
+// The distribution of elements over threads, in this dispatch.
 typedef struct {
   msl_tile tile;
   unsigned capacity, threads;
-  unsigned follows;    // whether results of rows and columns lie where their sources lie
-  unsigned copies;     // whether a destination lies as an operand of its size does
-  unsigned* asked;     // whether any thread has asked where elements lie
-  const msl_at* at;    // of thread t its element i: at[t * capacity + i]
+  unsigned follows;    // whether results of rows and columns are in the threads that have their sources
+  unsigned copies;     // whether a destination has the layout of an operand of its size
+  unsigned* asked;     // whether any thread has queried the index of an element
+  const msl_at* at;    // the index of element i of thread t: at[t * capacity + i]
 } msl_layout;
-// The threads of an operation's scope, once all are there.
+// The threads of an operation's scope, after all have reached it.
 typedef struct {
-  const void* const* brought;  // by each thread, in order
+  const void* const* brought;  // the argument of each thread, in order
   unsigned threads;
-  unsigned first;  // whether the asking thread is the first that goes on: it acts for all
+  unsigned first;  // whether the calling thread continues first; it computes the operation for all
 } msl_met;
 
 const msl_layout* msl_layout_of(int operand, int rows, int columns, unsigned simdgroups);
-unsigned msl_place_in_scope(unsigned simdgroups);  // of the running thread
+unsigned msl_place_in_scope(unsigned simdgroups);  // the index of the running thread in its scope
 void msl_meet(unsigned simdgroups, const void* brought, const char* what, const char* file, unsigned line,
               msl_met* met);
-void* msl_room(unsigned which, unsigned long bytes);  // one of four places for numbers, until the next call
+void* msl_room(unsigned which, unsigned long bytes);  // one of four scratch memories, valid until the next call for it
 unsigned msl_rounds(void);  // whether relaxed precision drops bits, in this dispatch
-// c = a * b + c; row after row. In which order a sum is made depends on the seed.
+// c = a * b + c, matrices by rows. The order of summation depends on the seed.
 void msl_multiply_floats(const float* a, const float* b, float* c, unsigned m, unsigned n, unsigned k);
 void msl_multiply_ints(const int* a, const int* b, int* c, unsigned m, unsigned n, unsigned k);
-// Ends the threadgroup; the format has what is wrong and, after a new line, what to do. `file` is NULL: at the caller.
+// End the threadgroup. The format has the mistake and, after a new line, advice. If `file` is NULL, the line of the
+// caller is reported.
 void msl_tensor_wrong(const char* file, unsigned line, const char* format, ...)
     __attribute__((noreturn, format(printf, 3, 4)));
 
-// The same at the place of the call, which the compiler must not merge with others.
+// Report a mistake at the line of the call. The compiler must not merge such calls.
 #define MSL_NEVER_RETURNS __attribute__((noreturn, nomerge))
 void msl_outside(long index, int axis, long origin, long extent, long edge) MSL_NEVER_RETURNS;
 void msl_beyond_capacity(long index, unsigned capacity) MSL_NEVER_RETURNS;
 void msl_not_mapped(void) MSL_NEVER_RETURNS;
-void msl_tensor_unplaced(const char* file, unsigned line, const char* operand);  // returns if `m5`
+void msl_tensor_unplaced(const char* file, unsigned line, const char* operand);  // does nothing if `m5` is set
 
 // Elementary functions, see math.c.
 #define MSL_MATH(NAME) float msl_##NAME##f(float x) __attribute__((const));

@@ -1,20 +1,20 @@
-// Exact bounds, in the build that tells of every access: each must lie within one buffer or threadgroup array.
+// Exact bounds, in the build "races", which checks every access: it must be within one buffer or threadgroup array.
 //
-// The bytes beside a buffer on its own pages belong to nobody. What lies beyond these pages is unmapped and faults by
-// itself, so that any other memory is the runtime's, or a thread's own.
+// Accesses to the other bytes of a buffer's pages are mistakes. Memory beyond these pages is unmapped and faults. Any
+// other address is memory of the runtime or private memory of a thread.
 #include "runtime.h"
 
 #include <stdlib.h>
 
 typedef struct {
-  uintptr_t pages, page_bytes;  // all that is mapped
-  uintptr_t start, bytes;       // what a kernel may touch
+  uintptr_t pages, page_bytes;  // the mapped pages
+  uintptr_t start, bytes;       // the bytes that a kernel may access
 } area;
 
 static area* areas;
 static unsigned area_count, area_room;
 
-// By instruction: the area of its last access, as most of them touch the same one again.
+// For each instruction, the area of its last access, because most instructions access the same area again.
 #define GUESSES 1024
 static unsigned guesses[GUESSES];
 

@@ -1,4 +1,4 @@
-// A GPU takes float32 values below 2^-126 for 0.
+// Flush float32 values below 2^-126 to 0, as GPUs do.
 #include "runtime.h"
 
 #if defined(__x86_64__)

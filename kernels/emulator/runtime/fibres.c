@@ -1,4 +1,4 @@
-// A fibre per GPU thread: a stack of its own, and a switch that saves what a function call must keep.
+// A fibre per GPU thread: its own stack, and a switch that saves the registers that a function call must preserve.
 #include "runtime.h"
 
 #include <stddef.h>
@@ -6,10 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// Room for private arrays; only what is touched takes memory. The lowest page of each is unmapped.
+// Stacks have space for private arrays; only written pages take memory. The lowest page of each stack is unmapped.
 #define STACK_BYTES (128 * 1024ul)
 
-// Stacks that lie a power of two apart share the sets of the processor's cache: begin each a little lower.
+// Each stack begins a little lower than the one before, because addresses a power of two apart share cache sets.
 #define STAGGER_BYTES 320ul
 
 static char* stacks;
@@ -54,7 +54,7 @@ __attribute__((naked, noinline)) static void switch_to(void** save __attribute__
 void fibre_begin(unsigned index, fibre* fibre, void (*main)(void)) {
   uintptr_t top = fibre_stack_top(index);
   void** stack = (void**)top;
-  *--stack = NULL;  // a function begins 8 bytes below a multiple of 16
+  *--stack = NULL;  // at its start, a function expects the stack 8 bytes below a multiple of 16
   *--stack = (void*)main;
   for (int saved = 0; saved < 6; saved++) *--stack = NULL;
   fibre->at.stack = stack;
@@ -80,7 +80,7 @@ void fibre_begin(unsigned index, fibre* fibre, void (*main)(void)) {
   uintptr_t top = fibre_stack_top(index);
   void** saved = (void**)(top - 160);
   for (int i = 0; i < 20; i++) saved[i] = NULL;
-  saved[11] = (void*)main;  // x30, where `ret` goes
+  saved[11] = (void*)main;  // x30, the target of `ret`
   fibre->at.stack = saved;
 }
 
@@ -97,7 +97,7 @@ void fibre_abandon(void) {
   switch_to(&nowhere, scheduler.stack);
 }
 
-#else  // any other processor: several times slower, since each switch also asks the system for the signal mask
+#else  // any other processor: several times slower, because each switch calls the system for the signal mask
 
 void fibre_begin(unsigned index, fibre* fibre, void (*main)(void)) {
   uintptr_t top = fibre_stack_top(index);

@@ -1,4 +1,4 @@
-// What a dispatch has found: each mistake and each note once, with how often it came.
+// The findings of a dispatch: each mistake and each note once, with a count.
 #include "runtime.h"
 
 #include <string.h>

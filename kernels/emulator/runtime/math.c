@@ -1,8 +1,8 @@
-// Elementary functions of float32. A C library's own differ in the last bit between systems, versions and, where the
-// library picks a variant for the processor, between processors. These give the same bits everywhere: they use only
-// operations that IEEE 754 rounds exactly (+ - * / sqrt in double, integers), in a fixed order, never fused (the flag
-// -ffp-contract=off). Errors in double stay below 2^-40, so results are float32's nearest number in all but one of some
-// ten thousand arguments, and the next one there.
+// Elementary functions of float32. Those of C libraries differ in the last bit between systems, versions and sometimes
+// processors. These functions give the same bits everywhere: they use only operations that IEEE 754 rounds exactly
+// (+ - * / sqrt in double, integers), in a fixed order, never fused (the flag -ffp-contract=off). Errors in double stay
+// below 2^-40. So all results are the nearest float32, except for about one argument in ten thousand, whose result is
+// an adjacent float32.
 #include <stdint.h>
 #include <string.h>
 
@@ -42,7 +42,7 @@ static double small_expm1(double x) {
   return x + x * x * sum;
 }
 
-// 2^x. Arguments beyond +-1000 count as +-1000: as a float the result is infinite, or 0.
+// 2^x. Arguments are clamped to +-1000, because the result is then infinite or 0 as a float.
 static double power_of_two(double x) {
   if (x != x) return x;
   x = x > 1000 ? 1000 : x < -1000 ? -1000 : x;
@@ -70,15 +70,15 @@ typedef struct {
   double exponent, log;
 } parts;
 
-// log2 x as a whole number and the rest as a natural logarithm. x is a normal number of float64.
+// log2 x as a whole number, and the remainder as a natural logarithm. x is a normal float64.
 static parts logarithm(double x) {
-  uint64_t bits = bits_of(x) - bits_of(0x1.6a09e667f3bcdp-1);  // of sqrt(1/2): the rest lies around 1
+  uint64_t bits = bits_of(x) - bits_of(0x1.6a09e667f3bcdp-1);  // sqrt(1/2), so that the remaining factor is near 1
   int64_t exponent = (int64_t)bits >> 52;
   double rest = double_of(bits_of(x) - ((uint64_t)exponent << 52));
   return (parts){(double)exponent, log_ratio((rest - 1) / (rest + 1))};
 }
 
-// exponent_unit * log2 x, or what stands for it at and beyond the ends.
+// exponent_unit * log2 x, or the special value for 0, infinity, NaN and negative numbers.
 static double log_in(double x, double of_two, double of_e) {
   if (x != x || x == infinite()) return x;
   if (x <= 0) return x == 0 ? -infinite() : __builtin_nan("");
@@ -105,7 +105,7 @@ static double power(double x, double y) {
 
 // ---- circular functions ----
 
-// 2 / pi, the bits after the point; a word of zeros before them.
+// The fraction bits of 2 / pi, after a word of zeros.
 static const uint32_t TWO_OVER_PI[] = {0,          0xa2f9836e, 0x4e441529, 0xfc2757d1,
                                        0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
 
@@ -114,13 +114,13 @@ typedef struct {
   double rest;  // in -pi/4 .. pi/4
 } angle;
 
-// The nearest multiple of pi / 2, and what is left. Of 2/pi only those bits are multiplied that change the result.
+// The nearest multiple of pi / 2, and the remainder. Only the bits of 2/pi that change the result are multiplied.
 static angle reduced(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   double magnitude = __builtin_fabs((double)x);
   if (magnitude <= PI / 4) return (angle){0, x};
-  int first = (int)(bits >> 23 & 255) - 120;  // the bits before are multiples of four quarters
+  int first = (int)(bits >> 23 & 255) - 120;  // earlier bits contribute multiples of four quarters
   unsigned __int128 window = 0;
   for (int i = 0; i < 4; i++) window = window << 32 | TWO_OVER_PI[first / 32 + i];
   window = window << first % 32 >> 32;  // 96 bits
@@ -150,7 +150,7 @@ static double sine(float x, unsigned quarters) {
   return (at.quadrant + quarters) % 4 >= 2 ? -value : value;
 }
 
-// ---- their inverses ----
+// ---- inverse circular functions ----
 
 static double half_angle(double tangent) { return tangent / (1 + __builtin_sqrt(1 + tangent * tangent)); }
 
@@ -193,9 +193,9 @@ static double inverse_hyperbolic_tangent(double x) {
   return a > 1 ? __builtin_nan("") : __builtin_copysign(0.5 * log1p_of(2 * a / (1 - a)), x);
 }
 
-// ---- as kernels call them ----
+// ---- the functions that kernels call ----
 
-// Zero, and what counts as zero (scheduler.c), is returned with its sign.
+// Zero, and values that are flushed to zero (denormals.c), are returned with their sign.
 #define FUNCTION(NAME, RESULT) \
   float msl_##NAME##f(float x) { return (float)(RESULT); }
 #define ODD_FUNCTION(NAME, RESULT) \

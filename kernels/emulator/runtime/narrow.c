@@ -1,5 +1,5 @@
-// Conversions that compilers call by name where the processor has no instruction. A kernel is linked with nothing, so
-// that nothing has to be built first.
+// Conversions that compilers call by name if the processor has no instruction for them. They are defined here, because
+// kernels are linked without libraries.
 #include <stdint.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ static float float_of(uint32_t bits) {
   return x;
 }
 
-// Round to nearest, ties to even: what is cut off carries where it is more than half, or half above an odd number.
+// Round to nearest, ties to even: round up if the dropped bits are more than half, or half and the number is odd.
 EXPORTED bfloat __truncsfbf2(float x) {
   uint32_t bits = bits_of(x);
   uint16_t top = (x != x) ? (uint16_t)(bits >> 16 | 0x40) : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
@@ -53,9 +53,8 @@ EXPORTED float __extendhfsf2(half x) {
   return sign ? -small : small;
 }
 
-// Literals such as 0.5h are long doubles that unoptimised code converts when it runs. A conversion to a wider type that
-// sets the last bit where it cuts anything off ("round to odd") lets the second conversion round as if it were the only
-// one.
+// Literals such as 0.5h are long doubles, which unoptimised code converts at run time. The first conversion sets the
+// last bit if it drops any bits ("round to odd"), so that the second conversion rounds correctly.
 #if __LDBL_MANT_DIG__ == 64
 EXPORTED half __truncxfhf2(long double x) {
   float nearest = (float)x;

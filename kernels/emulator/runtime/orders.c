@@ -1,4 +1,4 @@
-// Orders of threads and threadgroups: 0 in order, 1 backwards, others shuffled.
+// Orders of threads and threadgroups, by the seed: 0 ascending, 1 descending, others shuffled.
 #include "runtime.h"
 
 static unsigned chosen;
@@ -25,7 +25,7 @@ void order_of(unsigned* order, unsigned count) {
   }
 }
 
-// ---- threadgroups: shuffled, a grid is walked with a stride that meets each of them once ----
+// ---- threadgroups: a shuffled grid is visited with a stride that reaches each threadgroup once ----
 
 static unsigned long common_divisor(unsigned long a, unsigned long b) { return b ? common_divisor(b, a % b) : a; }
 

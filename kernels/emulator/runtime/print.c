@@ -1,4 +1,4 @@
-// What a kernel prints: the lines of one thread, since those of all would be as many as there are threads.
+// The lines that a kernel prints. Only one thread prints, because all threads would print too many lines.
 #include "runtime.h"
 
 #include <stdarg.h>
@@ -22,7 +22,7 @@ void msl_print(const char* format, ...) {
   va_start(values, format);
   int wanted = vsnprintf(text + used, room, format, values);
   va_end(values);
-  if (wanted < 0 || (unsigned)wanted + 1 >= room) text[used] = 0;  // no room: whole lines only
+  if (wanted < 0 || (unsigned)wanted + 1 >= room) text[used] = 0;  // no space left: drop the line
   else {
     used += (unsigned)wanted;
     if (wanted && text[used - 1] != '\n') text[used++] = '\n';

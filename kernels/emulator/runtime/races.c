@@ -1,10 +1,10 @@
-// The build "races": clang calls us at every access to memory, as it would call ThreadSanitizer.
+// The build "races": clang calls these functions, instead of ThreadSanitizer's, at every access to memory.
 //
-// Two accesses to one byte race if one of them writes, different threads make them, and nothing orders them. Between
-// threads of one threadgroup a threadgroup_barrier does so, between lanes of one SIMD-group a simdgroup_barrier, for the
-// memory that their mem_flags name; other SIMD-group operations order nothing. atomic_thread_fence orders what comes
-// before a fence of one thread and after a later fence of another. Only outputs and threadgroup memory are watched: all
-// else nobody else can write.
+// Two accesses to one byte race if one of them writes, different threads make them, and they are not ordered. Threads
+// of one threadgroup are ordered by a threadgroup_barrier, lanes of one SIMD-group by a simdgroup_barrier, for the
+// memory that its mem_flags name; other SIMD-group operations order nothing. atomic_thread_fence orders accesses before
+// a fence of one thread and accesses after a later fence of another. Only outputs and threadgroup memory are watched,
+// because other memory is read-only or private to a thread.
 #include "runtime.h"
 
 #include <stddef.h>
@@ -18,23 +18,23 @@
 typedef struct {
   const void* code;
   unsigned group, thread;
-} who;
+} accessor;
 
 typedef struct {
-  who by;                    // .code is NULL: nobody yet
-  unsigned phase, fence, when;  // barriers of the threadgroup, of the SIMD-group, and fences of all threads until then
+  accessor by;               // .code is NULL: no access yet
+  unsigned phase, fence, when;  // counts at the access: barriers of the threadgroup, of the SIMD-group, all fences
   enum { BY_ONE, BY_LANES, BY_SIMDGROUPS } readers;
 } access;
 
 typedef struct {
   access write, read;
-  who also;  // another thread that has read
+  accessor also;  // another thread that has read
   unsigned written_by;  // the last group that wrote, by atomics, too; counted from 1
 } history;  // of one byte
 
 typedef struct {
   uintptr_t start, bytes;
-  int of_group;  // each threadgroup has its own, at the same place
+  int of_group;  // whether it is threadgroup memory, which each threadgroup has at the same addresses
   int blank;
   history* bytes_of;
 } region;
@@ -42,14 +42,14 @@ typedef struct {
 static region regions[MAX_REGIONS];
 static unsigned region_count, this_group, phases[MSL_MEMORIES];
 static int atomically;
-static who traced_atomic;  // wrote the traced byte by an atomic
+static accessor traced_atomic;  // the last atomic write of the traced byte
 
 // ---- fences of threads ----
 
 #define MAX_FENCED_GROUPS (1u << 24)
-static unsigned fences;                                       // of all threads so far
-static unsigned fenced_threads[MSL_MEMORIES][MSL_MAX_THREADS];  // when each of this threadgroup had its last one
-static unsigned* fenced_groups;                               // when a thread of each had its last one, for device memory
+static unsigned fences;                                       // the number of fences of all threads so far
+static unsigned fenced_threads[MSL_MEMORIES][MSL_MAX_THREADS];  // the last fence of each thread of this threadgroup
+static unsigned* fenced_groups;                               // the last fence of each threadgroup, for device memory
 
 void msl_thread_fence(unsigned memory) {
   if (!options.races) return;
@@ -66,7 +66,7 @@ void msl_thread_fence(unsigned memory) {
   fenced_groups[this_group] = fences;
 }
 
-// Whether a fence came after `before`, in its thread or threadgroup, and another one after that in the running one.
+// Whether the thread or threadgroup of `before` had a fence after it, and the running one a later fence.
 static int fenced(const access* before, int of_group) {
   if (!fences) return 0;
   if (before->by.group == this_group) {
@@ -79,7 +79,7 @@ static int fenced(const access* before, int of_group) {
   return first > before->when && fenced_threads[0][running->thread.index] > first;
 }
 
-// ---- what is watched ----
+// ---- watched memory ----
 
 static void forget(region* old) {
   if (old->bytes_of) munmap(old->bytes_of, old->bytes * sizeof(history));
@@ -93,7 +93,7 @@ void races_prepare(void) {
   memset(phases, 0, sizeof phases);
   fences = 0;
   atomically = 0;
-  traced_atomic = (who){0};
+  traced_atomic = (accessor){0};
 }
 
 void races_watch(uintptr_t start, uintptr_t bytes, int of_group, int blank) {
@@ -109,7 +109,7 @@ void msl_atomically(int begins) { atomically = begins; }
 
 void races_next_group(void) {
   this_group = (unsigned)running_group();
-  atomically = 0;  // a thread may have ended within
+  atomically = 0;  // a thread may have ended during an atomic access
   memset(fenced_threads, 0, sizeof fenced_threads);
 }
 
@@ -127,7 +127,7 @@ static region* region_of(uintptr_t address) {
 
 // ---- order ----
 
-static int same_simdgroup(const who* one, const who* other) {
+static int same_simdgroup(const accessor* one, const accessor* other) {
   return one->group == other->group && one->thread / MSL_SIMD_WIDTH == other->thread / MSL_SIMD_WIDTH;
 }
 
@@ -139,7 +139,7 @@ static int ordered(const access* before, const access* now, int of_group) {
   return fenced(before, of_group);
 }
 
-static int same_thread(const who* one, const who* other) {
+static int same_thread(const accessor* one, const accessor* other) {
   return one->thread == other->thread && one->group == other->group;
 }
 
@@ -147,9 +147,9 @@ static int by_another(const access* before, const access* now) {
   return before->readers != BY_ONE || !same_thread(&before->by, &now->by);
 }
 
-// ---- what is found ----
+// ---- findings ----
 
-// A write is judged when the thread has stored its value: what is the same as before is a note.
+// A racing write is reported after the thread has stored its value: if the value is unchanged, as a note.
 static struct {
   uintptr_t address;
   unsigned bytes;
@@ -169,7 +169,7 @@ void races_forget_pending(void) {
   pending.bytes = 0;
 }
 
-static msl_report race(uintptr_t address, const who* before, const who* now, const char* what) {
+static msl_report race(uintptr_t address, const accessor* before, const accessor* now, const char* what) {
   msl_report found = {.kind = MSL_RACE, .site = {what, NULL, 0, 0}, .address = address};
   found.other_code = (unsigned long)before->code;
   found.code = (unsigned long)now->code;
@@ -181,7 +181,7 @@ static msl_report race(uintptr_t address, const who* before, const who* now, con
   return found;
 }
 
-static void read_unwritten(uintptr_t address, const who* now) {
+static void read_unwritten(uintptr_t address, const accessor* now) {
   failure.address = address;
   failure.code = (unsigned long)now->code;
   note(MSL_UNWRITTEN, (msl_site){0});
@@ -222,7 +222,7 @@ static void touch_byte(uintptr_t address, history* past, const access* now, cons
 static void touch(uintptr_t address, unsigned bytes, int writes, const void* code) {
   if (!running) return;
   races_settle();
-  if (fibres_hold(address)) return;  // nobody else's
+  if (fibres_hold(address)) return;  // private memory of a thread
   bounds_check(address, bytes, writes, code);
   region* where = region_of(address);
   if (!where) return;
@@ -245,7 +245,7 @@ static void touch(uintptr_t address, unsigned bytes, int writes, const void* cod
 
 enum { NOBODY, A_THREAD, A_NEIGHBOUR };
 
-// The written byte that is nearest to one that nobody wrote.
+// The address of the written byte that is nearest to an unwritten byte.
 static uintptr_t nearest_written(const region* where, uintptr_t at) {
   for (uintptr_t distance = 1; distance < where->bytes; distance++) {
     if (at >= distance && where->bytes_of[at - distance].write.by.code) return at - distance;
@@ -258,7 +258,7 @@ void races_trace(uintptr_t address) {
   region* where = region_of(address);
   if (!where) return;
   uintptr_t at = address - where->start;
-  const who* by = where->bytes_of[at].write.by.code ? &where->bytes_of[at].write.by : &traced_atomic;
+  const accessor* by = where->bytes_of[at].write.by.code ? &where->bytes_of[at].write.by : &traced_atomic;
   msl_report found = {.kind = MSL_WRITER, .address = address, .count = A_THREAD};
   if (!by->code) {
     at = nearest_written(where, at);
@@ -303,7 +303,7 @@ ACCESS(unaligned_, 4)
 ACCESS(unaligned_, 8)
 ACCESS(unaligned_, 16)
 
-// Loops that copy or fill are turned into calls.
+// Clang turns loops that copy or fill memory into calls of these functions.
 EXPORTED void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
   touch((uintptr_t)from, (unsigned)bytes, 0, CALLER);
   touch((uintptr_t)to, (unsigned)bytes, 1, CALLER);

@@ -1,4 +1,4 @@
-// What the files of the runtime share. One dispatch at a time: runtime.py holds a lock.
+// Declarations that the files of the runtime share. One dispatch runs at a time: runtime.py holds a lock.
 #pragma once
 #include <stdint.h>
 
@@ -6,7 +6,7 @@
 
 typedef enum { READY, AT_SIMD, AT_BARRIER, DONE } state;
 
-// Where a fibre, or the scheduler, goes on.
+// The saved state of a fibre or of the scheduler.
 #if (defined(__x86_64__) || defined(__aarch64__)) && !defined(MSL_UCONTEXT)
 typedef struct { void* stack; } context;
 #else
@@ -18,21 +18,21 @@ typedef struct {
   context at;
   msl_thread thread;
   state state;
-  const char* what;  // where it waits
+  const char* what;  // the operation at which it waits
   const char* file;
   unsigned line;
-  const void* value;  // what it brings to a SIMD-group's operation
+  const void* value;  // its argument of a SIMD-group operation
   unsigned bytes;
   int argument;
-  unsigned memory;  // that its barrier orders
+  unsigned memory;  // the memory that its barrier orders
 } fibre;
 
-// The values of a SIMD-group's operation, from when its lanes go on until they wait again.
+// The values of a SIMD-group operation, valid from when its lanes continue until they wait again.
 typedef struct {
   _Alignas(64) unsigned char slots[MSL_SIMD_WIDTH * MSL_SLOT_BYTES];
   _Alignas(64) unsigned char result[MSL_RESULT_BYTES];
   unsigned lanes, unfilled;
-  unsigned unfenced;              // whether no lane has passed the barrier that all wait at
+  unsigned unfenced;              // whether no lane has passed the barrier at which all wait
   unsigned fences[MSL_MEMORIES];  // how often lanes have passed a barrier for device and for threadgroup memory
 } simdgroup;
 
@@ -40,13 +40,13 @@ typedef struct {
 void fibres_prepare(unsigned count);
 void fibre_begin(unsigned index, fibre* fibre, void (*main)(void));
 void fibre_switch(fibre* from, fibre* to);  // NULL is the scheduler
-void fibre_abandon(void);                   // to the scheduler, never to come back
+void fibre_abandon(void);                   // switch to the scheduler and never return
 uintptr_t fibre_stack_top(unsigned index);
 int fibres_guard(uintptr_t address);
-int fibres_hold(uintptr_t address);  // whether it is in a stack
+int fibres_hold(uintptr_t address);  // whether the address is in a stack
 
 // denormals.c
-unsigned long denormals_flush(void);  // returns what to restore
+unsigned long denormals_flush(void);  // returns the value for denormals_restore
 void denormals_restore(unsigned long before);
 
 // print.c
@@ -54,9 +54,9 @@ void print_begin(void);
 
 // orders.c
 void orders_begin(unsigned seed);
-void order_of(unsigned* order, unsigned count);    // fills an order of `count` things
-unsigned long order_first(unsigned long count);   // of threadgroups
-unsigned long order_stride(unsigned long count);  // from one to the next
+void order_of(unsigned* order, unsigned count);    // fills `order` with a permutation of 0 to count - 1
+unsigned long order_first(unsigned long count);   // the first threadgroup
+unsigned long order_stride(unsigned long count);  // the distance to the next threadgroup
 
 // scheduler.c
 extern fibre* volatile running;  // NULL while the scheduler runs
@@ -64,36 +64,36 @@ extern volatile int interrupted;
 extern msl_statistics counted;
 extern msl_options options;
 unsigned running_index(void);
-unsigned running_threads(void);  // of the running threadgroup
-void meet_group(const char* what, const char* file, unsigned line);  // as at a barrier that orders no memory
-const unsigned* simdgroup_fences(void);  // of the running thread's SIMD-group
+unsigned running_threads(void);  // the number of threads of the running threadgroup
+void meet_group(const char* what, const char* file, unsigned line);  // a barrier that orders no memory
+const unsigned* simdgroup_fences(void);  // the fences of the running thread's SIMD-group
 void place_of(unsigned long group, unsigned thread, unsigned* position_of_group, unsigned* position_of_thread);
-unsigned long running_group(void);  // its place in the grid, x fastest
+unsigned long running_group(void);  // the flat index of the running threadgroup in the grid, x fastest
 _Noreturn void fail(int kind, msl_site site, unsigned count);
-void end_thread(void);  // of the running thread: it is not to go on
-void end_grid(void);    // nothing more is to run
+void end_thread(void);  // do not continue the running thread
+void end_grid(void);    // run no further threads
 void note(int kind, msl_site site);
 
 // findings.c
-extern msl_report failure;  // that is being written
+extern msl_report failure;  // the report that is being written
 void findings_begin(msl_report* room);
-int findings_add(msl_report* one);  // clears it; 0 when there is no room for it
+int findings_add(msl_report* one);  // adds and clears a report; returns 0 if there is no space
 unsigned findings_end(void);
-unsigned findings_count(void);  // of mistakes
+unsigned findings_count(void);  // the number of mistakes
 
 // bounds.c
 void bounds_forget(void);
-void bounds_check(uintptr_t address, uintptr_t bytes, int writes, const void* code);  // ends a thread that is wrong
+void bounds_check(uintptr_t address, uintptr_t bytes, int writes, const void* code);  // ends a thread out of bounds
 
 // races.c
 void races_prepare(void);
 void races_watch(uintptr_t start, uintptr_t bytes, int of_group, int blank);
 void races_next_group(void);
 void races_next_phase(unsigned memory);
-void races_settle(void);          // before another thread runs
-void races_trace(uintptr_t address);  // note which thread wrote this byte last
-void races_note_unwritten(void);      // note the outputs of which no thread has written all
-void races_forget_pending(void);  // of a thread that has ended before its store
+void races_settle(void);          // report pending writes; called before another thread runs
+void races_trace(uintptr_t address);  // add a note with the last thread that wrote this byte
+void races_note_unwritten(void);      // add a note for each output with unwritten bytes
+void races_forget_pending(void);  // drop the pending write of a thread that has ended before its store
 
 // tensors.c
 void tensors_begin(void);

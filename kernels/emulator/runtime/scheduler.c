@@ -1,7 +1,7 @@
-// Runs a grid: one threadgroup at a time, in it one SIMD-group as far as it can go, in it one lane after the other.
+// Run a grid: one threadgroup at a time, each SIMD-group of it as far as possible, one lane after the other.
 //
-// That is as uneven as a GPU may be, so what needs a barrier and has none comes out wrong, and differently for
-// different orders.
+// This is the most uneven progress of threads that a GPU allows. So a missing barrier gives wrong results, which differ
+// between orders.
 #include "runtime.h"
 
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define MAX_SIMDGROUPS (MSL_MAX_THREADS / MSL_SIMD_WIDTH)
-// A mistake ends its threadgroup, so that nothing is reported that follows from it; the others may make more of them.
+// A mistake ends its threadgroup, so that its consequences are not reported. Other threadgroups continue.
 #define MAX_FAILED_GROUPS 32
 
 fibre* volatile running;
@@ -28,12 +28,12 @@ static volatile int group_over, grid_over;
 static unsigned smaller(unsigned a, unsigned b) { return a < b ? a : b; }
 static unsigned groups_of(unsigned size, unsigned n) { return n / size + (n % size != 0); }
 
-// ---- the SIMD-group that runs ----
+// ---- the running SIMD-group ----
 
 static struct {
   unsigned first, lanes;
   unsigned order[MSL_SIMD_WIDTH];
-  unsigned next;  // how many of them have had their turn
+  unsigned next;  // how many of them have run
 } current;
 
 static fibre* next_ready(void) {
@@ -44,7 +44,7 @@ static fibre* next_ready(void) {
   return NULL;
 }
 
-// ---- what a thread calls ----
+// ---- functions that threads call ----
 
 unsigned running_index(void) { return running->thread.index; }
 unsigned running_threads(void) { return group.threads; }
@@ -53,7 +53,7 @@ static simdgroup* simdgroup_of(const fibre* at) { return &simdgroups[at->thread.
 
 const unsigned* simdgroup_fences(void) { return simdgroup_of(running)->fences; }
 
-// The next lane of the SIMD-group takes over; after the last one, the scheduler.
+// Switch to the next lane of the SIMD-group, or after the last lane to the scheduler.
 static void hand_over(fibre* self) {
   counted.switches++;
   running = next_ready();
@@ -107,7 +107,7 @@ void msl_exchange(const void* value, unsigned bytes, int argument, const char* w
   self->unfilled = 0;
 }
 
-// The first lane that goes on counts for all: none of them was held back longer.
+// The first lane that continues counts the fence for all lanes.
 void msl_simdgroup_fence(unsigned memory) {
   simdgroup* self = simdgroup_of(running);
   if (!self->unfenced) return;
@@ -123,7 +123,7 @@ static void thread_main(void) {
   abort();
 }
 
-// ---- failing ----
+// ---- mistakes ----
 
 static void report_thread(const fibre* at) {
   for (int i = 0; i < 3; i++) {
@@ -141,7 +141,7 @@ void end_thread(void) {
   group_over = 1;
 }
 
-// Ends the threadgroup from within a thread.
+// End the threadgroup from within a thread.
 _Noreturn void fail(int kind, msl_site site, unsigned count) {
   report_thread(running);
   failure.kind = kind;
@@ -172,7 +172,7 @@ void msl_inactive(unsigned lane) {
   fail(MSL_INACTIVE_LANE, site_of(running), 0);
 }
 
-// Ends it from the scheduler, which has found two threads that do not go together.
+// End the threadgroup from the scheduler, because two threads wait at different operations.
 static void disagree(int kind, const fibre* one, const fibre* other, unsigned count) {
   report_thread(one);
   failure.kind = kind;
@@ -191,8 +191,8 @@ static int same_place(const fibre* a, const fibre* b) {
 
 // ---- a SIMD-group ----
 
-// Each lane that is ready runs to where it waits or ends; 0 when there is none. Lanes hand over to each other; one that
-// fails comes back here.
+// Run each ready lane until it waits or ends; return 0 if there is none. Lanes switch to each other directly; a lane
+// that fails returns here.
 static int resume_ready(void) {
   int any = 0;
   current.next = 0;
@@ -207,8 +207,8 @@ static int resume_ready(void) {
 
 static fibre* lane_of(unsigned i) { return &fibres[current.first + i]; }
 
-// The lane that waits at the operation that comes first in the text; NULL when none waits, or when lanes wait in
-// different texts, of which the first to run is not known.
+// The lane that waits at the first operation in the text. NULL if none waits, or if lanes wait in different texts,
+// whose order is unknown.
 static fibre* earliest(void) {
   fibre* first = NULL;
   for (unsigned i = 0; i < current.lanes; i++) {
@@ -220,7 +220,7 @@ static fibre* earliest(void) {
   return first;
 }
 
-// Whether all lanes are at the operation of `first`; if not, says why.
+// Whether all lanes are at the operation of `first`; if not, report it.
 static int all_at(const fibre* first) {
   fibre *elsewhere = NULL, *at_barrier = NULL;
   unsigned returned = 0;
@@ -236,8 +236,8 @@ static int all_at(const fibre* first) {
   return 1;
 }
 
-// Lets the lanes that wait at one operation go on; 0 when there are none, or when lanes do not go together. The others
-// wait: a GPU, too, runs the ways of a branch one after the other, in the order of the text.
+// Continue the lanes that wait at the first operation; return 0 if there are none, or after a mistake. Other lanes
+// wait, because a GPU also runs the branches of a condition sequentially, in the order of the text.
 static int release(void) {
   fibre* first = earliest();
   if (!first) return 0;
@@ -256,7 +256,7 @@ static int release(void) {
   return 1;
 }
 
-// As far as it can go without the rest of the threadgroup.
+// Run a SIMD-group as far as possible without the rest of the threadgroup.
 static void run_simdgroup(unsigned index) {
   current.first = index * MSL_SIMD_WIDTH;
   current.lanes = smaller(group.threads - current.first, MSL_SIMD_WIDTH);
@@ -280,7 +280,7 @@ static void begin_threads(void) {
     memset(simdgroups[i].fences, 0, sizeof simdgroups[i].fences);
 }
 
-// 1 when all threads wait at one barrier, and go on; 0 when all have returned, or do not go together.
+// If all threads wait at one barrier, continue them and return 1. Return 0 if all have returned, or after a mistake.
 static int pass_barrier(void) {
   fibre* first = NULL;
   unsigned returned = 0, memory = ~0u;

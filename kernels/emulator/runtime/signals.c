@@ -1,4 +1,4 @@
-// Faults of a kernel become reports. Faults of anybody else go to whoever handled them before.
+// Faults of a kernel become reports. All other faults are passed to the previous handlers.
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 #define _XOPEN_SOURCE 700
@@ -21,13 +21,13 @@ static struct sigaction before[COUNT];
 static stack_t stack_before;
 static pthread_t dispatcher;
 
-// The watchdog: a timer looks from time to time how long the threadgroup that runs has had the processor.
-#define LOOKS 8  // before the patience ends
+// The watchdog: a timer checks periodically how much CPU time the running threadgroup has taken.
+#define LOOKS 8  // checks per `patience`
 static struct itimerval timer_before;
 static double most_seconds, began;
 static unsigned long timed_group;
 
-// ---- where the processor was ----
+// ---- the state of the processor at the fault ----
 
 #if defined(__linux__) && defined(__x86_64__)
 #define CODE(c) (c)->uc_mcontext.gregs[REG_RIP]
@@ -48,8 +48,8 @@ static unsigned long timed_group;
 #endif
 
 #if defined(__linux__) && defined(__aarch64__)
-// Decoded from the instruction: the syndrome beside the saved registers has the answer too, but not under every QEMU.
-// Bit 22 is set for loads; but not for those that extend a sign to 64 bits, among instructions on one general register.
+// Decoded from the instruction, because not every QEMU provides the syndrome beside the saved registers. Bit 22 is set
+// for loads, except loads of one general register with sign extension to 64 bits.
 static int is_write(const ucontext_t* c) {
   uint32_t code = *(const uint32_t*)c->uc_mcontext.pc;
   int extends_sign = (code & 0x3E800000) == 0x38800000;
@@ -57,14 +57,14 @@ static int is_write(const ucontext_t* c) {
 }
 #endif
 
-// Where a function finds the stack's end when it begins: on x86 a return address lies above it.
+// The bytes that a call pushes before a function begins: on x86, the return address.
 #ifdef __x86_64__
 #define PUSHED 8
 #else
 #define PUSHED 0
 #endif
 
-// The handler returns into `fibre_abandon`, on a stack that is good again; so the system knows that it has ended.
+// The handler returns into `fibre_abandon`, on a valid stack, so that the system knows that the handler has ended.
 static void leave(ucontext_t* where) {
 #ifdef CODE
   CODE(where) = (__typeof__(CODE(where)))(uintptr_t)fibre_abandon;
@@ -79,7 +79,7 @@ static void leave(ucontext_t* where) {
 
 static void pass_on(int number, siginfo_t* info, void* where, const struct sigaction* handler) {
   if (handler->sa_flags & SA_SIGINFO) handler->sa_sigaction(number, info, where);
-  else if (handler->sa_handler == SIG_DFL) sigaction(number, handler, NULL);  // and it happens again
+  else if (handler->sa_handler == SIG_DFL) sigaction(number, handler, NULL);  // the fault then occurs again
   else if (handler->sa_handler != SIG_IGN) handler->sa_handler(number);
 }
 
@@ -99,7 +99,7 @@ static int kind_of(int number) {
   }
 }
 
-// Whether the threadgroup that runs has had its time.
+// Whether the running threadgroup has exceeded its time limit.
 static int out_of_time(void) {
   struct timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -144,7 +144,7 @@ static void handle(int number, siginfo_t* info, void* context) {
 #endif
   report_running(kind_of(number), (uintptr_t)(number == SIGVTALRM ? NULL : info->si_addr), code);
 #ifdef IS_WRITE
-  failure.is_known = code != failure.address;  // a jump into nowhere is neither
+  failure.is_known = code != failure.address;  // a jump to an invalid address is neither read nor write
   if (failure.is_known) failure.is_write = IS_WRITE(where);
 #endif
   if (!findings_add(&failure) || number == SIGINT || number == SIGVTALRM) end_grid();
@@ -152,7 +152,7 @@ static void handle(int number, siginfo_t* info, void* context) {
   leave(where);
 }
 
-// ---- for the time of a dispatch ----
+// ---- installed during a dispatch ----
 
 void signals_install(unsigned patience) {
   static char* stack;
@@ -178,13 +178,13 @@ void signals_install(unsigned patience) {
 
 void signals_restore(void) {
   setitimer(ITIMER_VIRTUAL, &timer_before, NULL);
-  // A late signal of the timer must not end the process: its handler stays where there was none.
+  // The timer's handler stays if there was none before, because a late signal would end the process.
   for (unsigned i = 0; i < COUNT; i++)
     if (SIGNALS[i] != SIGVTALRM || before[i].sa_handler != SIG_DFL) sigaction(SIGNALS[i], &before[i], NULL);
   sigaltstack(&stack_before, NULL);
 }
 
-// Turns instructions' addresses into offsets that the debug information of their object knows.
+// Convert addresses of instructions to offsets in their object, as its debug information has them.
 void signals_locate(msl_report* report) {
   Dl_info found;
   if (!report->code || !dladdr((void*)report->code, &found)) return;

@@ -1,8 +1,8 @@
-// Tensors: which thread has which element of a cooperative tensor, how the threads of an operation meet, and products.
+// Tensors: layouts of cooperative tensors, synchronisation of the threads of an operation, and matrix products.
 //
-// The specification leaves open where the elements of a cooperative tensor lie and in which order sums are made, so both
-// depend on the seed. Seed 0 and `m5` have the layout of an M5, seed 1 that of simdgroup_matrix, as on older GPUs; all
-// other seeds scatter the elements, and some add elements that stand for nothing.
+// The specification does not define which thread has which element of a cooperative tensor, or the order of summation.
+// So both depend on the seed. Seed 0 and `m5` have the layout of an M5, seed 1 that of simdgroup_matrix, as on older
+// GPUs; other seeds scatter the elements, and some of them add invalid elements.
 #include "runtime.h"
 
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 static msl_layout layouts[MAX_LAYOUTS];
 static unsigned layout_count, layouts_asked[MAX_LAYOUTS];
 static const void* brought[MSL_MAX_THREADS];
-// How often each thread has met all others of its threadgroup, and for how many of these meetings one has acted.
+// The number of operations that each thread has reached, and the number of operations that were computed.
 static unsigned meetings[MSL_MAX_THREADS], acted;
 
 void tensors_begin(void) {
@@ -46,7 +46,7 @@ static _Noreturn void wrong_at(const void* code, const char* text) {
 
 void msl_outside(long index, int axis, long origin, long extent, long edge) {
   char text[MSL_DETAIL_BYTES];
-  const char* past = index >= 0 && index < extent ? "its slice leads past the edge of the tensor" : "outside";
+  const char* past = index >= 0 && index < extent ? "its slice extends past the edge of the tensor" : "outside";
   snprintf(text, sizeof text,
            "index %ld along axis %d of a tensor with %ld elements there: %s\n"
            "expected an index from 0 to %ld; check the index, or guard it",
@@ -57,7 +57,7 @@ void msl_outside(long index, int axis, long origin, long extent, long edge) {
 void msl_beyond_capacity(long index, unsigned capacity) {
   char text[MSL_DETAIL_BYTES];
   snprintf(text, sizeof text,
-           "element %ld of a cooperative tensor, of which this thread has %u\n"
+           "element %ld of a cooperative tensor, but this thread has %u elements\n"
            "expected an element below get_capacity(), which differs from GPU to GPU",
            index, capacity);
   wrong_at(CALLER, text);
@@ -65,15 +65,15 @@ void msl_beyond_capacity(long index, unsigned capacity) {
 
 void msl_not_mapped(void) {
   wrong_at(CALLER,
-           "map_iterator: this thread does not have the element that belongs to the other one, in this layout\n"
-           "ask is_iterator_compatible first, and go through threadgroup memory if it says no");
+           "map_iterator: in this layout, the thread does not have the corresponding element\n"
+           "check is_iterator_compatible first, and copy through threadgroup memory if it returns false");
 }
 
 void msl_tensor_unplaced(const char* file, unsigned line, const char* operand) {
   if (options.m5) return;
   msl_tensor_wrong(file, line,
-                   "%s has elements that were set without asking which ones they are: that relies on one GPU's layout\n"
-                   "load it from a tensor, or ask get_multidimensional_index; layout='m5' checks for an M5 alone",
+                   "%s has elements that were set without querying their index: that relies on one GPU's layout\n"
+                   "load it from a tensor, or use get_multidimensional_index; layout='m5' checks only for an M5",
                    operand);
 }
 
@@ -84,7 +84,7 @@ static unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
 static unsigned chosen(void) { return options.m5 ? 0 : options.seed; }
 static unsigned threads_of(unsigned simdgroups) { return simdgroups ? simdgroups * MSL_SIMD_WIDTH : 1; }
 
-// Squares of `side` elements, in turn over the SIMD-groups; `of` says what a lane has of a square.
+// Squares of `side` elements, distributed cyclically to SIMD-groups; `of` returns a lane's element of a square.
 static void in_squares(msl_layout* layout, msl_at* at, unsigned side, msl_at (*of)(unsigned lane, unsigned i)) {
   unsigned rows = layout->tile.rows, columns = layout->tile.columns, across = up(columns, side) / side;
   unsigned squares = up(rows, side) / side * across, each = side * side / MSL_SIMD_WIDTH;
@@ -112,7 +112,7 @@ static msl_at of_eight(unsigned lane, unsigned i) {
   return (msl_at){(short)((quad & 4) + lane / 2 % 4), (short)((quad & 2) * 2 + lane % 2 * 2 + i)};
 }
 
-// Every place of all threads gets one element, as far as there are any.
+// Elements are scattered over the places of all threads, at most one for each place.
 static void scattered(msl_layout* layout, msl_at* at, unsigned variant) {
   unsigned long places = (unsigned long)layout->capacity * layout->threads, rows = layout->tile.rows;
   unsigned long count = rows * layout->tile.columns, step = 1 + 2654435761ul * variant % places;
@@ -133,7 +133,7 @@ static void scattered(msl_layout* layout, msl_at* at, unsigned variant) {
   }
 }
 
-// The results of rows, or of columns, lie where their sources lie: each as often as it has some in a thread.
+// A thread has the result of each row (or column) of which it has elements.
 static void following(msl_layout* layout, msl_at* at) {
   const msl_layout* source =
       msl_layout_of(MSL_DESTINATION, layout->tile.rows, layout->tile.columns, layout->tile.simdgroups);
@@ -178,7 +178,7 @@ const msl_layout* msl_layout_of(int operand, int rows, int columns, unsigned sim
     if (one->operand == operand && one->rows == rows && one->columns == columns && one->simdgroups == simdgroups)
       return &layouts[i];
   }
-  if (operand >= MSL_ROW_RESULTS) msl_layout_of(MSL_DESTINATION, rows, columns, simdgroups);  // before this one
+  if (operand >= MSL_ROW_RESULTS) msl_layout_of(MSL_DESTINATION, rows, columns, simdgroups);  // its source, first
   if (layout_count == MAX_LAYOUTS)
     msl_tensor_wrong(NULL, 0, "more than %d sizes of cooperative tensors in one kernel\ndivide the kernel", MAX_LAYOUTS);
   msl_layout* layout = &layouts[layout_count];
@@ -241,7 +241,7 @@ void* msl_room(unsigned which, unsigned long bytes) {
 
 unsigned msl_rounds(void) { return options.seed % 2; }
 
-// One row of c: the terms in order, backwards, or in sums of sixteen.
+// One row of c: the terms are added in ascending or descending order, or in sums of sixteen.
 static void multiply_row(const float* a, const float* b, float* c, unsigned n, unsigned k) {
   unsigned order = options.seed % 3;
   for (unsigned at = 0; order < 2 && at < k; at++) {

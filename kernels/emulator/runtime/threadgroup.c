@@ -1,4 +1,4 @@
-// Threadgroup memory: each array between unmapped pages, and full of one byte when a threadgroup begins.
+// Threadgroup memory: each array between unmapped pages, and filled with one byte when a threadgroup begins.
 #include "runtime.h"
 
 #include <stddef.h>
@@ -6,8 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-// Far more than all arrays together may have: an index that is wrong does not reach the next one. Where addresses are
-// few, at least a page, which has 4 or 16 KiB.
+// The guard is far larger than all arrays together, so that a wrong index does not reach the next array. If there are
+// few addresses, it is at least a page of 4 or 16 KiB.
 #define LARGE_GUARD (16ul << 20)
 #define SMALL_GUARD 16384ul
 #define ALIGNMENT 16ul
@@ -44,7 +44,7 @@ static unsigned long slack(const msl_array* array) { return -array->bytes % ALIG
 
 static void poison(const msl_array* array) { memset((void*)array->start, (int)options.poison, array->bytes + slack(array)); }
 
-// The first thread of a dispatch that gets here decides where the array lies; for all others it lies there already.
+// Called by each thread that uses the array. The first call of a dispatch allocates it.
 void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line) {
   msl_array* array = &arrays[ordinal];
   if (!array->name) {
@@ -70,7 +70,7 @@ void threadgroup_poison(void) {
     if (arrays[i].name) poison(&arrays[i]);
 }
 
-// The array behind whose end something was written, before the next 16 bytes begin.
+// The name of an array whose padding (to a multiple of 16 bytes) was written; NULL if there is none.
 const char* threadgroup_damaged(void) {
   for (unsigned i = 0; i < used; i++) {
     const unsigned char* end = (const unsigned char*)arrays[i].start + arrays[i].bytes;

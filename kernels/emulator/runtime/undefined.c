@@ -1,9 +1,10 @@
-// What UBSan's checks call: the compiled code of the build "undefined" names the place, we end the dispatch.
+// The functions that UBSan's checks call. Code of the build "undefined" passes the place; the functions end the
+// dispatch.
 #include "runtime.h"
 
 #include <stdio.h>
 
-// Every check's data begins with where it stands.
+// The data of every check begins with its place in the text.
 typedef struct {
   const char* file;
   uint32_t line, column;
@@ -23,21 +24,21 @@ HANDLER(add_overflow, "signed overflow of +")
 HANDLER(sub_overflow, "signed overflow of -")
 HANDLER(mul_overflow, "signed overflow of *")
 HANDLER(negate_overflow, "signed overflow of a negation")
-HANDLER(divrem_overflow, "integer division by zero, or overflow of it")
+HANDLER(divrem_overflow, "integer division by zero, or its overflow")
 HANDLER(shift_out_of_bounds, "shift by a negative amount or by all bits, or of a negative value")
 HANDLER(out_of_bounds, "index beyond an array's bounds")
 HANDLER(float_cast_overflow, "cast of a floating value that the integer type cannot hold")
 
-// What a type mismatch knows besides its place.
+// The data of a type mismatch.
 typedef struct {
   source_location at;
   const void* type;
   unsigned char log_alignment, kind;
 } type_mismatch;
 
-// What an implicit conversion knows besides its place.
+// The data of an implicit conversion.
 typedef struct {
-  uint16_t kind, info;  // of an integer: whether it is signed, and the logarithm of its bits
+  uint16_t kind, info;  // of an integer: its signedness, and the logarithm of its bits
   char name[];
 } type;
 

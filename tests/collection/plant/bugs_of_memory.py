@@ -1,4 +1,4 @@
-"""Planted bugs: bounds, guards, memory that nobody has written, address spaces, grids."""
+"""Planted bugs: bounds, guards, memory that no thread has written, address spaces, grids."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ BUGS = [
         "of the table",
         (Swap(r"size_t\(token\) \* E \+ 2 \* j\]", "size_t(token) * E / 2 + 2 * j]"),),
     ),
-    # ---- nobody has written ----
+    # ---- no thread has written ----
     Bug(
         f"{FLASH} merge_with_a_barrier",
         OF_THREADGROUP,

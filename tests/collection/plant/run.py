@@ -21,7 +21,7 @@ _THREAD = re.compile(r"\bthread \(\d+, \d+, \d+\)")
 # Every text of the emulator that says what to do has one of these words.
 _ADVICE = re.compile(
     r"(?m)\b(?:check|put|let|guard|use|move|compare|pass|clamp|make|declare|to silence) |(?:;|^) *write |"
-    r"must come|hint:|expected (?:an?|at most|the same|less|one)\b|cannot |are read-only|has no "
+    r"must reach|hint:|expected (?:an?|at most|the same|less|one)\b|cannot |are read-only|has no "
 )
 
 
@@ -92,7 +92,7 @@ def _with(subject: Subject, bug: Bug) -> Planted:
         caught, text = True, str(error)
     except ValueError as error:  # the bug does not fit the text
         caught, text = False, str(error)
-    threads = bool(_THREAD.search(text)) or re.search("does not compile|is not what Metal takes", text) is not None
+    threads = bool(_THREAD.search(text)) or re.search("does not compile|is not valid in Metal", text) is not None
     line, advice = bool(_LINE.search(text)), bool(_ADVICE.search(text))
     return Planted(subject.name, bug.kind, bug.name, caught, line, threads, advice, text, _since(start))
 

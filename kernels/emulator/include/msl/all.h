@@ -1,7 +1,7 @@
-// The Metal Shading Language, as far as kernels use it, for clang on a CPU.
+// The part of the Metal Shading Language that kernels use, for clang on a CPU.
 //
-// One file per chapter. Names and meanings are those of Apple's specification; what a GPU leaves undefined becomes NaN
-// or an error here, where that is cheap.
+// One file per chapter. Names and semantics are those of Apple's specification. Where the check is cheap, values that
+// the specification leaves undefined are NaN or an error here.
 #pragma once
 #include <msl/spaces.h>
 #include <msl/types.h>
@@ -21,5 +21,5 @@
 #include <msl/matrices.h>
 #include <msl/conversions.h>
 #include <msl/builtins.h>
-// Last: from here on the names of vector types are macros too.
+// Included last, because it defines the names of vector types as macros.
 #include <msl/constructors.h>

@@ -1,4 +1,4 @@
-// Atomics: one thread runs at a time, so plain memory will do.
+// Atomics. One thread runs at a time, so they are plain loads and stores.
 #pragma once
 
 namespace metal {
@@ -27,9 +27,9 @@ struct msl_same {
   typedef T type;
 };
 template <class T>
-using msl_value = typename msl_same<T>::type;  // an argument that does not decide T
+using msl_value = typename msl_same<T>::type;  // the type of an argument from which T is not deduced
 
-// Races are looked for among all other accesses.
+// Accesses during the lifetime of this object are atomic, so they are not checked for races.
 struct msl_alone {
 #ifdef MSL_RACES
   msl_alone() { msl_atomically(1); }

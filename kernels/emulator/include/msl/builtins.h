@@ -1,4 +1,4 @@
-// The compiler's functions under which Metal's library is written; headers such as MLX's call them for bfloat.
+// The compiler's builtin functions behind Metal's library. Headers such as MLX's call them for bfloat.
 #pragma once
 
 #define __METAL_MAYBE_FAST_MATH__ 0

@@ -1,9 +1,10 @@
-// Minimum, maximum and their like, comparisons, and what is made of dot products. Arguments have one type, as in Metal.
+// Minimum, maximum and similar functions, comparisons, and functions of dot products. As in Metal, all arguments of a
+// call have one type.
 #pragma once
 
 namespace metal {
 
-// The NaN of memory that nobody has written, and of what was made of it: its highest bits are set, in every type.
+// Whether x is the NaN of unwritten memory, or was computed from it: in every type, its highest bits are set.
 template <class T>
 MSL_FUNC bool msl_unwritten(T x) {
   if constexpr (is_floating_point_v<T>) return x != x && __builtin_bit_cast(uint, float(x)) >= 0xFFFF0000u;
@@ -14,7 +15,7 @@ MSL_FUNC T msl_keep_unwritten(T x, T y, T result) {
   return msl_unwritten(x) ? x : msl_unwritten(y) ? y : result;
 }
 
-// A NaN gives way to the other argument, except for that one.
+// If one argument is NaN, the result is the other one, except for the NaN of unwritten memory.
 template <class T>
 MSL_FUNC T max(T a, T b) {
   return msl_each<T>(
@@ -97,7 +98,7 @@ MSL_FUNC bool all(T x) {
   for (int i = 0; i < msl_size<T>; i++) found = found && x[i];
   return found;
 }
-// b where the condition holds, else a.
+// Return b if the condition is true, else a.
 template <class T>
 MSL_FUNC T select(T a, T b, bool condition) {
   return condition ? b : a;
@@ -109,7 +110,7 @@ MSL_FUNC vec<T, N> select(vec<T, N> a, vec<T, N> b, vec<C, N> condition) {
   return result;
 }
 
-// ---- vectors as arrows ----
+// ---- geometric functions ----
 
 template <class T, int N>
 MSL_FUNC T dot(vec<T, N> a, vec<T, N> b) {

@@ -1,4 +1,4 @@
-// `float4(...)` constructs; `float4 x` does not, since a macro with arguments needs its parenthesis.
+// Macros for constructors such as `float4(...)`. They do not change `float4 x`, because a parenthesis must follow.
 #pragma once
 
 #define bool2(...) metal::msl_make<bool2>(__VA_ARGS__)

@@ -1,4 +1,4 @@
-// Conversions whose target may be a vector: by value, as in Metal. `vector_text.py` writes them into whole kernels.
+// Conversions by value, as in Metal, to types that may be vectors. `metal_text.py` inserts them into whole kernels.
 #pragma once
 
 namespace metal {
@@ -25,8 +25,8 @@ struct msl_to {
   }
 };
 
-// A list of three in braces, as the argument of a vector, for which clang finds no function; or of a structure. Its
-// constants are none here: `{1, 2, 3}` may be three floats all the same.
+// A list of three elements in braces, as the argument for a vector (for which clang finds no function) or a structure.
+// Elements are not constants here, so narrowing is allowed: `{1, 2, 3}` may be three floats.
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wc++11-narrowing"
 template <class A, class B, class C>

@@ -1,9 +1,10 @@
-// <metal_cooperative_tensor>: a matrix of which every thread of a scope has some elements; see runtime/tensors.c.
+// <metal_cooperative_tensor>: a matrix whose elements are distributed over the threads of a scope; see
+// runtime/tensors.c.
 #pragma once
 
 namespace metal {
 
-// What no kernel writes: it marks the elements that nobody has written.
+// The mark of unwritten elements, a value that kernels do not write.
 template <class T>
 MSL_FUNC T msl_never_written() {
   if constexpr (sizeof(T) == 1) return __builtin_bit_cast(T, uchar(0xA5));
@@ -18,7 +19,7 @@ MSL_FUNC bool msl_is_never_written(T value) {
   return __builtin_memcmp(&value, &never, sizeof(T)) == 0;
 }
 
-// What `matmul2d` makes a cooperative tensor for.
+// The operand and the operation of `matmul2d` for which a cooperative tensor was made.
 template <int Operand, int Rows, int Columns, class Scope, class Left, class Right>
 struct msl_share {
   typedef Scope scope_t;
@@ -52,29 +53,29 @@ class cooperative_tensor {
   typedef msl_element_iterator<cooperative_tensor, true> const_iterator;
 
   E elements[L::most];
-  const msl_layout* lies;
+  const msl_layout* places;
   const msl_at* mine;
-  bool is_placed = false;  // whether its elements came from where their place was known
+  bool is_placed = false;  // whether the elements came from an operation that knows their indices
 
   MSL_LARGE_FUNC cooperative_tensor() {
     for (int i = 0; i < L::most; i++) elements[i] = msl_never_written<E>();
-    lies = msl_layout_of(L::operand, L::rows, L::columns, L::simdgroups);
-    mine = lies->at + msl_place_in_scope(L::simdgroups) * lies->capacity;
+    places = msl_layout_of(L::operand, L::rows, L::columns, L::simdgroups);
+    mine = places->at + msl_place_in_scope(L::simdgroups) * places->capacity;
   }
 
   static constexpr size_t get_rank() { return X::rank(); }
-  MSL_FUNC thread_size_type get_capacity() const { return thread_size_type(lies->capacity); }
-  MSL_FUNC thread_size_type num_elements() const { return thread_size_type(lies->capacity); }
+  MSL_FUNC thread_size_type get_capacity() const { return thread_size_type(places->capacity); }
+  MSL_FUNC thread_size_type num_elements() const { return thread_size_type(places->capacity); }
 
   template <class I>
   MSL_FUNC unsigned inside(I i) const {
-    if (i < 0 || unsigned(i) >= lies->capacity) msl_beyond_capacity(long(i), lies->capacity);
+    if (i < 0 || unsigned(i) >= places->capacity) msl_beyond_capacity(long(i), places->capacity);
     return unsigned(i);
   }
   MSL_FUNC bool is_valid_element(thread_index_type i) const { return mine[inside(i)].row >= 0; }
   MSL_FUNC bool is_valid_element(const_iterator at) const;
   MSL_FUNC array<index_type, X::rank()> get_multidimensional_index(thread_index_type i) const {
-    *lies->asked = 1;
+    *places->asked = 1;
     msl_at at = mine[inside(i)];
     if constexpr (L::operand == MSL_ROW_RESULTS) return {{index_type(at.row)}};
     else if constexpr (L::operand == MSL_COLUMN_RESULTS) return {{index_type(at.column)}};
@@ -100,21 +101,21 @@ class cooperative_tensor {
   MSL_FUNC void load(const T& from, MSL_HERE) {
     static_assert(is_same_v<E, typename T::value_type>, "load: expected a tensor of the same type of elements");
     is_placed = true;
-    for (unsigned i = 0; i < lies->capacity; i++)
+    for (unsigned i = 0; i < places->capacity; i++)
       if (mine[i].row >= 0) elements[i] = msl_within(from, mine[i], file, line) ? msl_of(from, mine[i]) : E(0);
   }
   template <class T>
   MSL_FUNC void store(const T& to, MSL_HERE) const {
     static_assert(is_same_v<E, typename T::value_type>, "store: expected a tensor of the same type of elements");
-    *lies->asked = 1;
-    for (unsigned i = 0; i < lies->capacity; i++)
+    *places->asked = 1;
+    for (unsigned i = 0; i < places->capacity; i++)
       if (mine[i].row >= 0 && !is_copy(mine[i]) && msl_within(to, mine[i], file, line)) msl_of(to, mine[i]) = elements[i];
   }
-  // Results of rows may lie in several places.
+  // Whether an element of a reduction's results is a copy: several threads may have the result of one row.
   MSL_FUNC bool is_copy(msl_at at) const {
     return (L::operand == MSL_ROW_RESULTS && at.column) || (L::operand == MSL_COLUMN_RESULTS && at.row);
   }
-  // Whether an element is one of the tensor's; one of its static extents that is past the edge is a mistake.
+  // Whether the tensor has an element. An element inside its static extents but past the edge is a mistake.
   template <class T>
   MSL_FUNC static bool msl_within(const T& memory, msl_at at, const char* file, unsigned line) {
     static_assert(T::msl_rank == X::rank(), "expected a tensor of as many axes");
@@ -142,7 +143,7 @@ class cooperative_tensor {
   MSL_FUNC iterator end() { return {this, get_capacity()}; }
   MSL_FUNC const_iterator begin() const { return {this, 0}; }
   MSL_FUNC const_iterator end() const { return {this, get_capacity()}; }
-  // The element of this tensor that belongs to one of another: the result of a row, to each element of the row.
+  // The element of this tensor that corresponds to an element of `other`: to an element of a row, the row's result.
   template <class Other>
   MSL_FUNC iterator map_iterator(Other other) {
     return {this, mapped(other)};
@@ -153,10 +154,10 @@ class cooperative_tensor {
   }
   template <class Other>
   MSL_FUNC unsigned mapped(Other other) const {
-    *lies->asked = *other.of->lies->asked = 1;
+    *places->asked = *other.of->places->asked = 1;
     msl_at at = other.of->mine[other.of->inside(other.i)];
-    if (at.row < 0) return other.i < lies->capacity ? other.i : 0;
-    for (unsigned i = 0; i < lies->capacity; i++) {
+    if (at.row < 0) return other.i < places->capacity ? other.i : 0;
+    for (unsigned i = 0; i < places->capacity; i++) {
       msl_at here = mine[i];
       if (here.row < 0) continue;
       bool same_row = L::operand == MSL_COLUMN_RESULTS || here.row == at.row;
@@ -205,7 +206,7 @@ inline constexpr bool is_cooperative_tensor_v = false;
 template <class E, class X, class L>
 inline constexpr bool is_cooperative_tensor_v<cooperative_tensor<E, X, L>> = true;
 
-// Whether a tensor has an element, for an operation that leaves out the others.
+// Whether a tensor has an element. Operations skip the other elements.
 template <class T>
 MSL_FUNC bool msl_inside(const T& memory, const long (&at)[T::msl_rank], const char* file, unsigned line) {
   for (size_t axis = 0; axis < T::msl_rank; axis++)

@@ -1,9 +1,9 @@
-// The rest of the library: mixed arguments, comparisons of vectors, three arguments, packing.
+// Other functions of the library: mixed argument types, comparisons of vectors, three arguments, packing.
 #pragma once
 
 namespace metal {
 
-// static_cast, which clang refuses between half and bfloat.
+// Replaces static_cast, because clang refuses it between half and bfloat.
 template <class T, class U>
 MSL_FUNC constexpr T msl_static_cast(const U& value) {
   if constexpr ((is_same_v<T, half> && is_same_v<U, bfloat>) || (is_same_v<T, bfloat> && is_same_v<U, half>))
@@ -13,7 +13,7 @@ MSL_FUNC constexpr T msl_static_cast(const U& value) {
 
 // ---- arguments of two types ----
 
-// The type that Metal's overloads of float and half agree on: half for halves and integers, else float.
+// The common type in Metal's overloads for float and half: half for halves and integers, else float.
 template <class A, class B>
 using msl_common_t = conditional_t<(is_same_v<A, half> && !is_same_v<B, float> && !is_same_v<B, bfloat>) ||
                                        (is_same_v<B, half> && !is_same_v<A, float> && !is_same_v<A, bfloat>),
@@ -39,7 +39,7 @@ MSL_MIXED_FUNCTIONS
 #undef MSL_MIXED_FUNCTIONS
 #undef MSL_MIXED
 
-// ---- three arguments, and what is left of the floating-point functions ----
+// ---- three arguments, and other floating-point functions ----
 
 template <class T>
 MSL_FUNC T fmax3(T a, T b, T c) {
@@ -131,7 +131,7 @@ MSL_FUNC bool isunordered(T x, T y) {
   return !isordered(x, y);
 }
 
-// ---- vectors as arrows ----
+// ---- geometric functions ----
 
 template <class T, int N>
 MSL_FUNC vec<T, N> reflect(vec<T, N> i, vec<T, N> n) {
@@ -146,7 +146,7 @@ MSL_FUNC vec<T, N> faceforward(vec<T, N> n, vec<T, N> i, vec<T, N> reference) {
   return dot(reference, i) < T(0) ? n : -n;
 }
 
-// ---- normalised integers in 32 bits, the first in the lowest ----
+// ---- normalised integers packed in 32 bits, the first in the lowest bits ----
 
 #define MSL_PACKED_NORMS(COUNT, BITS, TYPE)                                                       \
   MSL_FUNC vec<TYPE, COUNT> unpack_unorm##COUNT##x##BITS##_to_##TYPE(uint bits) {                 \
@@ -207,7 +207,7 @@ struct array {
   static constexpr size_t size() { return N; }
 };
 
-// The same value in all threads of the grid; nothing checks that.
+// A value that is equal in all threads of the grid, which is not checked.
 template <class T>
 struct uniform {
   T value;

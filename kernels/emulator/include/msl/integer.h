@@ -11,7 +11,7 @@ struct msl_unsigned {
   typedef __make_unsigned(T) type;
 };
 
-// Bits of an element, counted in its own width.
+// Bit counts of an element, in the width of its type.
 template <class T, class = msl_if_integer<T>>
 MSL_FUNC T popcount(T x) {
   return msl_each<T>(

@@ -1,11 +1,11 @@
-// Metal's log: a printf whose lines come from one thread; see `print_from` in kernel.py.
+// Metal's log: a printf that prints the lines of one thread; see `print_from` in kernel.py.
 #pragma once
 
 namespace metal {
 
 template <class T>
 MSL_FUNC auto msl_logged(T value) {
-  if constexpr (is_floating_point_v<T>) return (double)value;  // as printf takes it
+  if constexpr (is_floating_point_v<T>) return (double)value;  // printf takes doubles
   else return value;
 }
 

@@ -1,8 +1,8 @@
-// Floating-point functions: worked out in float32, rounded once to the type of the argument.
+// Floating-point functions: computed in float32, rounded once to the type of the argument.
 //
-// A GPU's `fast` functions are less exact than its `precise` ones, and how much is not written down; here all are exact
-// to about the last bit, and the same bits on every processor (runtime/math.c; what is left as a builtin is exact by its
-// definition).
+// A GPU's `fast` functions are less exact than its `precise` ones, by an error that is not documented. Here all
+// functions are exact to about the last bit, with the same bits on every processor (runtime/math.c). Functions that
+// call a builtin are exact by definition.
 #pragma once
 
 namespace metal {
@@ -82,7 +82,7 @@ MSL_FUNCTIONS
 #undef MSL_FUNCTION_2
 #undef MSL_FUNCTIONS
 
-// One rounding.
+// Rounded once.
 template <class T, class = msl_if_floating<T>>
 MSL_FUNC T fma(T a, T b, T c) {
   return msl_each<T>(

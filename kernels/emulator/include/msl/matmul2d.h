@@ -1,4 +1,4 @@
-// MetalPerformancePrimitives: matrix products of tensors, in memory or shared by the threads of a scope.
+// MetalPerformancePrimitives: matrix products of tensors, in memory or distributed over the threads of a scope.
 #pragma once
 
 namespace mpp {
@@ -36,7 +36,7 @@ struct matmul2d_descriptor {
   constexpr bool msl_has_inner() const { return k > 0 && k != dynamic_length_v<int>; }
 };
 
-// ---- which types can be multiplied ----
+// ---- types that can be multiplied ----
 
 template <class T>
 inline constexpr bool msl_is_byte = is_same_v<T, char> || is_same_v<T, int8_t> || is_same_v<T, uint8_t>;
@@ -48,7 +48,7 @@ inline constexpr bool msl_is_small_float = is_same_v<T, metal_fp4_e2m1_format> |
                                            is_same_v<T, metal_fp8_e4m3_format> || is_same_v<T, metal_fp8_e5m2_format>;
 template <class D, class A, class B>
 inline constexpr bool msl_is_one_of = is_same_v<D, A> || is_same_v<D, B>;
-// The destination of floating factors is float, or the shorter type of one of them if neither is float.
+// The destination of floating-point factors is float, or the type of a factor if neither factor is float.
 template <class D, class A, class B>
 inline constexpr bool msl_is_product = is_same_v<D, float> || (!is_same_v<A, float> && !is_same_v<B, float> &&
                                                                msl_is_one_of<D, A, B> && is_floating_point_v<D>);
@@ -65,7 +65,7 @@ constexpr bool msl_can_multiply() {
   else return msl_is_small_float<A> && is_same_v<A, B> && msl_is_product<D, half, half>;
 }
 
-// ---- one operation, made by the first of its threads that goes on ----
+// ---- one operation, computed by the first thread that continues ----
 
 template <class L, class R, class D>
 struct msl_brought {
@@ -74,7 +74,7 @@ struct msl_brought {
   D* destination;
 };
 
-// Where a matrix of numbers is spread out for a product: rows of it are `row` apart, columns `column`.
+// A copy of a matrix for a product: rows are `row` elements apart, columns `column`.
 template <class N>
 struct msl_spread_out {
   N* at;
@@ -98,7 +98,7 @@ struct msl_matrix {
   bool rounds;
 };
 
-// Inlined, so that every access to memory is one of the kernel's line.
+// Inlined, so that every access to memory has the line of the kernel's call.
 template <class N, class T>
 MSL_FUNC void msl_collect(const T& memory, const msl_matrix& matrix, msl_spread_out<N> to) {
   for (long row = 0; row < matrix.rows; row++)
@@ -119,18 +119,18 @@ MSL_FUNC void msl_deliver(const T& memory, const msl_matrix& matrix, msl_spread_
     }
 }
 
-// The same for a tensor that the threads of the scope share; `get` returns the tensor of a thread.
+// Collect the elements of a cooperative tensor from the threads of the scope; `get` returns the tensor of a thread.
 template <class N, class G>
 MSL_LARGE_FUNC void msl_collect_shares(const msl_met& met, G get, const msl_matrix& matrix, msl_spread_out<N> to,
                                        bool is_input) {
-  const msl_layout* lies = get(met.brought[0])->lies;
-  bool is_placed = *lies->asked, differ = false;
+  const msl_layout* places = get(met.brought[0])->places;
+  bool is_placed = *places->asked, differ = false;
   const void* first = nullptr;
   for (unsigned t = 0; t < met.threads; t++) {
     auto* share = get(met.brought[t]);
     is_placed = is_placed || share->is_placed;
-    for (unsigned i = 0; i < lies->capacity; i++) {
-      msl_at at = lies->at[t * lies->capacity + i];
+    for (unsigned i = 0; i < places->capacity; i++) {
+      msl_at at = places->at[t * places->capacity + i];
       if (at.row < 0) continue;
       auto value = share->elements[i];
       if (msl_is_never_written(value))
@@ -149,18 +149,18 @@ MSL_LARGE_FUNC void msl_collect_shares(const msl_met& met, G get, const msl_matr
 }
 template <class N, class G>
 MSL_LARGE_FUNC void msl_deliver_shares(const msl_met& met, G get, msl_spread_out<N> from) {
-  const msl_layout* lies = get(met.brought[0])->lies;
+  const msl_layout* places = get(met.brought[0])->places;
   for (unsigned t = 0; t < met.threads; t++) {
     auto* share = get(met.brought[t]);
     share->is_placed = true;
-    for (unsigned i = 0; i < lies->capacity; i++) {
-      msl_at at = lies->at[t * lies->capacity + i];
+    for (unsigned i = 0; i < places->capacity; i++) {
+      msl_at at = places->at[t * places->capacity + i];
       if (at.row >= 0) share->elements[i] = decltype(+share->elements[0])(from.of(at.row, at.column));
     }
   }
 }
 
-// A tensor in memory must be the same one for all threads.
+// All threads must pass the same tensor in memory.
 template <class G>
 MSL_LARGE_FUNC void msl_check_same(const msl_met& met, G get, const msl_matrix& matrix) {
   auto* first = get(met.brought[0]);
@@ -173,13 +173,13 @@ MSL_LARGE_FUNC void msl_check_same(const msl_met& met, G get, const msl_matrix& 
     if (same) continue;
     msl_tensor_wrong(matrix.file, matrix.line,
                      "%s is another tensor for thread %u than for thread 0 of the operation\n"
-                     "all threads of its scope must bring the same tensors; use execution_simdgroup to give each "
+                     "all threads of its scope must pass the same tensors; use execution_simdgroup to give each "
                      "SIMD-group its own",
                      matrix.name, t);
   }
 }
 
-// A static extent is an assertion: the operation needs as many elements.
+// Static extents are assertions: they must equal the extents that the operation needs.
 template <class T>
 MSL_FUNC void msl_check_extents(const msl_matrix& matrix, bool whole_rows, bool whole_columns) {
   static_assert(T::msl_rank == 2, "matmul2d: expected a tensor of two axes");
@@ -221,7 +221,7 @@ class matmul2d {
   static constexpr matmul2d_descriptor descriptor = Descriptor;
   typedef Scope scope;
 
-  // ---- operands and results that the threads share ----
+  // ---- cooperative operands and results ----
 
   template <class L, class R, class E, class I = int>
   using cooperative_tensor_left_input_t = share<MSL_LEFT, left_rows, left_columns, L, L, R, I>;
@@ -264,14 +264,14 @@ class matmul2d {
     return {};
   }
 
-  // A destination as the operand of the next product, if it lies as that does.
+  // Whether a destination can be the operand of the next product, because their layouts are equal.
   template <class L, class R, class E, class S, class X, class Y>
   MSL_FUNC bool is_compatible_as_left_input(const cooperative_tensor<S, X, Y>& source) const {
-    return is_same_v<S, L> && source.lies->copies;
+    return is_same_v<S, L> && source.places->copies;
   }
   template <class L, class R, class E, class S, class X, class Y>
   MSL_FUNC bool is_compatible_as_right_input(const cooperative_tensor<S, X, Y>& source) const {
-    return is_same_v<S, R> && source.lies->copies;
+    return is_same_v<S, R> && source.places->copies;
   }
   template <class L, class R, class E, class I = int, class S, class X, class Y>
   MSL_FUNC cooperative_tensor_left_input_t<L, R, E, I> get_left_input_cooperative_tensor(
@@ -339,17 +339,17 @@ class matmul2d {
 
   template <class S, class T>
   MSL_LARGE_FUNC static void copy(const S& source, T& result, const char* asks, const char* file, unsigned line) {
-    if (!source.lies->copies)
+    if (!source.places->copies)
       msl_tensor_wrong(file, line,
-                       "the destination does not lie as the operand does, in this layout\n"
-                       "ask %s first, and go through threadgroup memory if it does not",
+                       "the destination and the operand have different layouts here\n"
+                       "call %s first, and copy through threadgroup memory if it returns false",
                        asks);
-    for (unsigned i = 0; i < result.lies->capacity; i++) result.elements[i] = source.elements[i];
-    *source.lies->asked = 1;
+    for (unsigned i = 0; i < result.places->capacity; i++) result.elements[i] = source.elements[i];
+    *source.places->asked = 1;
     result.is_placed = true;
   }
 
-  // The inner extent of an operand in memory; of a cooperative one it is part of the descriptor.
+  // The inner extent of an operand in memory. For a cooperative operand, the descriptor has it.
   template <class T>
   MSL_FUNC static int inner(const T& operand, int axis) {
     if constexpr (is_shared<T>) return k;
@@ -419,7 +419,7 @@ MSL_LARGE_FUNC void msl_reduce_all(const msl_met& met, reduction_operation op, t
   E* results = (E*)msl_room(1, sizeof(E) * count);
   for (unsigned t = 0; t < met.threads; t++) {
     const S* source = ((const brought*)met.brought[t])->left;
-    for (unsigned i = 0; i < source->lies->capacity; i++)
+    for (unsigned i = 0; i < source->places->capacity; i++)
       if (msl_at at = source->mine[i]; at.row >= 0) values[at.row * columns + at.column] = source->elements[i];
   }
   for (int r = 0; r < count; r++) {
@@ -430,7 +430,7 @@ MSL_LARGE_FUNC void msl_reduce_all(const msl_met& met, reduction_operation op, t
   for (unsigned t = 0; t < met.threads; t++) {
     T* to = ((const brought*)met.brought[t])->destination;
     to->is_placed = true;
-    for (unsigned i = 0; i < to->lies->capacity; i++)
+    for (unsigned i = 0; i < to->places->capacity; i++)
       if (msl_at at = to->mine[i]; at.row >= 0) to->elements[i] = results[OfRows ? at.row : at.column];
   }
 }
@@ -455,7 +455,7 @@ MSL_REDUCE(reduce_columns, MSL_COLUMN_RESULTS, false)
 
 template <class S, class D, class X, class Y, class L, class M>
 MSL_FUNC bool is_iterator_compatible(const cooperative_tensor<S, X, L>&, const cooperative_tensor<D, Y, M>& destination) {
-  return !M::is_result || destination.lies->follows;
+  return !M::is_result || destination.places->follows;
 }
 
 }  // namespace tensor_ops

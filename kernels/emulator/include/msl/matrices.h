@@ -1,4 +1,4 @@
-// Matrices of floats, by columns: float4x4, half2x4 (two columns of four rows) and so on.
+// Matrices of floats, stored by columns: float4x4, half2x4 (two columns of four rows) and so on.
 #pragma once
 
 namespace metal {
@@ -106,7 +106,7 @@ MSL_FUNC T determinant(matrix<T, 4, 4> a) {
   return sum;
 }
 
-// Three elements without the fourth place that float3 has.
+// Three elements without the padding of float3.
 template <class T>
 struct msl_packed3 {
   T x, y, z;

@@ -1,4 +1,4 @@
-// simdgroup_matrix: 8 x 8 values, two per lane, held as Apple's GPUs hold them.
+// simdgroup_matrix: 8 x 8 values, two per lane, in the layout of Apple's GPUs.
 #pragma once
 
 namespace metal {
@@ -16,14 +16,14 @@ typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
-// A lane holds columns `column` and `column + 1` of its row.
+// A lane has columns `column` and `column + 1` of row `row`.
 struct msl_place {
   unsigned row, column;
   MSL_FUNC explicit msl_place(unsigned lane)
       : row((lane / 4 & 4) + (lane / 2) % 4), column((lane / 4 & 2) * 2 + (lane % 2) * 2) {}
 };
 
-// All lanes must be here; only then may a lane touch memory for the others.
+// Wait for all lanes. Only then may a lane access memory for the others.
 MSL_FUNC msl_place msl_meet(const char* what, const char* file, unsigned line) {
   return msl_place(msl_meet_all(what, file, line));
 }
@@ -41,7 +41,7 @@ MSL_FUNC simdgroup_matrix<T, Rows, Columns> make_filled_simdgroup_matrix(T value
   return result;
 }
 
-// Where element `i` of a lane's two lies; a transposed matrix is read with rows for columns.
+// The offset of element `i` of a lane's two elements; for a transposed matrix, rows and columns are exchanged.
 MSL_FUNC ulong msl_offset(msl_place at, unsigned i, ulong per_row, ulong2 origin, bool transposed) {
   ulong row = transposed ? at.column + i : at.row, column = transposed ? at.row : at.column + i;
   return (row + origin.y) * per_row + column + origin.x;
@@ -66,7 +66,7 @@ MSL_TRANSFERS(threadgroup)
 #endif
 #undef MSL_TRANSFERS
 
-// Both matrices as floats, row after row, where all lanes can read them.
+// Both matrices as floats, by rows, in memory that all lanes can read.
 struct msl_operands {
   float a[8][8], b[8][8];
 };

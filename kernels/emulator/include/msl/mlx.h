@@ -1,4 +1,4 @@
-// What MLX puts before every kernel, under its names: kernels may use these without saying so.
+// The preamble that MLX puts before every kernel. Kernels may use its names without including anything.
 #pragma once
 #include <msl/all.h>
 
@@ -7,7 +7,7 @@ using namespace metal;
 typedef half float16_t;
 typedef bfloat bfloat16_t;
 
-// Complex numbers: as many bytes as two of their parts.
+// Complex numbers, in the bytes of two T.
 template <class T>
 struct complex_t {
   T real, imag;
@@ -27,7 +27,7 @@ METAL_FUNC constexpr complex_t<T> operator*(complex_t<T> a, complex_t<T> b) {
   return {a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real};
 }
 
-// The ends of a type's range; infinities where it has them.
+// The smallest and largest value of a type, which are infinities if the type has them.
 template <class U>
 struct Limits {
   static constexpr U max = numeric_limits<U>::max(), min = numeric_limits<U>::lowest();
@@ -44,7 +44,7 @@ MSL_FLOAT_LIMITS(half)
 MSL_FLOAT_LIMITS(bfloat)
 #undef MSL_FLOAT_LIMITS
 
-// ---- where an element of a strided array lies; the last axis counts fastest ----
+// ---- the offset of an element of a strided array; the last axis varies fastest ----
 
 template <class IdxT = int64_t>
 METAL_FUNC IdxT elem_to_loc(IdxT elem, constant const int* shape, constant const int64_t* strides, int ndim) {
@@ -53,7 +53,7 @@ METAL_FUNC IdxT elem_to_loc(IdxT elem, constant const int* shape, constant const
     location += (elem % shape[axis]) * IdxT(strides[axis]);
   return location;
 }
-// Axes -1 and -2 are given by x and y, all others by z.
+// x and y are the indices along axes -1 and -2; z is the flat index along all others.
 template <class IdxT = int64_t>
 METAL_FUNC IdxT elem_to_loc(uint3 elem, constant const int* shape, constant const int64_t* strides, int ndim) {
   IdxT location = elem.x * IdxT(strides[ndim - 1]) + elem.y * IdxT(strides[ndim - 2]);

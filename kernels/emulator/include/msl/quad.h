@@ -1,4 +1,4 @@
-// The same among four neighbouring lanes.
+// SIMD-group operations (simd.h) for a quad-group: four adjacent lanes.
 #pragma once
 
 namespace metal {

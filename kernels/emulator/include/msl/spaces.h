@@ -1,5 +1,5 @@
-// Address spaces. Clang checks those of OpenCL as Metal checks its own, and puts all of them into the memory of a CPU, so
-// that its sanitizers, which know that memory only, see every access.
+// Address spaces. Clang checks OpenCL's address spaces by the same rules as Metal's. All of them are mapped to the
+// CPU's default address space, because clang's sanitizers check accesses only there.
 #pragma once
 #include "../../runtime/abi.h"
 
@@ -10,12 +10,12 @@
 #define __METAL_VERSION__ 400
 #define METAL_FUNC inline __attribute__((always_inline))
 
-// A function of ours: what goes wrong inside is reported at the line that calls it.
+// A function of these headers. Mistakes inside are reported at the line of the call.
 #define MSL_FUNC inline __attribute__((always_inline, nodebug))
 #define MSL_LAMBDA __attribute__((always_inline, nodebug))
 #define MSL_LARGE_FUNC inline __attribute__((nodebug))
 
-// Where a call stands; the last parameters of every function that waits for other threads.
+// The file and the line of a call: the last parameters of every function that waits for other threads.
 #define MSL_HERE const char *file = __builtin_FILE(), unsigned line = __builtin_LINE()
 
 #ifdef MSL_FLAT  // whole kernels: C++ has no member functions for objects in other address spaces

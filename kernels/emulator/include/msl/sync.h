@@ -1,4 +1,4 @@
-// Barriers, and what every SIMD-group operation is made of: lanes bring a value, then each may look at all of them.
+// Barriers, and the common part of SIMD-group operations: each lane passes a value, then each can read all values.
 #pragma once
 
 namespace metal {
@@ -14,7 +14,7 @@ MSL_FUNC constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_fl
 
 MSL_FUNC void threadgroup_barrier(mem_flags flags, MSL_HERE) { msl_barrier(unsigned(flags), file, line); }
 
-// The values of the lanes that take part.
+// The values of the active lanes.
 template <class T>
 struct msl_lanes {
   msl_exchanged found;  // filled by msl_exchange
@@ -24,12 +24,13 @@ struct msl_lanes {
   }
   MSL_FUNC bool has(unsigned lane) const { return lane < MSL_SIMD_WIDTH && (found.lanes >> lane & 1u); }
   MSL_FUNC T of(unsigned lane) const { return *(const T*)(found.slots + lane * MSL_SLOT_BYTES); }
-  // What a lane that takes no part has brought is undefined.
+  // The value of an inactive lane is undefined.
   MSL_FUNC T at(unsigned lane) const {
     if (!has(lane)) msl_inactive(lane);
     return of(lane);
   }
-  // The same for operations that shift: the last step of a sum in pairs reads such lanes and drops the result. NaN.
+  // In shift operations an inactive lane gives NaN: the last step of a sum in pairs reads such lanes and drops the
+  // result.
   MSL_FUNC T shifted(unsigned lane) const {
     if (has(lane)) return of(lane);
     msl_undefined(lane);
@@ -39,7 +40,7 @@ struct msl_lanes {
   }
 };
 
-// Waits for all lanes, none of which may be missing; returns the lane that asks.
+// Wait for all 32 lanes; return the number of the calling lane.
 MSL_FUNC unsigned msl_meet_all(const char* what, const char* file, unsigned line) {
   return msl_lanes<char>(0, what, file, line, MSL_ALL_LANES).found.lane;
 }
@@ -49,8 +50,8 @@ MSL_FUNC void simdgroup_barrier(mem_flags flags, MSL_HERE) {
   msl_simdgroup_fence(unsigned(flags));
 }
 
-// Values `first` to `first + width` combined in pairs, halves onto halves, so that no schedule changes a bit. A lane
-// that is not there leaves the other value as it is.
+// Combine the values of lanes `first` to `first + width - 1`, halves with halves, so that no schedule changes a bit. If
+// a lane is inactive, the other value is kept.
 template <class T, class F>
 MSL_LARGE_FUNC T msl_combine(const msl_lanes<T>& all, unsigned first, unsigned width, F combine) {
   __attribute__((uninitialized)) T values[MSL_SIMD_WIDTH];

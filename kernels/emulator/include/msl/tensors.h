@@ -1,4 +1,4 @@
-// <metal_tensor>: matrices, and arrays of more axes, in memory. The first axis is the one whose elements are adjacent.
+// <metal_tensor>: matrices, and arrays of more axes, in memory. Elements along the first axis are adjacent.
 #pragma once
 #include <msl/all.h>
 #define MSL_TENSORS
@@ -7,7 +7,7 @@ namespace metal {
 
 inline constexpr size_t dynamic_extent = size_t(-1);
 
-// ---- how many elements each axis has; some of these numbers may be part of the type ----
+// ---- extents: the number of elements of each axis; some extents may be part of the type ----
 
 template <class I, size_t... E>
 struct extents {
@@ -23,7 +23,7 @@ struct extents {
   constexpr I extent(size_t axis) const { return counts[axis]; }
 
   constexpr extents() = default;
-  // All extents, or those that are no part of the type.
+  // All extents, or only the dynamic ones.
   template <class... A>
     requires(sizeof...(A) != 0 && (sizeof...(A) == sizeof...(E) || sizeof...(A) == rank_dynamic()) &&
              (... && is_convertible_v<A, I>))
@@ -53,7 +53,7 @@ struct msl_dynamic<I, 0, E...> {
 template <class I, size_t Rank>
 using dextents = typename msl_dynamic<I, Rank>::type;
 
-// ---- elements that are smaller than a byte, or that no other part of the language can compute with ----
+// ---- element types smaller than a byte, or without arithmetic ----
 
 struct int4b_format {
   uchar bits;
@@ -77,7 +77,7 @@ struct metal_fp8_e5m2_format {
   uchar bits;
 };
 
-// The bits of an element, and the type in which its value is known.
+// The bits of an element, and the type of its value.
 template <class T>
 struct msl_format {
   static constexpr unsigned bits = 8 * sizeof(T);
@@ -165,8 +165,8 @@ struct tensor {
   E* data;
   X counts;
   long strides[msl_rank];
-  long origin[msl_rank];  // of a slice, in the tensor that it is of
-  long edge[msl_rank];    // the extents of that tensor
+  long origin[msl_rank];  // of a slice: its origin in the whole tensor
+  long edge[msl_rank];    // the extents of the whole tensor
 
   static constexpr size_t get_rank() { return msl_rank; }
   static constexpr size_t rank() { return msl_rank; }
@@ -197,7 +197,7 @@ struct tensor {
     }
   }
 
-  // The part that begins at these indices: as many elements as are left, or a number that is known in advance.
+  // The slice that begins at these indices: up to the end of each axis, or with static extents.
   template <size_t... S, class... I>
     requires(sizeof...(I) == msl_rank && (sizeof...(S) == msl_rank || sizeof...(S) == 0))
   MSL_FUNC auto slice(I... at) const {
@@ -222,7 +222,7 @@ struct tensor {
 
   // ---- elements ----
 
-  // The axis along which an index leads out of the tensor, or -1.
+  // The first axis whose index is outside of the tensor, or -1.
   MSL_FUNC int outside(const long (&at)[msl_rank]) const {
     for (size_t axis = 0; axis < msl_rank; axis++)
       if (at[axis] < 0 || at[axis] >= counts.extent(axis) || origin[axis] + at[axis] < 0 ||
@@ -296,7 +296,7 @@ inline constexpr bool is_tensor_inline_v = is_tensor_v<T> && !is_tensor_handle_v
 template <class T>
 inline constexpr bool has_tensor_offset_v = msl_tensor_traits<__remove_cv(T)>::is_offset;
 
-// ---- the threads that make an operation together ----
+// ---- scopes: the threads that compute an operation together ----
 
 template <size_t N>
 struct execution_simdgroups {

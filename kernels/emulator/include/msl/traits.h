@@ -1,4 +1,4 @@
-// What templates ask about types.
+// Type traits.
 #pragma once
 
 namespace metal {
@@ -55,7 +55,7 @@ struct remove_cv {
 template <class T>
 using remove_cv_t = typename remove_cv<T>::type;
 
-// All address spaces are one where these are asked for.
+// Where these traits are used, all address spaces are one.
 template <class T>
 using remove_addrspace_t = T;
 template <class T>

@@ -1,9 +1,9 @@
-// Constructors and conversions of vectors: by value, as in Metal, where clang's own casts would keep the bits.
+// Constructors and conversions of vectors: by value, as in Metal. Clang's own casts keep the bits.
 #pragma once
 
 namespace metal {
 
-// V from one scalar, from a vector of its size, or from parts that fill it.
+// Make a V from one scalar, from a vector of the same size, or from parts with as many elements in all.
 template <class V, class A>
 MSL_FUNC V msl_make(A a) {
   if constexpr (msl_size<A> == 1) {
@@ -12,7 +12,7 @@ MSL_FUNC V msl_make(A a) {
     static_assert(msl_size<A> == msl_size<V>, "expected as many components as the vector has");
     typedef msl_element<A> from;
     typedef msl_element<V> to;
-    // Clang has no code for the conversion of one short type to the other.
+    // Clang cannot convert between half and bfloat directly.
     if constexpr ((is_same_v<from, half> && is_same_v<to, bfloat>) || (is_same_v<from, bfloat> && is_same_v<to, half>))
       return __builtin_convertvector(__builtin_convertvector(a, vec<float, msl_size<A>>), V);
     else return __builtin_convertvector(a, V);
@@ -47,7 +47,7 @@ MSL_FUNC V msl_make() {
   return V(0);
 }
 
-// The same bits as another type of the same size.
+// Reinterpret the bits as another type of the same size.
 template <class T, class U>
 MSL_FUNC T as_type(U value) {
   static_assert(sizeof(T) == sizeof(U), "as_type: expected two types of one size");

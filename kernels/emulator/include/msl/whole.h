@@ -1,4 +1,4 @@
-// The arguments of whole kernels: what a kernel's own parameter asks for is what an argument becomes.
+// The arguments of whole kernels. An argument converts itself to the type of the kernel's parameter.
 #pragma once
 
 struct msl_pointer {
@@ -32,7 +32,7 @@ struct msl_bound_tensor {
 };
 #endif
 
-// An attribute of a thread: a number, or three, of which a kernel may take fewer.
+// An attribute of a thread: one number, or three, of which a kernel may use fewer.
 template <class V>
 struct msl_given {
   V value;
