@@ -99,12 +99,13 @@ class ModelError(EngineError, ValueError):
 class UnknownArchitectureError(ModelError):
     """No model file implements this architecture."""
 
-    def __init__(self, *, where: str, architecture: str, supported: Sequence[str]) -> None:
-        self.where, self.architecture, self.supported = where, architecture, tuple(supported)
-        super().__init__(
-            f"{where}: expected an architecture among {', '.join(supported)}, found {shown(architecture)}; "
-            "choose another checkpoint, or add a file to mlx_engine/models"
-        )
+    def __init__(self, *, where: str, architecture: str, supported: Sequence[str], lacks: str | None = None) -> None:
+        """Make the error; `lacks` is what the architecture needs that is not implemented, if that is known."""
+        self.where, self.architecture, self.supported, self.lacks = where, architecture, tuple(supported), lacks
+        expected = f"expected an architecture among {', '.join(supported)}, found {shown(architecture)}"
+        if lacks is not None:
+            expected = f"the architecture {shown(architecture)} is not implemented; it would need {lacks}"
+        super().__init__(f"{where}: {expected}; choose another checkpoint, or add a file to mlx_engine/models")
 
 
 UNKNOWN_SETTING = "the setting is damaged, or the model needs what is not implemented here"

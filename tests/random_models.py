@@ -29,7 +29,7 @@ _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in 
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
     "deepseek2", "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
-    "falcon-h1", "mamba2",
+    "falcon-h1", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe",
     "glm4moe", "minimax-m2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
@@ -75,6 +75,20 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "falcon-h1": ("gguf", {**_DECODER, **_HEADS, **_SPACE}),
     "mamba2": ("gguf", _MIXERS),
+    "granitehybrid": ("gguf", {
+        **_DECODER, **_SPACE, "attention.head_count_kv": [0, 2], "attention.scale": 0.1, "embedding_scale": 2.0,
+        "residual_scale": 0.5, "logit_scale": 4.0, "expert_count": 6, "expert_used_count": 2,
+        "expert_shared_feed_forward_length": 256, "rope.scaling.finetuned": False,
+    }),
+    "nemotron_h": ("gguf", {
+        **_DECODER, **_SPACE, "block_count": 3, "attention.head_count_kv": [0, 2, 0],
+        "feed_forward_length": [0, 0, 512], **_HEADS,
+    }),
+    "nemotron_h_moe": ("gguf", {
+        **_DECODER, **_SPACE, "block_count": 3, "attention.head_count_kv": [0, 2, 0],
+        "feed_forward_length": [0, 0, 256], **_HEADS, "expert_count": 6, "expert_used_count": 2,
+        "expert_shared_feed_forward_length": 512, "expert_weights_scale": 2.5,
+    }),
     "glm4moe": ("gguf", {
         **_DECODER, **_HEADS, "rope.dimension_count": 32, "expert_count": 6, "expert_used_count": 2,
         "expert_feed_forward_length": 256, "leading_dense_block_count": 1, "expert_weights_scale": 1.5,

@@ -15,6 +15,7 @@ from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.config.catalog import architectures
+from mlx_engine.config.known import LACKS, LLAMA_CPP, MLX_LM
 from mlx_engine.quant import readable_types
 from mlx_engine.weights.outline import stored_types
 
@@ -35,8 +36,9 @@ def region() -> str:
     for each in architectures():
         names = ", ".join(f"`{name}`" for name in each.names)
         lines.append(f"| [{each.title}](../mlx_engine/models/{each.file}.py) | {names} | `{each.gguf}` |")
+    lines += ["", *others(), ""]
     stored = {name: stored_types(create()) for name, create in BACKENDS.items()}
-    lines += ["", f"| Types that are read | {' | '.join(f'as stored on `{name}`' for name in BACKENDS)} |"]
+    lines += [f"| Types that are read | {' | '.join(f'as stored on `{name}`' for name in BACKENDS)} |"]
     lines.append("|---|" + "---|" * len(BACKENDS))
     groups: dict[tuple[bool, ...], list[str]] = {}
     for type_ in readable_types():
@@ -45,6 +47,19 @@ def region() -> str:
         cells = " | ".join("yes" if mark else "expanded" for mark in marks)
         lines.append(f"| {', '.join(types)} | {cells} |")
     return "\n".join([*lines, ""])
+
+
+def others() -> list[str]:
+    """Return the lines about the architectures of mlx-lm and llama.cpp: how many are supported, what others lack."""
+    supported = {name for each in architectures() for name in each.names}
+    programs = {"mlx-lm": MLX_LM, "llama.cpp": LLAMA_CPP}
+    counts = (f"{len(supported & {*names})} of {program}'s {len(names)}" for program, names in programs.items())
+    lines = [f"Supported are {' and '.join(counts)} architectures. The others would need:", ""]
+    lines += [f"| What is missing | {' | '.join(f'in {program}' for program in programs)} |", "|---|---|---|"]
+    for what in dict.fromkeys(LACKS.values()):
+        cells = (", ".join(name for name in names if LACKS.get(name) == what) for names in programs.values())
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return lines
 
 
 def written(text: str) -> str:

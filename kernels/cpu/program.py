@@ -41,14 +41,18 @@ from .build.layout import (
     GATE,
     GROUP_SEQUENCES,
     GROUP_SLOTS,
+    HEAD_LINEAR,
     HEADS,
+    JOIN,
     KV_APPEND,
+    KV_ARRAYS,
     KV_GROUP,
     KV_SLOTS,
     KV_STORE,
     KV_TYPE,
     KV_WIDTH,
     KV_WINDOW,
+    LANES,
     LAYER,
     MULTIPLY,
     N_HEADS,
@@ -88,6 +92,7 @@ from .build.layout import (
 )
 from .build.memory import floats, invoke, number, words
 from .build.vectors import get, put
+from .products.linear_job import ceil_div
 
 
 @jit
@@ -131,11 +136,44 @@ def _scale(source: int, row: int, factor: float, n_rows: int, width: int, out: i
 
 
 @jit
+def _move(source: int, row: int, n_rows: int, width: int, out: int, out_row: int) -> None:
+    """Copy rows that are `row` elements apart to rows that are `out_row` elements apart."""
+    x, y = floats(source), floats(out)
+    for t in range(n_rows):
+        for i in range(width):
+            put(y, t * out_row + i, get(x, t * row + i))
+
+
+@jit
+def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, work: int, out: int) -> None:
+    """Multiply the first elements of each head with the head's own matrix, for all rows together."""
+    n_heads, k, n = step[N_HEADS], step[N_KV_HEADS], step[ROW_WIDTH]
+    width, blocks = step[A_ROW] // n_heads, words(step[STEP_BLOCK])
+    results = work + 4 * n_rows * ceil_div(k, LANES) * LANES
+    rest = results + 4 * n_rows * ceil_div(n, LANES) * LANES
+    for h in range(n_heads):
+        _move(x + 4 * h * width, step[A_ROW], n_rows, k, work, k)
+        invoke(project, (address, blocks[h], n_rows, work, 0, rest, results))
+        _move(results, n, n_rows, n, out + 4 * h * n, n_heads * n)
+
+
+@jit
+def _join(step: Any, n_rows: int, a: int, b: int, out: int) -> None:
+    """Write the elements of each head of one value, and then those of another."""
+    n_heads, n, m = step[N_HEADS], step[ROW_WIDTH], step[N_KV_HEADS]
+    for h in range(n_heads):
+        to = out + 4 * h * (n + m)
+        _move(a + 4 * h * n, step[A_ROW], n_rows, n, to, n_heads * (n + m))
+        _move(b + 4 * h * m, step[B_ROW], n_rows, m, to + 4 * n, n_heads * (n + m))
+
+
+@jit
 def _append(address: int, entries: Any, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
-    """Write the keys and values of the new tokens to their slots."""
+    """Write the keys and values of the new tokens to their slots; a store of one array has no values of its own."""
+    values = 0 if kv[KV_ARRAYS] == 1 else v
     arguments = (
-        address, entries[TASK_PUT_SPAN], n_tokens, step[N_KV_HEADS], step[ROW_WIDTH], k, step[A_ROW], v, step[B_ROW],
-        kv[KV_STORE], kv[KV_TYPE], kv[KV_SLOTS], words(kv[KV_GROUP])[GROUP_SLOTS],
+        address, entries[TASK_PUT_SPAN], n_tokens, step[N_KV_HEADS], step[ROW_WIDTH], k, step[A_ROW], values,
+        step[B_ROW], kv[KV_STORE], kv[KV_TYPE], kv[KV_SLOTS], words(kv[KV_GROUP])[GROUP_SLOTS],
     )  # fmt: skip
     invoke(entries[ENTRY_PUT], arguments)
 
@@ -162,8 +200,8 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, value
     elif step[OP] == ATTENTION:
         arguments = (
             address, entries[TASK_ATTEND_DECODE], entries[TASK_ATTEND_PREFILL], a, n_rows, step[N_HEADS],
-            step[N_KV_HEADS], step[ROW_WIDTH], kv[KV_STORE], kv[KV_TYPE], kv[KV_SLOTS], 2, of[PASS_PAGE], kv[KV_WINDOW],
-            words(kv[KV_GROUP])[GROUP_SEQUENCES], of[PASS_SEQUENCES],
+            step[N_KV_HEADS], step[ROW_WIDTH], kv[KV_STORE], kv[KV_TYPE], kv[KV_SLOTS], kv[KV_ARRAYS], of[PASS_PAGE],
+            kv[KV_WINDOW], words(kv[KV_GROUP])[GROUP_SEQUENCES], of[PASS_SEQUENCES],
             SEQ_WANTED if step[WANTED] != 0 else SEQ_NEW, number(step[STEP_SCALE]),
             number(step[STEP_SOFTCAP]), step[STEP_SINKS], parts, out,
         )  # fmt: skip
@@ -193,6 +231,10 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, value
             kv[STATE_STORE_2], of[PASS_RUNS], of[PASS_N_RUNS], out,
         )  # fmt: skip
         invoke(entries[ENTRY_SPACE], space)
+    elif step[OP] == HEAD_LINEAR:
+        _head_linear(address, entries[ENTRY_PROJECT], step, n_rows, a, work, out)
+    elif step[OP] == JOIN:
+        _join(step, n_rows, a, b, out)
     elif step[OP] == MULTIPLY:
         _multiply(a, step[A_ROW], b, step[B_ROW], n_rows, step[ROW_WIDTH], out)
     elif step[OP] == SCALE:

@@ -368,8 +368,12 @@ class Backend(Primitives):
         routed = h if experts.router_norm is None else self.norm(x, experts.router_norm)
         logits = self.note(experts.router.name, self.linear(routed, experts.router))
         ids, weights = self.route(logits, experts.routing)
-        gates = self.note(gate.name, self.expert_linear(h, gate, ids))
-        inner = self.gated(gates, self.note(up.name, self.expert_linear(h, up, ids)), experts.activation)
+        gates = None if gate is None else self.note(gate.name, self.expert_linear(h, gate, ids))
+        inner = self.note(up.name, self.expert_linear(h, up, ids))
+        if gates is not None:
+            inner = self.gated(gates, inner, experts.activation)
+        elif experts.activation != "clamped_swiglu":
+            inner = self.activate(inner, experts.activation)
         y = self.note(down.name, self.expert_linear(inner, down, ids))
         y = self.note(experts.name, self.combine(y, weights))
         return y if experts.shared is None else self.add(y, self.shared_expert(h, experts.shared))
@@ -390,8 +394,11 @@ class Backend(Primitives):
 
     @block
     def shared_expert(self, h: Array, expert: SharedExpert) -> Array:
-        """Return `sigmoid(weight(h)) * down(silu(gate(h)) * up(h))`, (T, D); without a weight, its factor is 1."""
-        inner = self.norm_gate_up(h, None, expert.gate, expert.up, "silu")
+        """Return `sigmoid(weight(h)) * down(activation(gate(h)) * up(h))`, (T, D), with or without weight and gate."""
+        if expert.gate is None:
+            inner = self.norm_up(h, None, expert.up, expert.activation)
+        else:
+            inner = self.norm_gate_up(h, None, expert.gate, expert.up, expert.activation)
         y = self.note(expert.down.name, self.linear(inner, expert.down))
         return y if expert.weight is None else self.combine(y, self.sigmoid(self.linear(h, expert.weight)))
 

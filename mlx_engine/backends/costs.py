@@ -45,7 +45,8 @@ def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Nat
         n_read = len(set(np.asarray(args[2]).reshape(-1).tolist()))
         return Cost(2.0 * n * math.prod(of.shape), nbytes + of.nbytes / of.n_experts * n_read)
     dense = [linear.weight for linear in of.dense]
-    used = 3 * math.prod(of.gate.shape) * of.routing.n_used + sum(math.prod(shape_of(weight)) for weight in dense)
+    n_weights = sum(math.prod(linear.shape) for linear in of.matrices)
+    used = n_weights * of.routing.n_used + sum(math.prod(shape_of(weight)) for weight in dense)
     return Cost(2.0 * n * used, nbytes + sum(map(nbytes_of, dense)) + of.nbytes * share_read(of.share, n))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from mlx_engine.backends.parameters import Gating, Linear, Native, RMSNorm
+from mlx_engine.backends.parameters import Activation, Gating, Linear, Native, RMSNorm
 
 # How the router's logits of a token become scores of experts: a softmax over all logits, or the sigmoid of each.
 Scoring: TypeAlias = Literal["softmax", "sigmoid"]
@@ -75,17 +75,19 @@ class SharedExpert:
 
     Attributes:
         weight: a linear layer of one output, which scales the result; None for the factor 1.
+        gate: None for an FFN without a gate, `down(activation(up(h)))`.
     """
 
     weight: Linear | None
-    gate: Linear
+    gate: Linear | None
     up: Linear
     down: Linear
+    activation: Activation = "silu"
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All linear layers."""
-        return (*(() if self.weight is None else (self.weight,)), self.gate, self.up, self.down)
+        return tuple(of for of in (self.weight, self.gate, self.up, self.down) if of is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,8 @@ class Experts:
 
     Attributes:
         router: the linear layer that computes X logits, one for each expert.
-        shared: an expert that every token uses and whose result is added, with the activation SiLU; None for none.
+        gate: None for experts without a gate, `down(activation(up(h)))`.
+        shared: an expert that every token uses and whose result is added; None for none.
         router_norm: the norm of the router's input; None for the norm of the experts' input.
         post_norm: a norm of the weighted sum of the experts; None for none.
     """
@@ -102,7 +105,7 @@ class Experts:
     name: str
     router: Linear
     routing: Routing
-    gate: ExpertLinear
+    gate: ExpertLinear | None
     up: ExpertLinear
     down: ExpertLinear
     activation: Gating = "silu"
@@ -113,12 +116,17 @@ class Experts:
     @property
     def n_experts(self) -> int:
         """X."""
-        return self.gate.n_experts
+        return self.up.n_experts
+
+    @property
+    def matrices(self) -> tuple[ExpertLinear, ...]:
+        """The linear layers of the experts: gate, if there is one, up and down."""
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     @property
     def nbytes(self) -> int:
         """The bytes of all experts, without the router."""
-        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+        return sum(linear.nbytes for linear in self.matrices)
 
     @property
     def dense(self) -> tuple[Linear, ...]:

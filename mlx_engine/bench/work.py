@@ -107,7 +107,7 @@ def sizes(
         last_token_only=round(
             sum(used[name] for name in layers if name.startswith(last) and not name.startswith(before))
         ),
-        scored_last=2 * each[-1].n_heads * each[-1].head_dim,
+        scored_last=2 * each[-1].n_heads * each[-1].head_dim if each else 0,
         head_nbytes=bytes_of(head),
         expert_nbytes=sum(bytes_of(name) for name in layers if _is_expert(name)),
         expert_share=share,

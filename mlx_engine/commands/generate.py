@@ -508,7 +508,8 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
     cfg, phases = engine.config, engine.phases
     how = {None: "", True: "cached ", False: "downloaded "}[cached]
     where = "" if source == str(engine.path) else f" ({how}{engine.path})"
-    heads = f"{cfg.n_heads} heads, {cfg.n_kv_heads} for keys and values"
+    has_heads = hasattr(cfg, "n_kv_heads")
+    heads = f"{cfg.n_heads} heads, {cfg.n_kv_heads} for keys and values" if has_heads else "no attention"
     reason = engine.model.program.reason
     return [
         f"Model: {source}{where}",
@@ -539,16 +540,18 @@ def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: i
 
 
 def kv_cache(size: CacheSize) -> str:
-    """Return the line about the KV cache: its bytes, their factors, and the savings of sliding windows."""
-    from mlx_engine.cache.pool import kv_layers
+    """Return the line about the KV cache: its bytes, their factors, states, and the savings of sliding windows."""
+    from mlx_engine.cache.pool import kv_layers, state_of
 
     layers = kv_layers(size.layers)
-    layer = layers[0]
-    heads = f"{layer.n_kv_heads} {'head' if layer.n_kv_heads == 1 else 'heads'}"
-    shape = f"{len(layers)} layers x {heads} x {size.n_tokens:,} x {layer.head_dim} x {layer.type} x 2"
-    line = f"KV cache: {size_of(size.whole - size.state)} ({shape})"
+    line = "KV cache: none"
+    if layers:
+        layer, n = layers[0], size.n_tokens
+        heads = f"{layer.n_kv_heads} {'head' if layer.n_kv_heads == 1 else 'heads'}"
+        shape = f"{len(layers)} layers x {heads} x {n:,} x {layer.head_dim} x {layer.type} x {layer.n_arrays}"
+        line = f"KV cache: {size_of(size.whole - size.state)} ({shape})"
     if size.state:
-        n_states = len(size.layers) - len(layers)
+        n_states = sum(state is not None and state.nbytes > 0 for state in map(state_of, size.layers))
         line += f"; states of {n_states} layers: {size_of(size.state)}, whatever the number of tokens"
     if not size.saved:
         return line

@@ -157,6 +157,11 @@ class ConfigBase:
     only_local_rope: ClassVar[bool] = False
 
     @property
+    def gguf_architecture(self) -> str | None:
+        """The `general.architecture` of a GGUF file, if it depends on the settings; None for that of the model file."""
+        return None
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """The attention window of each layer, in tokens; None for all tokens.
 

@@ -1,4 +1,4 @@
-"""The setting that gives each layer one of two kinds, such as sliding-window or full attention."""
+"""Settings of single layers: one of two kinds, such as sliding-window or full attention, and numbers of some layers."""
 
 from __future__ import annotations
 
@@ -79,3 +79,34 @@ def layer_kinds(
     """
     made = LayerKinds(every, names, interval or {}, flags or {}, if_window, ends_with_second, writes_usual)
     return declared(made)
+
+
+@dataclass(frozen=True)
+class OfSomeLayers:
+    """A number of some layers: config.json has it once, GGUF files have a list with 0 for the other layers.
+
+    Attributes:
+        gguf: the key of the list; one number stands for all layers. A config writes it with its kinds of layers.
+        hf: the key in config.json.
+    """
+
+    gguf: str
+    hf: str
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the number."""
+        if naming == "hf":
+            return s.whole(self.hf)
+        found = s.counts(self.gguf, known.n_layers) or []
+        different = {n for n in found if n}
+        if len(different) != 1:
+            raise s.error(self.gguf, "one number, and 0 for the layers without it", found)
+        return different.pop()
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return no key: the config adds it."""
+        return {}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {self.hf: value}

@@ -193,6 +193,24 @@ class Settings:
             raise self.error(key, f"{n} words among {', '.join(allowed)}", value)
         return value
 
+    def some_words(self, key: str, *allowed: str) -> list[str] | None:
+        """Return a list of one or more words, each among `allowed`; None if the key is absent."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not value or not all(word in allowed for word in value):
+            raise self.error(key, f"words among {', '.join(allowed)}", value)
+        return value
+
+    def pattern(self, key: str, letters: str) -> str | None:
+        """Return a text of some of the letters, which may be a list of them; None if the key is absent."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, str | list) or not value or not all(of in tuple(letters) for of in value):
+            raise self.error(key, f"letters among {letters}", value)
+        return "".join(value)
+
     def flags(self, key: str, n: int) -> tuple[bool, ...] | None:
         """Return n flags from a list or an array of booleans or of 1 and 0; None if the key is absent."""
         value = self._get(key, None)

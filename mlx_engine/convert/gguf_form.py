@@ -72,7 +72,7 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
     checkpoint = open_model(folder, allow_settings)
     module = model_file(checkpoint)
     plan = module.plan(checkpoint)
-    tensors, architecture = check(checkpoint, plan), module.GGUF_ARCHITECTURE
+    tensors, architecture = check(checkpoint, plan), plan.config.gguf_architecture or module.GGUF_ARCHITECTURE
     keys = plan.config.to_gguf()
     metadata = {
         "general.architecture": architecture,

@@ -422,7 +422,11 @@ def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("model_type") == "qwen3_moe" and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
-        config["layer_types"] = ["attention" if kind == GLOBAL else kind for kind in config["layer_types"]]
+        words = {GLOBAL: "attention", DELTA: "mamba"}
+        config["layer_types"] = [words.get(kind, kind) for kind in config["layer_types"]]
+        config["position_embedding_type"] = config.get("position_embedding_type") or "nope"
+    if config.get("model_type") == "nemotron_h":
+        config.pop("layers_block_type", None)  # next to hybrid_override_pattern, with words that mlx-lm does not know
     if config.get("model_type") in INNER:
         config["model_type"] = INNER[config["model_type"]]
     kinds = config.get("layer_types") or ()

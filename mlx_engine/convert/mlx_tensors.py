@@ -170,6 +170,8 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 
 # A part of one expert, and the module of a layer that has the experts.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
+# mlx-lm's names of the parts of experts without a gate.
+_WITHOUT_GATE = {"up": "fc1", "down": "fc2"}
 _EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp|(?:in|out)put_linear)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
@@ -193,7 +195,8 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
     expert, dense = _EXPERT.search(tensor.name), _DENSE.search(tensor.name)
     if expert:
         block = _EXPERT_LIST.split(stored.name)[0]
-        name = f"{block}.{_module(block, model_type)}.{expert[1]}_proj.{expert[3]}"
+        part = _WITHOUT_GATE[expert[1]] if model_type == "nemotron_h" else f"{expert[1]}_proj"
+        name = f"{block}.{_module(block, model_type)}.{part}.{expert[3]}"
         stored = TensorLayout(name, expert=(int(expert[2]), n_experts))
     elif dense and _SHARED in stored.name:
         stored = TensorLayout(f"{stored.name.split(_SHARED)[0]}.mlp.{dense[1]}_proj.weight")

@@ -179,10 +179,7 @@ def _part(values: Sequence[Any], **given: Any) -> Part:
     mixtures = [found for value in values for found in _found(value, Experts)]
     linears = {id(linear.weight): linear for value in values for linear in _found(value, Linear)}
     of_experts = {
-        id(linear.weight)
-        for mixture in mixtures
-        for matrices in (mixture.gate, mixture.up, mixture.down)
-        for linear in matrices.weights
+        id(linear.weight) for mixture in mixtures for matrices in mixture.matrices for linear in matrices.weights
     }
     share = mixtures[0].share if mixtures else 1.0
     arrays = {id(array): array for value in values for array in _found(value, Outline)}

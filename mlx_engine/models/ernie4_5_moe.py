@@ -58,6 +58,13 @@ class Config(Routed, ernie4_5.Config):
         ),
     )  # fmt: skip
 
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys; llama.cpp reads shared experts if their size is there."""
+        more = {"interleave_moe_layer_step": 1}
+        if self.n_shared:
+            more["expert_shared_feed_forward_length"] = self.n_shared * self.expert_size
+        return {**super().to_gguf(), **more}
+
 
 TENSORS = {
     **{name: row for name, row in (llama.TENSORS | llama.INTERLEAVED).items() if row.when is None},

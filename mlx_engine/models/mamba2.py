@@ -212,6 +212,11 @@ class Config(Sizes):
         ),
     )
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer."""
+        return (MAMBA,) * self.n_layers
+
     def to_gguf(self) -> dict[str, object]:
         """Return this config as GGUF keys; llama.cpp requires those of what the model does not have."""
         return {**super().to_gguf(), "attention.head_count": 0, "feed_forward_length": 0}

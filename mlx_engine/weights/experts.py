@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 from mlx_engine.backends.experts import Experts, Routing, Scoring, SharedExpert
 from mlx_engine.backends.parameters import Gating
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Naming
+from mlx_engine.config.declared import ConfigBase, Naming
 from mlx_engine.config.settings import Settings
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
@@ -32,6 +32,8 @@ from mlx_engine.weights.stored import TensorLayout
 MOST_EXPERTS = 100_000
 
 PARTS = ("gate", "up", "down")
+# llama.cpp's number of this rule.
+SIGMOIDS = 2
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,13 @@ class Names:
 
     Attributes:
         block: the module of a layer that contains router and experts; "" for the layer itself.
-        parts: the published names of gate, up and down.
+        parts: the published names of gate, up and down; that of gate is "" for experts without a gate.
         router: the name of the router's module.
         interleaved: whether files have gate and up in alternating rows of one tensor. Experts and routers then have
             biases.
         is_fused: whether published folders have the fused tensors of transformers.
         stacked: the module in which mlx-lm has all experts of a layer.
+        stacked_parts: the names of gate, up and down there.
         stem: the prefix of the text model's tensors.
         fused: the names of the fused tensors in the block.
         bias: the name in the block of the bias that is added to router scores before experts are chosen; "" for none.
@@ -59,6 +62,7 @@ class Names:
     interleaved: bool = False
     is_fused: bool = False
     stacked: str = "switch_mlp"
+    stacked_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stem: str = "model."
     fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     bias: str = ""
@@ -69,8 +73,13 @@ class Names:
         """Return the modules of layer i that may contain router and experts: the published module, and mlx-lm's."""
         return [f"{self.stem}layers.{i}.{block}".removesuffix(".") for block in dict.fromkeys((self.block, "mlp"))]
 
+    @property
+    def own_parts(self) -> tuple[int, ...]:
+        """The indices in PARTS of what an expert has."""
+        return tuple(part for part, name in enumerate(self.parts) if name)
 
-class Routed:
+
+class Routed(ConfigBase):
     """A base class of configs with experts, which have `n_experts_used` and `normalize`.
 
     Optional fields: `n_dense`, the number of first layers without experts; `groups`, as in `Routing`; and
@@ -86,6 +95,11 @@ class Routed:
         of: Any = self
         n_dense = getattr(of, "n_dense", 0)
         return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys; llama.cpp does not know of every architecture that scores are sigmoids."""
+        keys = super().to_gguf()
+        return keys if self.scoring == "softmax" else {**keys, "expert_gating_func": SIGMOIDS}
 
     def routing(self, p: Parameters, i: int) -> Routing:
         """Return how the router of layer i chooses experts."""
@@ -164,6 +178,12 @@ def of_groups(n_used: int, known: Any) -> str | None:
     return None if least <= n_used <= known.n_groups else f"from {least} to {known.n_groups} groups"
 
 
+def sparse_layers(cfg: Any) -> list[int]:
+    """Return the indices of the layers with experts: all, unless the config says the kind of each layer's FFN."""
+    kinds = getattr(cfg, "ffn_kinds", ("sparse",) * cfg.n_layers)
+    return [i for i, kind in enumerate(kinds) if kind == "sparse"]
+
+
 def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: int) -> Plan:
     """Return the plan with the tensors of each layer's router and experts.
 
@@ -171,7 +191,7 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
     """
     cfg = plan.config
     made = list(plan.tensors)
-    for i in range(getattr(cfg, "n_dense", 0), cfg.n_layers):
+    for i in sparse_layers(cfg):
         made += expert_tensors(cfg, checkpoint, names, expert_size, i, names.blocks(i))
     return replace(plan, tensors=made)
 
@@ -188,7 +208,7 @@ def expert_tensors(
         outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
         bias = TensorLayout(f"{blocks[0]}.{names.bias}", outer=outer)
         made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
-    for part in range(len(PARTS)):
+    for part in names.own_parts:
         made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
     if names.interleaved:
         made.append(Tensor(f"blk.{i}.ffn_gate_inp.bias", f"{blocks[0]}.{names.router}.bias", (cfg.n_experts,)))
@@ -217,7 +237,9 @@ def _tensors(
         *(fused if names.is_fused else ()),
         *(lambda e, block=block: TensorLayout(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
         *(
-            lambda e, block=block: TensorLayout(f"{block}.{names.stacked}.{PARTS[part]}_proj.weight", expert=(e, n))
+            lambda e, block=block: TensorLayout(
+                f"{block}.{names.stacked}.{names.stacked_parts[part]}.weight", expert=(e, n)
+            )
             for block in blocks
         ),
         *fused,
@@ -272,19 +294,22 @@ def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int,
 def with_shared_expert(plan: Plan, names: Names, size: int, *, has_weight: bool = True) -> Plan:
     """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`."""
     made, hidden = list(plan.tensors), plan.config.hidden_size
-    for i in range(getattr(plan.config, "n_dense", 0), plan.config.n_layers):
-        made += shared_tensors(hidden, size, i, f"{names.blocks(i)[0]}.{names.shared}", has_weight=has_weight)
+    for i in sparse_layers(plan.config):
+        block = f"{names.blocks(i)[0]}.{names.shared}"
+        made += shared_tensors(hidden, size, i, block, has_weight=has_weight, own_parts=names.own_parts)
     return replace(plan, tensors=made)
 
 
-def shared_tensors(hidden: int, size: int, i: int, block: str, *, has_weight: bool = True) -> list[Tensor]:
+def shared_tensors(
+    hidden: int, size: int, i: int, block: str, *, has_weight: bool = True, own_parts: Sequence[int] = (0, 1, 2)
+) -> list[Tensor]:
     """Return the tensors of the shared expert of layer i, whose module in a folder is `block`.
 
     With `has_weight`, its output is scaled by a gate: a linear layer of one output, stored as a vector in GGUF files.
     """
     weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
     made = [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []
-    for part in PARTS:
+    for part in (PARTS[at] for at in own_parts):
         shape = (hidden, size) if part == "down" else (size, hidden)
         made.append(Tensor(f"blk.{i}.ffn_{part}_shexp.weight", f"{block}.{part}_proj.weight", shape))
     return made
@@ -292,10 +317,14 @@ def shared_tensors(hidden: int, size: int, i: int, block: str, *, has_weight: bo
 
 def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation: Gating = "silu") -> Experts:
     """Return the router and the experts of layer i, and its shared expert, if there is one."""
-    gate, up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS)
+    has_gate = f"blk.{i}.ffn_gate_exps.0.weight" in p
+    up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS[1:])
+    gate = p.expert_linear(f"blk.{i}.ffn_gate_exps", n_experts) if has_gate else None
     name, shared = f"blk.{i}.ffn_gate_inp_shexp", None
-    if f"blk.{i}.ffn_gate_shexp.weight" in p:
+    if f"blk.{i}.ffn_up_shexp.weight" in p and activation != "clamped_swiglu":
         weight = p.row(name) if f"{name}.weight" in p else None
-        shared = SharedExpert(weight, *(p.linear(f"blk.{i}.ffn_{part}_shexp") for part in PARTS))
+        of_gate = p.linear(f"blk.{i}.ffn_gate_shexp") if has_gate else None
+        of_up, of_down = (p.linear(f"blk.{i}.ffn_{part}_shexp") for part in PARTS[1:])
+        shared = SharedExpert(weight, of_gate, of_up, of_down, activation)
     router = p.router(f"blk.{i}.ffn_gate_inp")
     return Experts(f"blk.{i}.ffn_moe", router, routing, gate, up, down, activation, shared)

@@ -20,6 +20,7 @@ from mlx_engine.backends.program import Program
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.known import lacking
 from mlx_engine.config.rope import for_context
 from mlx_engine.errors import ModelError, UnknownArchitectureError
 from mlx_engine.machine.memory import available_memory
@@ -221,8 +222,9 @@ def model_file(checkpoint: Checkpoint) -> ModelFile:
         if architecture in supported:
             return cast(ModelFile, module)
     raise UnknownArchitectureError(
-        where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(supported)
-    )
+        where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(supported),
+        lacks=lacking(checkpoint.architecture),
+    )  # fmt: skip
 
 
 class Loaded(NamedTuple):

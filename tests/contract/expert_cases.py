@@ -79,7 +79,7 @@ def combine(t: int, c: int) -> Run:
 def block(
     t: int, type_name: str = "F32", *, normalize: bool = True, n_used: int = 2, kind: str = "rms", ties: bool = False,
     gating: Gating = "silu", bias: bool = False, width: int = 32, shared: int = 0, beside: bool = False,
-    added: bool = True, weighted: bool = True, choice_bias: bool = False, **routing: Any,
+    added: bool = True, weighted: bool = True, choice_bias: bool = False, gate: bool = True, **routing: Any,
 ) -> Run:  # fmt: skip
     """Return a case of a mixture, or of its sum alone if nothing is `added`.
 
@@ -95,6 +95,9 @@ def block(
         of_all = shared_expert(be, rng, shared, weighted=weighted) if shared else None
         of_choice = weight(be, normal(rng, 6, scale=0.3)) if choice_bias else None
         experts = Experts("moe", router, Routing(n_used, normalize, bias=of_choice, **routing), *parts, gating, of_all)
+        if not gate:
+            of_all = None if of_all is None else replace(of_all, gate=None, activation="relu2")
+            experts = replace(experts, gate=None, activation="relu2", shared=of_all)
         x, norm = be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind)
         if not beside:
             return be.norm_experts_add(x, norm, experts) if added else be.norm_experts(x, norm, experts)
@@ -208,6 +211,8 @@ CASES = [
     OpCase("norm_experts_add", "sigmoids-and-equal-logits", block(9, ties=True, scoring="sigmoid", sum_eps=0.5)),
     OpCase("norm_experts_add", "softmax-and-a-bias", block(7, choice_bias=True)),
     OpCase("norm_experts_add", "shared-without-weight", block(37, shared=96, weighted=False)),
+    OpCase("norm_experts_add", "no-gate-one-row", block(1, "Q8_0", gate=False, shared=96, weighted=False)),
+    OpCase("norm_experts_add", "no-gate", block(33, "Q8_0", gate=False, shared=96)),
     OpCase("norm_experts_add", "groups", block(33, scoring="sigmoid", choice_bias=True, groups=(2, 1))),
     OpCase("norm_add", "no-norm", norm_add(7, "none")),
     OpCase("norm_add", "one-row", norm_add(1)),

@@ -30,10 +30,11 @@ EAGER = {
     "eos_token_id": None,
 }  # fmt: skip
 IDS = torch.tensor([[3, 1, 7, 9, 2, 30, 11, 5, 8, 21, 17, 4]])
-# Read for something else than logits, or overruled by another key of the sizes.
+# Read for something else than logits, or overruled by another key of the sizes, or read by other programs alone.
 WITHOUT_EFFECT = {
     "max_position_embeddings", "n_positions", "tie_word_embeddings", "use_sliding_window", "use_double_wide_mlp",
     "intermediate_size", "use_bidirectional_attention", "attn_logit_softcapping", "swiglu_limit", "hidden_act",
+    "time_step_limit", "sliding_window",
 }  # fmt: skip
 # Results differ by the rounding of transformers' own casts to float32.
 ROUNDED = {"chunk_size", "mamba_chunk_size", "residual_in_fp32"}
@@ -47,7 +48,8 @@ OTHERS: dict[str, list[Any]] = {
     "final_logit_softcapping": [0.5],
     "full_attn_idxs": [[0]], "hidden_act": ["gelu"], "hidden_activation": ["silu"], "layer_types": [["invented"] * 4],
     "mlp_multipliers": [[2.0, 0.5]], "mlp_only_layers": [[0]], "no_rope_layers": [[1, 0, 1, 0]],
-    "position_embedding_type": ["nope"],
+    "layers_block_type": [["invented"] * 4], "mlp_hidden_act": ["gelu"], "mamba_hidden_act": ["gelu"],
+    "mtp_layers_block_type": [["moe"]], "position_embedding_type": ["nope"],
     "rope_parameters": [{"rope_type": "default", "rope_theta": 50.0}, {"rope_type": "invented", "rope_theta": 1e4}],
     "ssm_multipliers": [[2.0, 0.5, 3.0, 2.0, 0.5]], "summary_activation": ["tanh"], "summary_type": ["mean"],
     "time_step_limit": [[0.0, 1.0]],

@@ -25,12 +25,14 @@ VARIANTS = ("mha", "wide", "mqa", "gqa")
 # Architectures that share their code with others: by default a sample of their cells runs, and `-m slow` runs all.
 SAMPLED = (
     "deepseek2lite", "deepseek3", "glm4moelite", "ernie4_5moe", "granitemoe", "hunyuanmoe", "lfm2moe", "qwen3_next",
-    "falconh1", "mamba2",
+    "falconh1", "mamba2", "granite4h", "nemotronh", "nemotron3",
     "glm4moe", "minimaxm2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "hunyuan", "llamabias", "nanochat", "seed_oss", "starcoder2",
 )  # fmt: skip
-# With latent attention: mlx-lm's folders, several ranks by --shard tensor and compiled layers do not have it.
+# With Mamba2 mixers, which --shard tensor does not cut.
+MIXERS = ("falconh1", "granite4h", "mamba2", "nemotron3", "nemotronh")
+# With latent attention: mlx-lm's folders and several ranks by --shard tensor do not have it.
 LATENT = ("deepseek2lite", "deepseek3", "glm4moelite")
 BACKENDS = ("simd", "parallel", "mlx", *(name for name in KNOWN if name == EMULATED), "scalar")
 

@@ -22,7 +22,8 @@ ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
     "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2, "glm4_moe_lite": ARCH.DEEPSEEK2,
     "ernie4_5_moe": ARCH.ERNIE4_5_MOE, "granitemoe": ARCH.GRANITE_MOE, "hunyuan_v1_moe": ARCH.HUNYUAN_MOE,
     "lfm2_moe": ARCH.LFM2MOE, "qwen3_next": ARCH.QWEN3NEXT,
-    "falcon_h1": ARCH.FALCON_H1, "mamba2": ARCH.MAMBA2,
+    "falcon_h1": ARCH.FALCON_H1, "mamba2": ARCH.MAMBA2, "granitemoehybrid": ARCH.GRANITE_HYBRID,
+    "nemotron_h": ARCH.NEMOTRON_H,
     "glm4_moe": ARCH.GLM4_MOE, "minimax_m2": ARCH.MINIMAXM2, "olmoe": ARCH.OLMOE,
     "arcee": ARCH.ARCEE,
     "cohere2": ARCH.COHERE2, "ernie4_5": ARCH.ERNIE4_5, "exaone4": ARCH.EXAONE4, "gemma2": ARCH.GEMMA2,
@@ -36,13 +37,22 @@ ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
 ELSEWHERE = {
     "gpt2": "convert.py", "lfm2": "convert.py", "qwen3_5_text": "convert.py", "qwen3_5_moe_text": "convert.py",
     "gemma4_text": "arrays of settings for each layer, and computed rope_freqs", "gpt_oss": "blocks of MXFP4",
-    "granitemoehybrid": "written as granite, whose gate and up are one matrix here",
     "nanochat": "llama.cpp has no such architecture",
 }  # fmt: skip
 # Their converters permute rows of queries and keys.
-PERMUTED = ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+PERMUTED = (
+    "arcee",
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "llama",
+    "ministral3",
+    "mistral",
+    "mixtral",
+    "smollm3",
+)
 WINDOWED = ("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3")
-EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
 LAYER_NORMS = ("cohere2", "starcoder2")
 KEYS_OF_EXPERTS = {
     "moe_k": "expert_used_count", "moe_num_experts": "expert_count", "moe_topk": "expert_used_count",
@@ -69,6 +79,11 @@ SPACE = {
     "mamba_n_heads": "ssm.time_step_rank",
     "mamba_n_groups": "ssm.group_count",
 }
+_ROUTER = {
+    "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
+}  # fmt: skip
 KEYS_OF_KIND = {
     "deepseek_v2": _LATENT, "deepseek_v3": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
     "glm4_moe_lite": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
@@ -84,13 +99,15 @@ KEYS_OF_KIND = {
         "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
         "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank",
     },
-    "glm4_moe": {
-        "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
-        "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
-        "norm_topk_prob": "expert_weights_norm", "n_group": "expert_group_count",
-        "topk_group": "expert_group_used_count",
-    },
+    "glm4_moe": {**_ROUTER, "first_k_dense_replace": "leading_dense_block_count"},
     "falcon_h1": SPACE,
+    "granitemoehybrid": {
+        **SPACE, **MULTIPLIERS, "shared_intermediate_size": "expert_shared_feed_forward_length",
+    },
+    "nemotron_h": {
+        "conv_kernel": "ssm.conv_kernel", "ssm_state_size": "ssm.state_size", "n_groups": "ssm.group_count",
+        "mamba_num_heads": "ssm.time_step_rank",
+    },
     "minimax_m2": {"intermediate_size": "expert_feed_forward_length"},
     "cohere2": {"logit_scale": "logit_scale"},
     "gemma2": {
@@ -100,12 +117,19 @@ KEYS_OF_KIND = {
 }  # fmt: skip
 
 
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return a folder's config.json, with the number of layers and the rotation."""
+    c: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    c.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": c.get("rope_theta", 1e4)})
+    c.setdefault("num_hidden_layers", len(c.get("layers_block_type", ())))
+    return c
+
+
 def write(folder: Path, path: Path) -> None:
     """Write a folder's model as F32."""
-    c = json.loads((folder / "config.json").read_text())
-    c.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": c.get("rope_theta")})
-    kind, n = c["model_type"], c["num_hidden_layers"]
-    arch = ARCHITECTURES[kind]
+    c = config_of(folder)
+    n = c["num_hidden_layers"]
+    arch = architecture(c)
     writer, names = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch]), gguf.get_tensor_name_map(arch, n)
     for key, value in settings(c).items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
@@ -124,6 +148,15 @@ def write(folder: Path, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def architecture(c: dict[str, Any]) -> gguf.MODEL_ARCH:
+    """Return the architecture that llama.cpp's converter writes."""
+    if "moe" in c.get("layers_block_type", ()):
+        return ARCH.NEMOTRON_H_MOE
+    if c["model_type"] == "granitemoehybrid" and "linear_attention" not in c["layer_types"]:
+        return ARCH.GRANITE
+    return ARCHITECTURES[c["model_type"]]
 
 
 def settings(c: dict[str, Any]) -> dict[str, Any]:
@@ -164,9 +197,25 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made["attention.value_length"] = c["kv_lora_rank"]
         made["attention.key_length_mla"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
         made["expert_gating_func"] = 1 if kind == "deepseek_v2" else 2
+    if kind in ("glm4_moe", "lfm2_moe", "minimax_m2"):
+        made["expert_gating_func"] = 2
+    if kind == "ernie4_5_moe" and c["moe_num_shared_experts"]:
+        made["expert_shared_feed_forward_length"] = c["intermediate_size"] // c["num_key_value_heads"]
     if kind == "lfm2_moe":
         heads = [c["num_key_value_heads"] * (of == "full_attention") for of in c["layer_types"]]
         made["attention.head_count_kv"] = heads
+    if kind == "granitemoehybrid" and architecture(c) == ARCH.GRANITE_HYBRID:
+        made["attention.head_count_kv"] = of_some(c, "num_key_value_heads", c["layer_types"], "full_attention")
+        made["ssm.inner_size"] = c["mamba_expand"] * c["hidden_size"]
+        made["rope.scaling.finetuned"] = False
+    if kind == "nemotron_h":
+        layers = c["layers_block_type"]
+        ffn, size = ("moe", "moe_intermediate_size") if "moe" in layers else ("mlp", "intermediate_size")
+        made["attention.head_count_kv"] = of_some(c, "num_key_value_heads", layers, "full_attention")
+        made["feed_forward_length"] = of_some(c, size, layers, ffn)
+        made["ssm.inner_size"] = c["mamba_num_heads"] * c["mamba_head_dim"]
+        made |= {"rope.scaling.finetuned": False, "rope.dimension_count": head_dim}
+        made["attention.layer_norm_epsilon"] = c["layer_norm_epsilon"]
     if kind == "qwen3_next":
         made["ssm.inner_size"] = c["linear_num_value_heads"] * c["linear_value_head_dim"]
         made["full_attention_interval"] = c["layer_types"].index("full_attention") + 1
@@ -174,10 +223,20 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
     if local is not None:
         made["rope.freq_base_swa"] = float(local["rope_theta"])
     made |= scaling(c, rope)
-    for key, known in {**KEYS_OF_EXPERTS, **KEYS_OF_KIND.get(kind, {})}.items():
-        if c.get(key) is not None:
+    keys = KEYS_OF_KIND.get(kind, {})
+    if architecture(c) == ARCH.NEMOTRON_H_MOE:
+        keys = {**_ROUTER, **keys, "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
+    if kind == "granitemoehybrid" and architecture(c) == ARCH.GRANITE:
+        made["feed_forward_length"], keys = c["shared_intermediate_size"], MULTIPLIERS
+    for key, known in {**KEYS_OF_EXPERTS, **keys}.items():
+        if c.get(key) is not None and not (architecture(c) == ARCH.NEMOTRON_H and key in KEYS_OF_EXPERTS):
             made[known] = c[key]
     return made
+
+
+def of_some(c: dict[str, Any], key: str, kinds: list[str], kind: str) -> list[int]:
+    """Return a setting for each layer: 0 for layers of another kind."""
+    return [c[key] * (of == kind) for of in kinds]
 
 
 def of_mamba2(c: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +276,7 @@ def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
     kind, parts = c["model_type"], name.split(".")
     if kind == "falcon_h1":
         values = multiplied(c, parts, values)
-    if parts[-1] in ("A_log", "D") and c["model_type"] in ("falcon_h1", "mamba2"):
+    if parts[-1] in ("A_log", "D") and kind in ("falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h"):
         return (-np.exp(values) if parts[-1] == "A_log" else values)[:, None]
     if "conv1d" in parts and values.ndim == 3:
         return values[:, 0]
@@ -246,7 +305,14 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
     made: dict[str, np.ndarray] = {}
     for name, values in tensors.items():
         stem, _, last = name.removesuffix(".weight").rpartition(".")
-        if last == "input_linear":
+        if last == "input_linear" and values.ndim == 2:  # gate and up of a dense FFN, or of the shared expert
+            of_all = "shared_experts" if c["num_local_experts"] else ""
+            of_layer = stem.removesuffix("shared_mlp")
+            for part, half in zip(("gate", "up"), np.split(values, 2), strict=True):
+                made[f"{of_layer}mlp.{of_all}.{part}_proj.weight".replace("..", ".")] = half
+        elif last == "output_linear" and values.ndim == 2 and not c["num_local_experts"]:
+            made[f"{stem.removesuffix('shared_mlp')}mlp.down_proj.weight"] = values
+        elif last == "input_linear":
             of_layer, half = stem.removesuffix("block_sparse_moe"), values.shape[1] // 2
             made[f"{of_layer}mlp.experts.gate_proj.weight"] = values[:, :half]
             made[f"{of_layer}mlp.experts.up_proj.weight"] = values[:, half:]
@@ -261,6 +327,8 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
             of_each = values.reshape(heads, -1, values.shape[1])
             made[f"{stem}.k_b_proj.weight"] = of_each[:, :n].transpose(0, 2, 1)
             made[f"{stem}.v_b_proj.weight"] = of_each[:, n:]
+        elif c["model_type"] == "nemotron_h" and ".experts." in name:
+            made[name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")] = values
         elif c["model_type"] == "lfm2_moe" and ".experts." in name:
             part = {"w1": "gate", "w2": "down", "w3": "up"}[last]
             made[f"{stem}.{part}_proj.weight"] = values

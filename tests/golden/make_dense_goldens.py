@@ -43,6 +43,7 @@ from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.ministral3 import modeling_ministral3
 from transformers.models.nanochat import modeling_nanochat
+from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.olmo3 import modeling_olmo3
 from transformers.models.olmoe import modeling_olmoe
@@ -58,7 +59,7 @@ from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 MODULES = (
     modeling_deepseek_v2, modeling_deepseek_v3, modeling_glm4_moe_lite,
     modeling_ernie4_5_moe, modeling_granitemoe, modeling_hunyuan_v1_moe, modeling_lfm2_moe, modeling_qwen3_next,
-    modeling_falcon_h1, modeling_mamba2,
+    modeling_falcon_h1, modeling_mamba2, modeling_nemotron_h,
     modeling_minimax_m2,
     modeling_glm4_moe,
     modeling_olmoe,
@@ -115,7 +116,24 @@ SPACE = {
     "mamba_n_groups": 2,
     "mamba_chunk_size": 16,
 }
+NEMOTRON = {
+    "model_type": "nemotron_h", "num_hidden_layers": ABSENT, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
+    "ssm_state_size": 16, "chunk_size": 16, "tie_word_embeddings": False,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "granite4h": {
+        "model_type": "granitemoehybrid", **NO_HEAD_DIM, "rope_parameters": PLAIN, **MULTIPLIERS,
+        "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "mamba_n_groups": 2,
+        "mamba_chunk_size": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32,
+        "shared_intermediate_size": 64, "position_embedding_type": None, "experts_implementation": "eager",
+    },
+    "nemotronh": {**NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+    "nemotron3": {
+        **NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 2.5, "experts_implementation": "eager",
+    },
     "mamba2": {
         "model_type": "mamba2", "num_heads": 4, "head_dim": 16, "expand": 2, "state_size": 16, "n_groups": 2,
         "chunk_size": 16,

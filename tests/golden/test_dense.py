@@ -25,7 +25,7 @@ from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import ContextLengthError, OptionError
 from mlx_engine.weights.conversion import Conversion
 from tests.contract.check import EMULATED
-from tests.golden.goldens import BACKENDS, DATA, LATENT, SAMPLED, Golden, check_close, engine, greedy, in_chunks
+from tests.golden.goldens import BACKENDS, DATA, SAMPLED, Golden, check_close, engine, greedy, in_chunks
 from tests.unit.test_gguf_form import bytes_only
 
 ARCHITECTURES = ("granite", "granite4", "ministral3", "olmo2", "olmo3", "phi3", "smollm3", *SAMPLED)
@@ -91,7 +91,7 @@ def test_bits_do_not_depend_on_chunks_and_pages(name: str):
         np.testing.assert_array_equal(in_chunks(of.checkpoint, "simd", ids, chunk, page=page), np.asarray(of_one))
 
 
-@pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - set(LATENT)))
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_layers_run_as_a_compiled_program_with_the_bits_of_single_operations(name: str):
     ids, loaded = golden(name, "hf", Path()).prompt(1), mlx_engine.load(DATA / f"{name}-micro" / "hf", "simd")
     assert isinstance(loaded.model.program, CompiledProgram)
@@ -101,11 +101,10 @@ def test_layers_run_as_a_compiled_program_with_the_bits_of_single_operations(nam
     np.testing.assert_array_equal(np.asarray(loaded.logits(ids)), at_once)
 
 
-def test_a_latent_is_stored_once_and_says_why_its_layers_are_not_compiled():
+def test_a_latent_is_stored_once():
     loaded = mlx_engine.load(DATA / "deepseek2lite-micro" / "hf", "simd")
     (layer, _) = loaded.model.kv_layers
     assert layer.token_nbytes == 4 * (32 + 16)
-    assert isinstance(loaded.model.program, OpByOp)
     paper = KVLayer(1, 512 + 64, None, "f16", n_arrays=1)
     assert paper.token_nbytes == 2 * 576
 

@@ -13,7 +13,7 @@ from mlx_engine.config.catalog import architectures
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import check
 from tests.golden.goldens import DATA, check_close, engine
-from tests.golden.independent import ARCHITECTURES, ELSEWHERE, write
+from tests.golden.independent import ARCHITECTURES, ELSEWHERE, config_of, settings, write
 
 FOLDERS = {path.parent.name.removesuffix("-micro"): path for path in DATA.glob("*-micro/hf")}
 KINDS = {name: json.loads((path / "config.json").read_text())["model_type"] for name, path in FOLDERS.items()}
@@ -25,6 +25,11 @@ def planned(checkpoint: Checkpoint) -> tuple[object, dict[str, np.ndarray]]:
     return plan.config, {name: tensor.weight(checkpoint).dequantize() for name, tensor in found.items()}
 
 
+# Keys that converters write and llama.cpp does not need: what has the same default, is of no use, or is zero.
+UNNEEDED = {
+    "attention.scale", "expert_count", "expert_used_count", "feed_forward_length", "rope.dimension_count",
+    "rope.freq_base", "rope.scaling.type",
+}  # fmt: skip
 # Settings of these folders are values of tensors in GGUF files.
 BY_LOGITS = ("falconh1", "llama")
 
@@ -35,6 +40,8 @@ BY_LOGITS = ("falconh1", "llama")
 def test_a_gguf_by_the_tensor_map_of_gguf_py_has_the_folder_s_config_and_tensors(name: str, tmp_path: Path):
     write(FOLDERS[name], tmp_path / "model.gguf")
     of_folder, expected = planned(open_checkpoint(FOLDERS[name]))
+    keys = of_folder.to_gguf()  # type: ignore[attr-defined]
+    assert set(settings(config_of(FOLDERS[name]))) - set(keys) <= UNNEEDED
     of_file, found = planned(open_checkpoint(tmp_path / "model.gguf"))
     # GGUF files of Llama 3 have divisors of frequencies in place of the rule.
     encoded = {"rope", "beyond_chunk"} if "rope_freqs.weight" in found else set()

@@ -129,7 +129,8 @@ def after_hits(architecture: str, type_name: str, lengths: Sequence[int], page: 
     """Return how many answers differ from the one alone, after a hit of each length: the rest of the prompt differs."""
     wrong = n_hits = 0
     # A prefix with a state is reused where the state is held: at the end of a chunk, or at a page boundary in the last.
-    has_state = architecture in ("falcon-h1", "lfm2", "mamba2", "qwen35", "qwen35moe")
+    hybrids = ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+    has_state = architecture in ("lfm2", "mamba2", "qwen35", "qwen35moe", *hybrids)
     for length in lengths:
         first = request_of([*ids(0)[:length], (ids(0)[length] + 1) % VOCAB, 3], KINDS[0], max_tokens=2)
         second = requests(0, 1, length % 2)[0]

@@ -50,7 +50,7 @@ BOUNDS = {EMULATED: (2e-5, 4e-5)}
 # 1.2e-4, 3.0e-5, 7.7e-5, 2.8e-5, 9.5e-5 and 3.1e-5 between backends. How much depends on the processor, too.
 ONE_OF = {
     "qwen3_5": 1e-4, "qwen3_5moe": 1.5e-4, "gptoss": 4e-5, "qwen2moe": 1e-4, "mixtral": 4e-5, "qwen3_next": 1.2e-4,
-    "deepseek3": 4e-5, "mamba2": 1e-4,
+    "deepseek3": 4e-5, "mamba2": 1e-4, "granite4h": 6e-5,
 }  # fmt: skip
 
 
@@ -145,6 +145,7 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         for key in (
             *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size"),
             *("shared_expert_intermediate_size", "hidden_size_per_layer_input", "kv_lora_rank", "q_lora_rank"),
+            "moe_shared_expert_intermediate_size",
         )
         if config.get(key)
     }
@@ -153,8 +154,11 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
     if "v_head_dim" in config:
         sizes["v_head_dim"] = WIDTH // heads
     if "mamba_d_head" in config:
-        sizes["mamba_d_head"] = WIDTH // config["mamba_n_heads"]
+        times_width = config["mamba_expand"] if config["model_type"] == "granitemoehybrid" else 1
+        sizes["mamba_d_head"] = times_width * WIDTH // config["mamba_n_heads"]
         sizes |= {"mamba_d_ssm": WIDTH} if "mamba_d_ssm" in config else {}
+    if "mamba_head_dim" in config:
+        sizes["mamba_head_dim"] = WIDTH // config["mamba_num_heads"]
     made = config | sizes | ({"head_dim": WIDTH // heads} if "head_dim" in config else {})
     if "per_layer_config" in config:
         layers = config["per_layer_config"]

@@ -33,14 +33,14 @@ from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, plan_model
 from tests.contract.check import EMULATED, named
 from tests.decoding import decode
-from tests.golden.goldens import DATA, LATENT, SAMPLED, Golden, check_close, relative_errors, variant
+from tests.golden.goldens import DATA, LATENT, MIXERS, SAMPLED, Golden, check_close, relative_errors, variant
 from tests.golden.test_same_bits import cut
 from tests.local_ranks import run_ranks
 from tests.random_models import SETTINGS, random_checkpoint
 
 T = TypeVar("T")
 
-MICRO = sorted({path.name for path in DATA.glob("*-micro")} - {f"{name}-micro" for name in LATENT})
+MICRO = sorted({path.name for path in DATA.glob("*-micro")} - {f"{name}-micro" for name in (*LATENT, *MIXERS)})
 # Those that the default tests run on four ranks: copies of KV heads and experts, biases of sums, four KV heads, copies
 # of normed KV heads.
 OFTEN = {"gemma4moe-micro", "gpt2-micro", "llama-micro", "olmo3-micro"}

@@ -225,7 +225,9 @@ def test_keys_and_values_of_another_model_are_refused():
     more, narrower = replace(layer, n_kv_heads=layer.n_kv_heads + 1), replace(layer, head_dim=layer.head_dim // 2)
     for wrong in ([layer], [more, *others], [*others, narrower], [layer, layer, *others]):
         kv = KVPool(model.backend, wrong, 8).sequence()
-        with pytest.raises(ValueError, match=r"KV stores of f32 must have \(KV heads, elements\) .* by layer, not"):
+        with pytest.raises(
+            ValueError, match=r"KV stores of f32 must have \(arrays, KV heads, elements\) .* by layer, not"
+        ):
             forward(model, SequenceInput(IDS[:3], kv))
         assert (kv.length, kv.pending) == (0, 0)
 

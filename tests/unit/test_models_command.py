@@ -3,10 +3,15 @@
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 
 from mlx_engine import models
+from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.catalog import architectures, keys_of
+from mlx_engine.config.known import LACKS, LLAMA_CPP, MLX_LM
+from mlx_engine.errors import UnknownArchitectureError
+from mlx_engine.weights.model import model_file
 from tests.unit.test_command_generate import cli
 from tools import models_page
 
@@ -19,6 +24,15 @@ def test_every_model_file_is_listed_with_a_title():
     assert all(each.title and each.names and each.gguf for each in found)
     listed = cli("models").out
     assert all(each.title in listed and ", ".join(each.names) in listed for each in found)
+
+
+def test_every_architecture_of_mlx_lm_and_llama_cpp_is_supported_or_lacks_something():
+    supported = {name for each in architectures() for name in each.names}
+    assert set(gguf.MODEL_ARCH_NAMES.values()) <= {*LLAMA_CPP}
+    assert {*MLX_LM, *LLAMA_CPP} - supported == set(LACKS)
+    assert len(MLX_LM) == len({*MLX_LM}) == 110
+    with pytest.raises(UnknownArchitectureError, match="'mamba' is not implemented; it would need Mamba of the first"):
+        model_file(Checkpoint("here", "gguf", "mamba", {}, {}, {}, None))  # type: ignore[arg-type]
 
 
 def test_readme_has_the_tables_of_the_code():

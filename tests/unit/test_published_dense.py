@@ -14,6 +14,8 @@ SMOLLM3_3B = PUBLISHED["HuggingFaceTB/SmolLM3-3B"]["config"]
 PHI4_MINI = PUBLISHED["microsoft/Phi-4-mini-instruct"]["config"]
 MINISTRAL3_8B = PUBLISHED["mistralai/Ministral-3-8B-Instruct-2512"]["config"]
 GRANITE4_MICRO = PUBLISHED["ibm-granite/granite-4.0-micro"]["config"]
+GRANITE4_TINY = PUBLISHED["ibm-granite/granite-4.0-h-tiny"]["config"]
+NEMOTRON3_NANO = PUBLISHED["nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"]["config"]
 OLMO2_7B = PUBLISHED["allenai/OLMo-2-1124-7B"]["config"]
 OLMO3_7B = PUBLISHED["allenai/Olmo-3-1025-7B"]["config"]
 QWEN3_CODER = PUBLISHED["Qwen/Qwen3-Coder-30B-A3B-Instruct"]["config"]
@@ -66,6 +68,11 @@ def test_what_is_special_about_each():
     assert plan(MINISTRAL3_8B).config.rope.attention_factor == 1
     assert plan(OLMO3_7B).config.windows[:5] == (4096, 4096, 4096, None, 4096)
     assert plan(OLMO3_7B).config.local_rope.rule == "default"
+    granite, nemotron = plan(GRANITE4_TINY).config, plan(NEMOTRON3_NANO).config
+    assert [i for i, kind in enumerate(granite.kinds) if kind == "full_attention"] == [5, 15, 25, 35]
+    assert (granite.is_rotated, granite.n_experts, granite.inner) == (False, 64, 2 * granite.hidden_size)
+    assert [nemotron.kinds.count(kind) for kind in ("mamba", "moe", "full_attention", "mlp")] == [23, 23, 6, 0]
+    assert plan({**GRANITE4_MICRO, "position_embedding_type": "nope"}).config.is_rotated is False
     assert plan(OLMO2_7B).config.windows == (None,) * 32
 
 
@@ -79,10 +86,16 @@ def test_what_is_special_about_each():
         (PHI4_MINI, {"rope_scaling": {**PHI4_MINI["rope_scaling"], "long_factor": [1.0] * 47}}, "long_factor"),
         (PHI4_MINI, {"rope_scaling": {**PHI4_MINI["rope_scaling"], "short_factor": [0.0] * 48}}, "0"),
         (MINISTRAL3_8B, {"something_new": 1}, "something_new"),
-        (GRANITE4_MICRO, {"position_embedding_type": "nope"}, "position_embedding_type"),
-        (GRANITE4_MICRO, {"position_embedding_type": None}, "position_embedding_type"),
+        (GRANITE4_MICRO, {"position_embedding_type": "alibi"}, "position_embedding_type"),
         (GRANITE4_MICRO, {"layer_types": ["mamba"] * 40}, "layer_types"),
-        (GRANITE4_MICRO, {"num_local_experts": 8}, "num_local_experts"),
+        (GRANITE4_MICRO, {"num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok"),
+        (GRANITE4_TINY, {"mamba_d_head": 32}, "mamba_d_head"),
+        (GRANITE4_TINY, {"time_step_limit": [0.001, 100.0]}, "time_step_limit"),
+        (NEMOTRON3_NANO, {"moe_latent_size": 1024}, "moe_latent_size"),
+        (NEMOTRON3_NANO, {"hybrid_override_pattern": "M*E-"}, "hybrid_override_pattern"),
+        (NEMOTRON3_NANO, {"hybrid_override_pattern": "M*EX"}, "hybrid_override_pattern"),
+        (NEMOTRON3_NANO, {"layers_block_type": ["mamba", "moe"]}, "hybrid_override_pattern"),
+        (NEMOTRON3_NANO, {"hybrid_override_pattern": None}, "hybrid_override_pattern"),
         (OLMO2_7B, {"sliding_window": 4096}, "sliding_window"),
         (QWEN3_CODER, {"use_qk_norm": False}, "use_qk_norm"),
         (QWEN3_CODER, {"qkv_bias": True}, "qkv_bias"),

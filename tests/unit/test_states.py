@@ -149,6 +149,8 @@ def test_states_count_in_every_report_of_memory():
     assert long.whole - short.whole == 40 * 2 * 2 * 4
     assert kv_cache(long).endswith("(1 layers x 1 head x 50 x 2 x f32 x 2); states of 2 layers: 184 B, whatever "
                                    "the number of tokens")  # fmt: skip
+    alone = kv_cache(CacheSize([layer for layer in LAYERS if isinstance(layer, StateLayer)], 50))
+    assert alone == "KV cache: none; states of 2 layers: 184 B, whatever the number of tokens"
     of = model("qwen35")
     traffic = Traffic.of(of, of.new_pool(8))
     assert traffic.state == sum(layer.nbytes for layer in of.kv_layers if isinstance(layer, StateLayer)) > 0

@@ -129,7 +129,7 @@ def put_pair(
         width: E.
         k: address of the keys.
         k_row: elements from the keys of one token to those of the next.
-        v: address of the values.
+        v: address of the values; 0 for a store of keys alone.
         v_row: elements from the values of one token to those of the next.
         store: address of the store.
         kind: the type of the store, one of `KV_TYPES`; E is a multiple of 16, and with Q8_0 of 32.
@@ -140,4 +140,5 @@ def put_pair(
     by_head = n_slots * by_token
     control[JOB + TOKENS], control[JOB + WHERE], control[JOB + TYPE] = n_tokens, slots, kind
     _run(control, span, k, k_row, n_heads, width, 0, 0, store, by_token, by_head)
-    _run(control, span, v, v_row, n_heads, width, 0, 0, store + n_heads * by_head, by_token, by_head)
+    if v != 0:
+        _run(control, span, v, v_row, n_heads, width, 0, 0, store + n_heads * by_head, by_token, by_head)

@@ -133,8 +133,9 @@ def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE, NORM_ADD = range(12)
 # Steps that run between two calls of the kernels: sum the values of all ranks, or concatenate their columns.
 ALL_SUM, ALL_COLUMNS = 12, 13
-# The state space of Mamba2.
-SPACE = 14
+# The state space of Mamba2; a product of each head, N_HEADS blocks at STEP_BLOCK, which reads N_KV_HEADS elements of a
+# head and writes ROW_WIDTH; the elements of each head of A, ROW_WIDTH, and then those of B, N_KV_HEADS.
+SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 # Words of a step. All values are in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
 # absent. A step with WANTED processes only the wanted rows; FROM_ALL means that its input still has all rows. ROW_WIDTH
@@ -152,8 +153,9 @@ SPACE = 14
 ) = range(9)  # fmt: skip
 # Words of a layer's keys and values: the address of its store, the store's slots per head, the layer's window or 0,
 # the address of the words of its group (the addresses of the sequences' words and of the new tokens' slots (T,)), and
-# the type of the store. A layer with a state has the addresses of the stores of its one or two arrays instead.
-KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_TYPE, STATE_STORE, STATE_STORE_2, KV_WIDTH = range(8)
+# the type of the store; its number of arrays, 1 if keys are values, too. A layer with a state has the addresses of the
+# stores of its one or two arrays instead.
+KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_TYPE, STATE_STORE, STATE_STORE_2, KV_ARRAYS, KV_WIDTH = range(9)
 GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 
 # ---- states ----

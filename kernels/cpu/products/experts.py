@@ -200,7 +200,8 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
 def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """`y = residual + norm of the sum of weight * down(activation(gate(h)) * up(h))` over each row's experts.
 
-    h is the normed x. A shared expert is used by all rows; its weight is the sigmoid of a product, or 1.
+    h is the normed x; without gates, an expert is `down(activation(up(h)))`. A shared expert is used by all rows; its
+    weight is the sigmoid of a product, or 1.
 
     Args:
         address: address of the pool's control block.

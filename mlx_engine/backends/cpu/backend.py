@@ -395,7 +395,7 @@ class CompiledBackend(SimdBackend):
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
             fixed = self.activations == "i16"
-            linears = [*experts.dense, *experts.gate.weights, *experts.up.weights, *experts.down.weights]
+            linears = [*experts.dense, *(linear for of in experts.matrices for linear in of.weights)]
             load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
             block = ExpertBlock(experts, norm, KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
             self._mixtures[norm, experts, adds] = block

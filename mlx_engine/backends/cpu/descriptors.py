@@ -189,18 +189,19 @@ class ExpertBlock:
     def __init__(
         self, experts: Experts, norm: Norm, activation: int, library: Library, *, adds: bool = True, fixed: bool = False
     ) -> None:
-        def block(linears: tuple[Linear, ...], kind: int = 0) -> Block:
+        def block(linears: Sequence[Linear], kind: int = 0) -> Block:
             return Block(linears, None, kind, library, fixed=fixed)
 
         # Keep the arrays alive: the descriptor only has their addresses.
         self.norm, self.router = norm, block((experts.router,))
-        pairs = zip(experts.gate.weights, experts.up.weights, experts.down.weights, strict=True)
-        self.blocks = [(block((gate, up), activation), block((down,))) for gate, up, down in pairs]
-        self.inner, self.width = experts.gate.shape
+        matrices = zip(*(linear.weights for linear in experts.matrices), strict=True)
+        self.blocks = [(block(first, activation), block((down,))) for *first, down in matrices]
+        self.inner, self.width = experts.up.shape
         shared, self.shared = experts.shared, list[Block]()
         if shared is not None:
-            self.inner = max(self.inner, shared.gate.weight.shape[0])
-            self.shared = [block((shared.gate, shared.up), layout.SILU), block((shared.down,))]
+            inner = (shared.up,) if shared.gate is None else (shared.gate, shared.up)
+            self.inner = max(self.inner, shared.up.weight.shape[0])
+            self.shared = [block(inner, KINDS[shared.activation]), block((shared.down,))]
             self.shared += [] if shared.weight is None else [block((shared.weight,))]
         self.n_experts, self.n_used = experts.n_experts, experts.routing.n_used
         self.descriptor = descriptor = np.zeros(layout.EX_TABLE + 2 * self.n_experts, dtype=np.int64)

@@ -27,7 +27,7 @@ from mlx_engine.backends.cpu.descriptors import (
     sinks_address,
     space_fits,
 )
-from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.experts import ExpertLinear, Experts
 from mlx_engine.backends.parameters import (
     Activation,
     Array,
@@ -147,8 +147,8 @@ class Lowering:
     backend: CompiledBackend
     batch: PassBatch
     steps: list[dict[int, Any]] = field(default_factory=list)
-    # Layer -> (number of KV heads, head dim), and the layers that have a state.
-    kv: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # Layer -> (number of KV heads, head dim, arrays of the store), and the layers that have a state.
+    kv: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     states: set[int] = field(default_factory=set)
     ropes: dict[int, Rope] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
@@ -300,6 +300,35 @@ class Lowering:
     def merge(self, x: Place) -> Place:
         return replace(self._place(x), head_dim=0)
 
+    def head_linear(self, x: Place, linear: ExpertLinear) -> Place:
+        source, n_heads, (n, k) = self._whole(self._place(x)), linear.n_experts, linear.shape
+        if source.width != n_heads * source.head_dim or source.head_dim < k:
+            raise CannotCompileError("products of other heads than a value has")
+        blocks = [self.backend.step_block((of,)) for of in linear.weights]
+        table = np.array([block.address for block in blocks], dtype=np.int64)
+        out = self._new(n_heads * n, source.is_wanted, n)
+        step = self._emit(
+            layout.HEAD_LINEAR, source.is_wanted, OUT=out.buffer, STEP_BLOCK=address(table), N_HEADS=n_heads,
+            N_KV_HEADS=k, ROW_WIDTH=n,
+        )  # fmt: skip
+        self._read(step, layout.A_AT, source)
+        self.inputs = max(self.inputs, 2 * layout.whole_vectors(k) + layout.whole_vectors(n))
+        self.kept += [blocks, table]
+        return out
+
+    def join_heads(self, a: Place, b: Place) -> Place:
+        first, second = self._place(a), self._place(b)
+        n, m = first.head_dim, second.head_dim
+        n_heads = first.width // max(1, n)
+        sizes = (n * n_heads, m * n_heads, first.is_wanted)
+        if not n * m * n_heads or sizes != (first.width, second.width, second.is_wanted):
+            raise CannotCompileError("heads of different numbers or rows")
+        out = self._new(n_heads * (n + m), first.is_wanted, n + m)
+        step = self._emit(layout.JOIN, first.is_wanted, OUT=out.buffer, N_HEADS=n_heads, N_KV_HEADS=m, ROW_WIDTH=n)
+        self._read(step, layout.A_AT, first)
+        self._read(step, layout.B_AT, second)
+        return out
+
     def columns(self, x: Place, first: int, last: int) -> Place:
         place = self._place(x)
         if not 0 <= first < last <= place.width:
@@ -380,7 +409,7 @@ class Lowering:
         n_heads = a.width // a.head_dim
         if layer in self.kv or a.width % a.head_dim:
             raise CannotCompileError("keys and values written twice in one layer, or a partial head")
-        self.kv[layer] = (n_heads, a.head_dim)
+        self.kv[layer] = (n_heads, a.head_dim, 1 if k is v else 2)
         step = self._emit(layout.KV_APPEND, False, LAYER=layer, N_KV_HEADS=n_heads, ROW_WIDTH=a.head_dim)
         self._read(step, layout.A_AT, a)
         self._read(step, layout.B_AT, b)
@@ -503,8 +532,8 @@ class Lowered:
             pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
-        kv: the number of KV heads and the head dim, by layer; None for a layer without keys and values. The list ends
-            with the last layer that has keys and values or a state.
+        kv: the number of KV heads, the head dim and the number of arrays of the store, by layer; None for a layer
+            without keys and values. The list ends with the last layer that has keys and values or a state.
         ropes: rotary embeddings, by the index of the step that uses them.
         kept: objects that must stay alive, because `steps` only has their addresses.
     """
@@ -516,7 +545,7 @@ class Lowered:
     inputs: int
     experts: list[ExpertBlock]
     parts: int
-    kv: list[tuple[int, int] | None]
+    kv: list[tuple[int, int, int] | None]
     ropes: dict[int, Rope]
     kept: list[object]
 

@@ -86,11 +86,13 @@ class CompiledProgram(Program):
         stores = batch.stores
         layers = cast(list[np.ndarray | None], stores.layers)
         type_ = self._backend.kv_type
-        rows = [None if kv is None else (kv[0], key_values.row_length(kv[1], type_)) for kv in self._kv]
+        rows = [None if kv is None else (kv[2], kv[0], key_values.row_length(kv[1], type_)) for kv in self._kv]
         rows += [None] * (len(layers) - len(rows))
-        found = [None if store is None else store.shape[1::2] for store in layers]
+        found = [None if store is None else (*store.shape[:2], store.shape[3]) for store in layers]
         if found != rows:
-            raise ValueError(f"KV stores of {type_} must have (KV heads, elements) {rows} by layer, not {found}")
+            raise ValueError(
+                f"KV stores of {type_} must have (arrays, KV heads, elements) {rows} by layer, not {found}"
+            )
         for layer, (descriptor, store) in enumerate(zip(self._layers, layers, strict=False)):
             if states := stores.states[layer] if stores.states else ():
                 of_layer = cast(tuple[np.ndarray, ...], states)
@@ -101,6 +103,7 @@ class CompiledProgram(Program):
                 continue
             descriptor[layout.KV_STORE], descriptor[layout.KV_SLOTS] = address(store), store.shape[2]
             descriptor[layout.KV_WINDOW] = batch.group(layer).window or 0
+            descriptor[layout.KV_ARRAYS] = len(store)
             descriptor[layout.KV_TYPE] = layout.KV_TYPES[type_]
             descriptor[layout.KV_GROUP] = address(self._groups[stores.group_of[layer]])
         self._stores = weakref.ref(stores)

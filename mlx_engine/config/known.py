@@ -1,0 +1,86 @@
+"""The architectures that mlx-lm and llama.cpp run, and what those that are not implemented here would need.
+
+The lists are those of mlx-lm's `models/` of August 2026 and of gguf-py's `MODEL_ARCH_NAMES`. `lacking` says for a file
+what the table of docs/models.md says.
+"""
+
+from __future__ import annotations
+
+# The names of `model_type` for which mlx-lm has a file, and those of `general.architecture` that llama.cpp knows.
+_MLX_LM = """
+Klear afm7 afmoe apertus baichuan_m1 bailing_moe bailing_moe_linear bitnet cohere cohere2 dbrx deepseek deepseek_v2
+deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon_h1 gemma gemma2 gemma3 gemma3_text
+gemma3n gemma4 gemma4_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neox gpt_oss granite
+granitemoe granitemoehybrid helium hunyuan hunyuan_v1_dense internlm2 internlm3 iquestloopcoder jamba kimi_k25
+kimi_linear kimi_vl laguna lfm2 lfm2-vl lfm2_moe lille-130m llama llama4 llama4_text longcat_flash longcat_flash_ngram
+mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3 minimax ministral3 mistral3 mixtral nanochat nemotron
+nemotron-nas nemotron_h olmo olmo2 olmo3 olmoe openelm phi phi3 phi3small phimoe phixtral pixtral plamo plamo2 qwen
+qwen2 qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe recurrent_gemma rwkv7
+seed_oss smollm3 solar_open stablelm starcoder2 step3p5 telechat3 youtu_llm
+"""
+_LLAMA_CPP = """
+afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bert bitnet bloom chameleon chatglm clip codeshell
+cogvlm cohere2 command-r dbrx deci deepseek deepseek2 deepseek2-ocr dots1 dream ernie4_5 ernie4_5-moe eurobert exaone
+exaone-moe exaone4 falcon falcon-h1 gemma gemma-embedding gemma2 gemma3 gemma3n gemma4 glm-dsa glm4 glm4moe gpt-oss
+gpt2 gptj gptneox granite granitehybrid granitemoe grok grovemoe hunyuan-dense hunyuan-moe hunyuan_vl internlm2 jais
+jais2 jamba jina-bert-v2 jina-bert-v3 kimi-linear lfm2 lfm2moe llada llada-moe llama llama-embed llama4 maincoder
+mamba mamba2 mimo2 minicpm minicpm3 minimax-m2 mistral3 mistral4 modern-bert mpt nemotron nemotron_h nemotron_h_moe
+neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo
+plamo2 plamo3 plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact rnd1
+rwkv6 rwkv6qwen2 rwkv7 seed_oss smallthinker smollm3 stablelm starcoder starcoder2 step35 t5 t5encoder
+wavtokenizer-dec xverse
+"""
+MLX_LM, LLAMA_CPP = tuple(_MLX_LM.split()), tuple(_LLAMA_CPP.split())
+
+_LACKS: dict[str, str] = {
+    "a model file; no mechanism is known to be missing": """
+        afmoe baichuan bailing_moe bailingmoe bailingmoe2 chatglm codeshell cohere command-r deepseek dots1 exaone
+        exaone-moe exaone_moe gemma glm gpt_bigcode helium internlm2 internlm3 jais2 lille-130m maincoder mellum mimo
+        minicpm minicpm3 nemotron orion pangu-embedded plamo plamo3 plm solar_open starcoder telechat3 xverse
+        youtu_llm""",
+    "ALiBi, biases of attention scores by distance": "bloom jais mpt refact",
+    "two norms in a parallel block": "falcon gpt_neox gptneox",
+    "a bias of the head": "gptj phi phi2 phixtral",
+    "layer norms without weights": "olmo",
+    "layer norms of single heads": "stablelm",
+    "queries, keys and values clamped": "dbrx",
+    "norms inside of attention and FFN": "bitnet",
+    "the activation xIELU": "apertus",
+    "a scale of scores by the logarithm of the length": "qwen",
+    "sparse block attention": "phi3small",
+    "another choice of experts: two by two, by masked softmaxes": "phimoe",
+    "a softmax between routed and shared experts": "Klear",
+    "a soft cap of the router": "grok",
+    "a mixture of experts beside a dense FFN without norms of its own": "arctic",
+    "a router that reads the input of attention": "smallthinker",
+    "experts in groups with a small expert for each": "grovemoe",
+    "experts that do nothing, and two attentions in a layer": "longcat_flash longcat_flash_ngram",
+    "chunked attention, and weights of experts before the experts": "llama4 llama4_text",
+    "a different number of heads in each layer": "deci laguna nemotron-nas openelm step35 step3p5",
+    "values narrower than keys": "mimo2 mimo_v2_flash",
+    "Llama 4's scaling of queries in latent attention": "mistral4",
+    "keys and values of other layers": "afm7 hunyuan",
+    "layers that run several times": "iquestloopcoder",
+    "convolutions of keys and values": "baichuan_m1",
+    "sparse attention with an indexer (DSA)": "deepseek_v32 glm-dsa glm_moe_dsa",
+    "Kimi's delta attention (KDA)": "kimi-linear kimi_linear",
+    "lightning attention": "bailing_moe_linear minimax",
+    "Mamba of the first kind": "jamba mamba plamo2",
+    "the states of RWKV": "arwkv7 rwkv6 rwkv6qwen2 rwkv7",
+    "the recurrence RG-LRU": "recurrent_gemma",
+    "several residual streams (AltUp)": "gemma3n",
+    "text that is generated by diffusion": "dream llada llada-moe rnd1",
+    "encoders, whose attention reads later tokens": """
+        bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert
+        nomic-bert-moe t5 t5encoder""",
+    "images or sound": """
+        chameleon clip cogvlm deepseek2-ocr hunyuan_vl kimi_k25 kimi_vl lfm2-vl paddleocr pixtral qwen2_vl qwen2vl
+        qwen3_vl qwen3_vl_moe qwen3vl qwen3vlmoe wavtokenizer-dec""",
+}
+# By name, what is missing.
+LACKS = {name: what for what, names in _LACKS.items() for name in names.split()}
+
+
+def lacking(architecture: str) -> str | None:
+    """Return what an architecture needs that is not implemented; None if nothing is known of it."""
+    return LACKS.get(architecture)
