@@ -38,7 +38,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the 32 quants of the block at byte `at`."""
+    """Return the levels of the 32 weights of the block at byte `at`, as bytes."""
     return levels(load_nibbles(blocks, at + 1))
 
 
