@@ -62,7 +62,7 @@ def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
 
 @jit
 def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> None:
-    """Write the records of n tokens to address `to`: of their int16 quants (n, 32 * n_blocks) and scales (n, n_blocks)."""
+    """Write records to address `to`, of n tokens with int16 quants (n, 32 * n_blocks) and scales (n, n_blocks)."""
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
