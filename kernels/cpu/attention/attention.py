@@ -533,13 +533,13 @@ def attend(
         slots: slots per head of the store.
         arrays: 2, or 1 if the store has one array (1, G, slots, E) of keys, which are also the values.
         page: tokens per page.
-        window: number of latest tokens that a token attends to; 0 is all.
+        window: number of latest tokens that a token attends to; 0 means all.
         sequences: address of the words of each sequence (`layout.py`).
         n_sequences: B.
         column: the index of the word, among those of a sequence, that has its number of queries.
         scale: factor of the scores.
-        softcap: the scores become `softcap * tanh(score / softcap)`; 0 is no soft cap.
-        sinks: address of (H,), one more logit for each query head, without a value; 0 is none.
+        softcap: the scores become `softcap * tanh(score / softcap)`; 0 means no soft cap.
+        sinks: address of (H,), one more logit for each query head, without a value; 0 means none.
         parts: address of memory for the results of blocks: `H * (E + 16)` floats for each query and block that has
             visible keys. Used if the sequences have up to `SMALL_BATCH` queries in total.
         out: address of (R, H, E).
