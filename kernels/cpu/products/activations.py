@@ -19,7 +19,7 @@ def silu(x: Any) -> Any:
 
 @jit
 def gelu(x: Any) -> Any:
-    """`0.5 * x * (1 + tanh(u))` with `u = sqrt(2 / pi) * (x + 0.044715 * x**3)`, computed as `x / (1 + exp(-2 * u))`."""
+    """`0.5 * x * (1 + tanh(u))` with `u = sqrt(2/pi) * (x + 0.044715 * x**3)`, computed as `x / (1 + exp(-2 * u))`."""
     u = mul(x, fma(mul(x, x), splat(0.044715), splat(1.0)))
     return div(x, add(splat(1.0), exp(mul(u, splat(-2 * 0.7978845608028654)))))
 
@@ -81,7 +81,7 @@ def gated(activation: int, gate: Any, up: Any) -> Any:
 
 @entry
 def soft_cap(x: int, n: int, cap: float, out: int) -> None:
-    """`out[i] = cap * tanh(x[i] / cap)` of n float32 at address `x`; no element depends on the others."""
+    """`out[i] = cap * tanh(x[i] / cap)` for n float32 at address `x`, all with the same operations."""
     values, capped, whole = floats(x), floats(out), n // LANES * LANES
     factor, of = splat(1 / cap), splat(cap)
     for i in range(0, whole, LANES):
