@@ -42,10 +42,10 @@ def parse() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.peers", description="Compare with other engines.")
     parser.add_argument("--model", default=MODEL, help=f"a GGUF file of a Qwen3, or {MODEL}")
-    parser.add_argument("--backend", default="auto", help="this engine's backend")
+    parser.add_argument("--backend", default="auto", help="the backend of mlx_engine")
     parser.add_argument(
         "--python", action="append", default=[], metavar="ENGINE=PATH",
-        help=f"the Python that runs this engine; by default the one of this process. Engines: {', '.join(ENGINES)}",
+        help=f"the Python that runs ENGINE, by default the one of this process; engines: {', '.join(ENGINES)}",
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="TITLE",
