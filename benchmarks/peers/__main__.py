@@ -1,4 +1,7 @@
-"""`python -m benchmarks.peers`: measure, and append to benchmarks/results/peers.jsonl. Run it on an idle machine."""
+"""`python -m benchmarks.peers`: measure other engines and this one, and append rows to benchmarks/results/peers.jsonl.
+
+Run it on an idle machine. The errors of logits are measured on a small model of their own (`exact.py`), not on --model.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 from benchmarks.log import Log
 from benchmarks.peers.contests import ENGINES, ERRORS, ROUNDS, START, contest_row, interpreters, plan, play, report_line
+from benchmarks.peers.exact import MODEL as EXACT_MODEL
 from benchmarks.peers.exact import errors
 from benchmarks.peers.start import commands, prompt, starts
 from mlx_engine import load_tokenizer
@@ -38,17 +42,19 @@ def parse() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.peers", description="Compare with other engines.")
     parser.add_argument("--model", default=MODEL, help=f"a GGUF file of a Qwen3, or {MODEL}")
-    parser.add_argument("--backend", default="auto", help="this engine's backend")
+    parser.add_argument("--backend", default="auto", help="the backend of mlx_engine")
     parser.add_argument(
         "--python", action="append", default=[], metavar="ENGINE=PATH",
-        help=f"the interpreter that has an engine's package, else this one; engines: {', '.join(ENGINES)}",
+        help=f"the Python that runs ENGINE, by default the one of this process; engines: {', '.join(ENGINES)}",
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="TITLE",
         help=f"one contest, {START} or {ERRORS}; may be given several times",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, help="rounds of every contest, instead of its own number")
-    parser.add_argument("--quick", action="store_true", help="few tokens, to try the benchmark itself; nothing is kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="few tokens, to try the benchmark itself; rows are kept only with --out"
+    )
     parser.add_argument("--out", type=Path, help=f"append to this file instead of {RESULTS.name}")
     options = parser.parse_args()
     given = dict(item.partition("=")[::2] for item in options.python)
@@ -66,10 +72,10 @@ def parse() -> argparse.Namespace:
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield a row per engine, setting and contest, then whole processes, then errors."""
+    """Yield the rows of the contests (one per engine and setting), then of START, then of ERRORS (one per engine)."""
     path = resolve(options.model)
     # The digest reads the whole file, so the file is in memory when the first engine opens it.
-    common = {**describe(open_checkpoint(path)), "model_sha256": digest(path)}
+    common = facts(path)
     wanted = options.only or [*(c.title for c in options.contests), START, ERRORS]
     for contest in options.contests:
         if contest.title in wanted:
@@ -85,9 +91,15 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             print(f"{START}: {start}")
             yield {**common, "contest": START, "prompt": text, "n_tokens": n_tokens, **dataclasses.asdict(start)}
     if ERRORS in wanted:
+        measured = facts(EXACT_MODEL)
         for error in errors(options.python, options.backend):
             print(f"{ERRORS}: {error}")
-            yield {**common, "contest": ERRORS, **dataclasses.asdict(error)}
+            yield {**measured, "contest": ERRORS, **dataclasses.asdict(error)}
+
+
+def facts(path: Path) -> Row:
+    """Return the name, sizes and digest of the model that a row is measured on."""
+    return {**describe(open_checkpoint(path)), "model_sha256": digest(path)}
 
 
 if __name__ == "__main__":

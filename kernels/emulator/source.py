@@ -12,7 +12,8 @@ from .text import code_only, line_of, threadgroup_declarations, with_suffixes
 # The names of the parts of a kernel in clang's messages.
 HEADER, BODY, SIGNATURE = "header", "body", "signature"
 
-# Attribute of a thread -> its field in runtime/abi.h.
+# Attribute of a thread -> the C++ expression of its value. `t` is the thread and `g` its threadgroup, of the structs in
+# runtime/abi.h.
 KNOWN = {
     "dispatch_quadgroups_per_threadgroup": "(threads_of(g.dispatched) + 3) / 4",
     "dispatch_simdgroups_per_threadgroup": "(threads_of(g.dispatched) + 31) / 32",
@@ -51,7 +52,7 @@ class Part(NamedTuple):
 
 
 def unit(parts: Sequence[Part]) -> str:
-    """Return the text of all parts; `msl_entry_i` calls part i. Kernels with equal headers share one copy of it."""
+    """Return the text of all parts; `msl_entry_i` calls part i. Equal headers of several kernels are included once."""
     bodies = {source: with_suffixes(place_threadgroup_memory(source)) for source in {part.source for part in parts}}
     of_header: dict[str, list[str]] = {}
     for i, part in enumerate(parts):
@@ -66,7 +67,7 @@ def unit(parts: Sequence[Part]) -> str:
 
 
 def attributes() -> str:
-    """Return a function for each attribute of a thread."""
+    """Return the text of C++ functions, each of which returns one attribute of a thread."""
     functions = [
         f"MSL_FUNC {kind} {name}(const msl_thread& t, const msl_group& g) {{ return {KNOWN[name]}; }}\n"
         for name, kind in ATTRIBUTES.items()
@@ -99,7 +100,7 @@ def _entry(index: int, function: str, signature: Signature) -> str:
 
 
 def place_threadgroup_memory(source: str) -> str:
-    """Return the body with threadgroup variables as references to the runtime's memory; line numbers stay."""
+    """Return the body with threadgroup variables as references to the runtime's memory; line numbers are unchanged."""
     pieces, last, ordinal = [], 0, 0
     for declared in threadgroup_declarations(source):
         pieces.append(source[last : declared.start])

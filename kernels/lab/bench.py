@@ -19,7 +19,7 @@ from .chips import are_cold, cold_inputs, nbytes, seconds_per_call, seconds_per_
 from .experiment import Experiment
 from .run import counted, require, run
 
-# The most elements for which the result is compared with the reference. With more elements the reference in float64
+# The most elements for which the result is compared with the reference. For more elements the reference in float64
 # takes longer than the measurement.
 MOST_CHECKED = 1 << 25
 
@@ -35,7 +35,7 @@ class Timing:
         shape: the sizes of the axes.
         seconds: seconds per launch, the median of samples.
         nbytes: bytes of all inputs and outputs.
-        is_cold: whether caches were cold. Copies of tiny arrays fit into a cache.
+        is_cold: whether caches were cold: all copies of the inputs together are larger than a cache.
         nominal_gbs: the chip's specified memory bandwidth, if known.
         read_gbs: memory bandwidth that a kernel without arithmetic reaches on this chip.
         stock_seconds: seconds of `mx.quantized_matmul` with the same values, if the kernel is a product with a Q8_0

@@ -123,9 +123,9 @@ class Entry:
 def check_entries(
     every: Sequence[Entry], executor: ExecutorName, orders: Orders, progress: Progress | None = None
 ) -> list[Verdict]:
-    """Check kernels over all shapes, by the rules of CUDA, too, because they run there.
+    """Check kernels over all shapes, and also by the rules of CUDA, because the kernels run there, too.
 
-    Kernels are compiled for the emulator while earlier ones run.
+    The emulator compiles a kernel while it runs earlier kernels.
 
     Args:
         every: the kernels.

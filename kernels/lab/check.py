@@ -39,7 +39,7 @@ from .validate import check_orders, check_sizes, check_switches
 
 # ---- the result of a check ----
 
-# Shapes whose labels a message lists.
+# The number of shapes whose labels a message lists.
 SHOWN = 8
 
 
@@ -66,7 +66,7 @@ class Failure:
 
 @dataclass
 class Verdict:
-    """The outcome of a check: true if all results were right. `print` it to read it.
+    """The outcome of a check: true if all results were right. `print(verdict)` shows the mistakes.
 
     Attributes:
         name: name of the kernel.
@@ -74,7 +74,7 @@ class Verdict:
         shapes: number of shapes.
         runs: number of runs with all seeds and builds.
         worst: the largest error, in the unit of `bound`.
-        bound: the largest accepted error, for an experiment in float32 epsilons (2^-23) of its magnitude.
+        bound: the largest accepted error; for an experiment, in float32 epsilons (2^-23) times its magnitude.
         failures: wrong shapes, the smallest first.
         notes: possible mistakes that the emulator found.
         seconds: duration, including compilation.
@@ -264,7 +264,7 @@ def cases_of(
     made = [_case(experiment, one, dtype) for one in every for dtype in tried]
     if not experiment.compares:
         return made
-    # The largest sizes, because a tie needs several numbers, except the last one, which is large for another reason.
+    # The largest sizes, because a tie needs several numbers; but not the last one, which only tests 16-bit indices.
     chosen = every[:-1][-TIED_SHAPES:] or every
     return made + [_case(experiment, one, tried[0], tied=True) for one in chosen]
 

@@ -23,17 +23,18 @@ _OURS = str(Path(__file__).parents[1])
 
 @dataclass
 class FileReport:
-    """The result of the check of a file; true if something was checked and nothing was wrong.
+    """The result of the check of a file.
 
     Attributes:
         file: the file.
         calls: the kernels of `mx.fast.metal_kernel` that ran, with their calls.
         verdicts: verdicts of the experiments that the file defines.
-        compiled: the kernels of a .metal file that compile in every build. Of a template only the first instantiation
-            is compiled; its value has the names of the others.
-        findings: the mistakes as text, including errors that the program caught. An error that ended the program has
-            its line.
-        uncalled: kernels that were created and not called.
+        compiled: the kernels of a .metal file that compile in every build, by name. If a template has several
+            instantiations, only the first one is compiled; its value is the names of the others.
+        findings: the mistakes as text, including errors that the program caught. If an error or a non-zero exit status
+            ended the program, the text begins with the file and line that raised it.
+        uncalled: kernels that were created and not called; empty if there are findings, because a program that ended
+            early could not call all of its kernels.
         notes: possible mistakes, by kernel; possible mistakes in the text of a .metal file, by the file's name.
         mistakes: the mistakes of the emulator's runs as values, in the order of `findings`.
     """
@@ -49,7 +50,7 @@ class FileReport:
 
     @property
     def passed(self) -> bool:
-        """Whether something was checked, and nothing was wrong."""
+        """Whether at least one kernel ran or compiled, and no mistake was found."""
         return not self.findings and all(self.verdicts) and bool(self.calls or self.verdicts or self.compiled)
 
     def __str__(self) -> str:
@@ -72,7 +73,7 @@ class FileReport:
         if not lines:
             lines.append(
                 f"{self.file}: expected calls of kernels of mx.fast.metal_kernel, or kernels.Experiment objects, "
-                "found neither; call the kernels when the file runs, and import mlx.core within it"
+                "found neither; the file must itself import mlx.core and call its kernels when it runs"
             )
         return "\n".join(lines)
 
@@ -88,7 +89,8 @@ def check_file(
     Args:
         file: a Python file, or one that ends in .metal.
         arguments: arguments of the program; with a .metal file, the Python file first.
-        orders: seeds, builds and switches; by default those of `emulate`.
+        orders: seeds of the order of threads, builds and switches of the emulator; by default seeds 0 and 1, all
+            builds, and no switches.
         folders: folders for a .metal file's `#include "..."`, in addition to its own folder.
 
     Raises:
@@ -134,18 +136,19 @@ def _checked(experiment: Experiment | MetalExperiment, orders: Orders) -> Verdic
 
 
 def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Any]:
-    """Run the program; return the experiments among its global names."""
+    """Run the program; return the experiments among its global names, also if it ends with `sys.exit()`."""
     found: dict[str, Any] = {}
     calls = Calls()
-    ended: Exception | None = None
+    ended: BaseException | None = None
     with _as_program(file, arguments):
         try:
             with emulate(
                 builds=orders.builds, seeds=orders.seeds, lanes=orders.lanes, suffixes=orders.suffixes
             ) as calls:
                 found = runpy.run_path(str(file), run_name="__main__")
-        except SystemExit:
-            pass
+        except SystemExit as error:
+            found = _program_globals(error)
+            ended = error if error.code else None
         except Exception as error:
             ended = error
     report.calls = dict(Counter(call.kernel for call in calls.calls))
@@ -160,6 +163,12 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
     return list(dict.fromkeys(value for value in found.values() if isinstance(value, Experiment | MetalExperiment)))
 
 
+def _program_globals(error: BaseException) -> dict[str, Any]:
+    """Return the global names of the program that raised an error, which `runpy` does not return."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((frame.f_globals for frame in frames if frame.f_globals.get("__name__") == "__main__"), {})
+
+
 @contextmanager
 def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
     """Set `sys.argv` and `sys.path` as for the program within this context."""
@@ -171,7 +180,7 @@ def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path = argv, path
 
 
-def _described(error: Exception, file: Path) -> str:
+def _described(error: BaseException, file: Path) -> str:
     """Return the error, with the line of the program or of an imported module that raised it."""
     frames = [
         frame

@@ -19,7 +19,7 @@ from .run import promise
 
 # ---- timing with cold caches: consecutive launches read different memory ----
 
-# Bytes that are read before a launch reads the same memory again: more than the caches of any chip.
+# Bytes that other launches read before a launch reads the same memory again: more than the caches of any chip.
 COLD_BYTES = 256 << 20
 # Limits of launches per sample: enough to hide the time of the first submission, few enough for small arrays.
 LEAST_LAUNCHES, MOST_LAUNCHES = 8, 512
@@ -68,7 +68,7 @@ def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
     return statistics.median(samples)
 
 
-# GB/s by the device name that MLX reports. If a chip is sold with several bandwidths, the largest.
+# GB/s by the device name that MLX reports; the largest one if a chip is sold with several bandwidths.
 NOMINAL = {
     "Apple M1": 68.25,
     "Apple M1 Pro": 204.8,

@@ -84,7 +84,7 @@ def climb(
             yield common | _stock(x, whole)
 
 
-# Tokens of a prompt, and in the emulator, where more tokens take minutes.
+# Tokens of a prompt on a GPU, and in the emulator, where more tokens take minutes.
 PROMPT, COUNTED = 512, 64
 ATTENTION = "mx.fast.scaled_dot_product_attention"
 # Types of weights of a prompt's products that are in MLX's arrays: (bits, group).
@@ -160,7 +160,7 @@ def _stock_prompt(x: mx.array, weight: AffineMatrix) -> Row:
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
     """Return the call that the `metal` backend makes for this product."""
     norm_weight = numbers(rng, (product.columns,), mean=1)
-    # With more vectors than a tile, a separate launch before this one computes the norm.
+    # For more vectors than a tile has, a separate launch before this one computes the norm.
     factors = mx.ones(len(x)) if len(x) > MOST_VECTORS else None
     if product.title == "q+k+v":
         q, k, v = matrices

@@ -1,7 +1,8 @@
-// Products with many vectors: a tile of 64 rows by BM vectors per threadgroup of four SIMD-groups, block by block along
-// the columns. A block of each row is expanded into threadgroup memory once, and the matrix units multiply it with all
-// BM vectors. N rows, K columns, of type W; TILE: the element type of tiles. Sums are float32. A SIMD-group has 32 rows
-// of half the vectors.
+// Products with many vectors: a threadgroup of four SIMD-groups computes a tile of 64 rows by BM vectors, 32 columns at
+// a time. These columns of each row are expanded into threadgroup memory once, and the matrix units multiply them with
+// all BM vectors: each SIMD-group multiplies 32 of the rows with half of the vectors. The matrix has N rows and K
+// columns of type W; TILE is the element type in threadgroup memory; sums are float32. The `metal` backend does not use
+// this kernel, because its order of summation is not that of `matvec` (tiles.py).
   threadgroup TILE weights[64 * 36];
   threadgroup TILE vectors[BM * 36];
   threadgroup float edge[4 * 64];
@@ -30,7 +31,7 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // The sums of a block are completed before they are added to the others, because one long sum loses precision.
+    // The products of 32 columns are summed from zero, and only then added to `sums`: one long sum loses precision.
     simdgroup_matrix<float, 8, 8> parts[BM / 16][4];
     UNROLL for (int i = 0; i < BM / 16; i++) {
       UNROLL for (int j = 0; j < 4; j++) parts[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);

@@ -110,7 +110,7 @@ def _request(ids: Sequence[int], n_new: int, clock: Callable[[], float]) -> Requ
     return Request(ids, options, [Output(options, max_tokens=n_new, text=NoText(), end_ids=())], metrics=Metrics(clock))
 
 
-# Prompt lengths that are measured to estimate a longer prompt; the second one only if there is time.
+# Prompt lengths that are measured to estimate the time of a longer prompt; the second length only if there is time.
 PROBES = (4, 64)
 
 
@@ -128,10 +128,11 @@ def measure(
 ) -> Result:
     """Run a test `repetitions` times, after a warm-up run.
 
-    A `budget` in seconds for the whole cell reduces the repetitions; if only the warm-up run fits, it counts. If the
-    test does not fit even once, a part is run and the rest extrapolated; `Result.estimated` names the part. Without
-    `overlap`, a lazy backend starts a pass only after the previous one has ended. `between` is called before every run
-    and after the last one, to measure the machine's limits at the same time.
+    A `budget` in seconds for warm-up and repetitions reduces the repetitions; if only the warm-up run fits into it, the
+    warm-up run is the result. If the test does not fit even once, a part is run and the rest extrapolated;
+    `Result.estimated` names the part. Without `overlap`, a lazy backend starts a pass only after the previous one has
+    ended. `between` is called before every run and after the last one, to measure the machine's limits at the same
+    time.
 
     Raises:
         OptionError: the test is empty, or does not fit the model's context.
@@ -228,7 +229,7 @@ def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool,
     return result
 
 
-# The number of passes to profile; the one of median duration is kept.
+# The number of passes to profile; the profile of the pass with the median duration is kept.
 PROFILED = 5
 
 

@@ -35,7 +35,7 @@ class Scheduled:
 
     Args:
         engine: the engine.
-        sizes: sizes of its weights and caches, for the work of each step.
+        sizes: sizes of the engine's weights and caches, from which the work of each step is computed.
         slots: the largest number of clients.
         longest: tokens of the longest prompt and its answer.
         prefix_cache: keep prompts and answers for later requests that share a prefix.
@@ -105,7 +105,7 @@ class Scheduled:
 
 
 class _Clients:
-    """Requests that are being run, their times, and the parts of each step."""
+    """Requests that are being run, their times, and the tokens of each request in each step."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler, self._clock = scheduler, clock
@@ -163,7 +163,7 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"stream_options": {"include_usage": True}},
     {},
 )
-# Words that most vocabularies have as one token, with the space before them.
+# Words that are one token in most vocabularies, with the space before them.
 WORDS = ("the", "of", "and", "to", "in", "is", "it", "for", "on", "with", "as", "by", "at", "from", "that", "this")
 
 
@@ -206,7 +206,7 @@ class Served:
         return "".join(f" {word}" for word in draws.choices(WORDS, k=n_tokens))
 
     def forget(self) -> None:
-        """Do nothing, because the API cannot empty a prefix cache; but all prompts are new to the server."""
+        """Do nothing, because the API cannot empty a prefix cache; no prompt repeats an earlier one."""
 
     def run(self, n_clients: int, prompts: Sequence[Prompt], n_gen: int, *, seconds: float | None = None) -> Run:
         """Run clients in a closed loop over the prompts; with `seconds`, cancel what has not ended by then.
@@ -331,8 +331,8 @@ class RequestTimes:
     """The times of one request, in seconds of the client's clock.
 
     Attributes:
-        submitted: when it was submitted.
-        arrivals: when each token arrived; over HTTP, each piece of text.
+        submitted: when the request was submitted.
+        arrivals: when each token arrived; over HTTP, when each piece of text arrived.
         n_tokens: tokens that were generated.
         n_cached: tokens of the prompt that were taken from a prefix cache; None if unknown.
     """
@@ -358,12 +358,12 @@ class Steps:
     """The steps of a scheduler in a run.
 
     Attributes:
-        n: steps.
-        n_rows: tokens that they computed.
-        n_decoding: steps that continued answers.
-        n_decoded: tokens of answers that these steps continued.
+        n: number of steps.
+        n_rows: tokens that the steps computed, of prompts and answers.
+        n_decoding: number of steps that continued answers.
+        n_decoded: tokens of answers that these steps computed.
         flops: floating-point operations of all steps.
-        nbytes: bytes that they read from memory.
+        nbytes: bytes that all steps read from memory.
     """
 
     n: int = 0
@@ -426,10 +426,10 @@ def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
 
 
 def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
-    """Return the rows per step, what a run read and computed, and the shares of both limits.
+    """Return the rows per step, the bytes and operations per second of a run, and its shares of both limits.
 
-    A limit in tokens per second is the rate of the run if its steps took only the time to read all weights, keys and
-    values at the memory bandwidth, or only the time of all arithmetic at the peak.
+    A limit in tokens per second is the rate that the run would have if its steps took only the time to read all
+    weights, keys and values at the memory bandwidth, or only the time of all arithmetic at the peak.
     """
     found: Figures = {
         "n_steps": steps.n,

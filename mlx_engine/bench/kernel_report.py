@@ -36,17 +36,17 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 # The tests of a model: prefill and decode.
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
-# The backends to time: MLX alone, and this project's kernels, by executor. The types of activations that have separate
-# kernels for prompts.
+# The types of activations that have kernels of their own for prompts, and these kernels: with and without `matmul2d`.
 ROUNDED = ("f16", "bf16")
 WAYS = {"on": "matmul2d", "off": "simdgroup_matrix"}
+# The backends to time, by executor: MLX alone, and this project's kernels.
 BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("mlx", "metal")}
 
 
 def measure(
     model: str, executor: ExecutorName, *, vectors: int = 1, progress: Callable[[int, int], None] | None = None
 ) -> Row:
-    """Measure every rung of the kernel ladder on a model's matrices, and describe the machine.
+    """Measure all kernels of the ladder (`kernels/lab/ladder.py`) on a model's matrices, and describe the machine.
 
     Raises:
         SourceError: there is no such model.
@@ -101,7 +101,7 @@ def add_models(
 ) -> None:
     """Add the model's tokens per second with MLX's operations, and with this project's kernels.
 
-    They are measured with each type of activations; where the GPU has accelerators, with both kernels of prompts.
+    They are measured with each type of activations; on a GPU with accelerators also with both kernels for prompts.
     """
     names, executor = BACKENDS[found["executor"]], found["executor"]
     found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))

@@ -213,7 +213,7 @@ def _median(rows: Sequence[Row], name: str) -> float:
 
 
 def passes(rows: Sequence[Row]) -> str | None:
-    """Return late over early passes of the long decode test, with and without a cache."""
+    """Return the ratio of late to early passes of the long decode test, with and without a cache."""
     lines = []
     for row in measured(rows):
         if row["n_gen"] < LATE[1] or row["n_prompt"]:

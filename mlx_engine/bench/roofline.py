@@ -1,8 +1,9 @@
 """Measure the machine's limits: memory bandwidth and peak arithmetic.
 
-`Limits` samples both between the runs of a cell, because they may change by half within minutes. The bandwidth is that
-of reading the model's matrices on as many threads as the backend has; the arithmetic has its operands in registers (see
-`kernels/cpu/roofline.py`). `read_bandwidth` and `product_rate` take a fraction of a second and need no compiler.
+`Limits` samples both between the repetitions of a test, because they may change by half within minutes. The bandwidth
+is measured by reading the model's matrices on as many threads as the backend has, the arithmetic by multiply-adds in
+registers (`kernels/cpu/roofline.py`). `read_bandwidth` and `product_rate` take a fraction of a second and need no
+compiler.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SECONDS = 0.01
 
 
 class Compiled:
-    """The compiled kernels, with the names of their NumPy versions."""
+    """The compiled kernels as methods, with the names that their references in `roofline_numpy.py` have."""
 
     def __init__(self, library: Library) -> None:
         library.need(["roofline"])
@@ -71,7 +72,7 @@ class Compiled:
 
 
 def kernels(*, jit: bool) -> Any:
-    """Return the compiled kernels, or the module of their NumPy versions without `jit` or machine code."""
+    """Return the compiled kernels, or the module of NumPy versions if `jit` is false or there is no machine code."""
     from mlx_engine.kernels.cpu import roofline_numpy
 
     library = load_kernels() if jit else None
@@ -151,7 +152,7 @@ SMALL = 64 << 20
 
 
 def matrices(engine: Engine, checkpoint: Checkpoint) -> list[np.ndarray]:
-    """Return the matrices that a pass reads, each once; the file's bytes if NumPy cannot view the backend's arrays."""
+    """Return the matrices that a pass reads, each once; if NumPy can view none of them, return the file's tensors."""
     found: dict[int, np.ndarray] = {}
     for value in vars(engine.model).values():
         for linear in linears(value):
@@ -172,20 +173,23 @@ def in_words(array: np.ndarray) -> np.ndarray:
 
 
 def side_by_side(words: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the arrays, concatenated into one copy if they are small: they fit into the cache in both cases."""
+    """Return the arrays, or, if they have fewer than `SMALL` bytes in total, one array with a copy of all of them.
+
+    The copy has as many bytes as the arrays, so a cache holds the same share of it.
+    """
     return [in_words(np.concatenate(words))] if sum(w.nbytes for w in words) < SMALL else words
 
 
-# The most bytes that one sample reads, so that all samples take 0.2 s at 10 GB/s.
+# The most bytes that one reading reads, so that all readings take 0.2 s at 10 GB/s.
 MOST_BYTES = 512 << 20
 READINGS = 4
 
 
 def read_bandwidth(engine: Engine) -> float | None:
-    """Return the bytes per second at which the backend's threads read the model's weights, the best of a few readings.
+    """Return the bytes per second at which the backend's threads read the model's weights, the best of `READINGS`.
 
-    Return None where this is not the backend's bandwidth: its weights are not in the memory of the CPU, or half of them
-    fit into the processor's cache.
+    Return None where this would not be the backend's memory bandwidth: NumPy cannot view all weights, half of them fit
+    into the processor's cache, or the size of the cache is unknown.
     """
     held = {id(linear.weight): linear.weight for value in vars(engine.model).values() for linear in linears(value)}
     words = [in_words(weight.data) for weight in held.values() if isinstance(weight, Matrix)]
@@ -196,7 +200,10 @@ def read_bandwidth(engine: Engine) -> float | None:
 
 
 def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
-    """Return the bytes per second of the best reading of int64 arrays by threads, at most `MOST_BYTES` of them."""
+    """Return the bytes per second at which threads read int64 arrays, the best of `READINGS`.
+
+    Only the first arrays are read, up to `MOST_BYTES` in total, but the first one always and as a whole.
+    """
     ends = itertools.accumulate(array.nbytes for array in words)
     some = [array for array, end in zip(words, ends, strict=True) if end <= MOST_BYTES] or [words[0]]
     shares = [[np.array_split(array, threads)[i] for array in some] for i in range(threads)]
@@ -220,9 +227,9 @@ PRODUCTS = 5
 
 
 def product_rate(backend: Backend, type_: GGMLType, rows: int = PRODUCT_ROWS, side: int = PRODUCT_SIDE) -> float:
-    """Return the floating-point operations per second of products with a matrix of this type, the best of a few.
+    """Return the floating-point operations per second of a product with a matrix of this type, the best of `PRODUCTS`.
 
-    The matrix is (side, side) and multiplied with `rows` rows.
+    The product is of an input (rows, side) and a matrix (side, side).
     """
     weight = Weight("speed", (side, side), type_, np.zeros(type_.bytes_for(side * side), np.uint8))
     rates = []

@@ -143,7 +143,7 @@ class Bench:
         self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(be, type_), quant, be.kv_type)
         self.threads = threads_of(engine.backend)
         # Limits are measured on the processor, so they do not apply to other devices.
-        # A machine of several has only some of the weights.
+        # One of several machines has only a part of the weights.
         on_cpu = engine.backend.device == "cpu" and not engine.model.is_shared
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 

@@ -40,11 +40,11 @@ class Test:
 
 @dataclass
 class Result:
-    """The samples of a cell.
+    """The samples of a test, one per repetition.
 
     Attributes:
-        seconds: the time of the test, one per repetition.
-        passes: seconds of each decode pass, one list per repetition.
+        seconds: the times of the test.
+        passes: the seconds of all decode passes, a list per repetition.
         estimated: how the samples were extrapolated, or None if the whole test was measured.
     """
 

@@ -137,7 +137,7 @@ def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row
                     depends = f"on {engine.backend.name} the bits of this model's rows depend on their number"
                     why = "report this as a bug" if fixes_rows(engine.model) else depends
                     raise EngineError(f"{text['name']}: the answer with proposals differs; {why}")
-                if repetition:  # the first one compiles kernels
+                if repetition:  # the first repetition compiles kernels
                     plain.append(off)
                     proposing.append(on)
             yield _row(text, way, plain, proposing)
@@ -189,7 +189,7 @@ def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Specula
 
 
 def _answered(engine: Engine, text: Row, way: str | None, known: Sequence[Sequence[int]]) -> Row:
-    """Answer the prompts of a text at once; return ids, counts and the times after each has a first token.
+    """Answer the prompts of a text at once; return ids, counts and times, from when every prompt has a first token.
 
     Args:
         engine: the engine.

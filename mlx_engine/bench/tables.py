@@ -189,7 +189,7 @@ NEEDED = {
 
 
 def read(path: Path) -> dict[Key, Row]:
-    """Read the rows of a JSON or JSON lines file of `bench`: the last row of each cell that has a rate.
+    """Read the rows of a JSON or JSON lines file of `bench`: of each cell, the last row that has a rate.
 
     Raises:
         SourceError: the file cannot be read.

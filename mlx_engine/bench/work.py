@@ -1,8 +1,9 @@
 """The minimum work of a test, computed from sizes: bytes read from memory, and arithmetic operations.
 
-Every pass reads each matrix once, for any number of tokens; of experts, the expected share that its tokens choose.
-Embedding lookups are neglected. A tied embedding table counts once, as the output head. The head, and the last layer
-after its keys and values, are computed for the last token of a pass only.
+Every pass reads each matrix once, for any number of tokens; of a layer's experts it reads the share that its tokens are
+expected to choose. Embedding lookups are neglected. A tied embedding table counts once, as the output head. The head,
+and the last layer after its queries, keys and values, are computed only for tokens whose logits are wanted: in a test,
+the last token of a prompt and every generated token.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from mlx_engine.weights.conversion import STORED, Conversion
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import check
 
-# Tables with a row per token id or position. All other tensors of two axes are matrices of linear layers.
+# Tables with a row per token id or position. All other two-dimensional tensors are matrices of linear layers.
 LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
 # Matrices of the last layer that are multiplied with every token.
@@ -42,14 +43,15 @@ class Sizes:
     """Sizes of the weights and caches that a pass reads.
 
     Attributes:
-        layers: multiplications with weights of the layers per token; of experts, only the chosen ones count.
-        head: weights of the head.
+        layers: number of weights in the layers that each token is multiplied with; of the experts, only the chosen ones
+            count.
+        head: number of weights of the head.
         nbytes: bytes of layers and head without experts, as the backend holds them.
         cached: bytes of keys and values per token that attention reads, over all layers.
         scored: multiplications of attention per query and visible token, summed over all layers.
         local: the share of layers with a sliding window of `window` tokens.
-        last_token_only: weights of the last layer that are multiplied with the last token of a pass only.
-        scored_last: the last layer's part of `scored`, where only the last token has a query.
+        last_token_only: the last layer's part of `layers` that is multiplied only with tokens whose logits are wanted.
+        scored_last: the last layer's part of `scored`, which counts only for tokens whose logits are wanted.
         head_nbytes: the head's part of `nbytes`.
         expert_nbytes: bytes of all experts.
         expert_share: the share of the experts that one token uses.

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 import kernels
 from kernels.emulator import Unwritten, unavailable
+from kernels.lab.check import Orders
+from kernels.lab.check_file import FileReport, _run
 from mlx_engine.commands import app
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
@@ -136,8 +138,13 @@ def test_a_program_that_checks_nothing_has_not_passed(write):
     assert "wrong.py:1: ZeroDivisionError: " in check(write("wrong.py", "1 / 0"), code=1).stdout
 
 
-def test_a_programs_exit_is_no_mistake_of_its_kernels(write):
-    assert "copy: 1 call, all right" in check(write("program.py", PROGRAM + "sys.exit(3)\n"), 12).stdout
+def test_a_program_may_end_with_an_exit_and_an_error_status_is_a_finding(write):
+    assert "copy: 1 call, all right" in check(write("program.py", PROGRAM + "sys.exit(0)\n"), 12).stdout
+    for end, finding in (("raise SystemExit", ""), ("raise SystemExit(3)", "half.py:6: SystemExit: 3")):
+        report = FileReport("half.py")
+        experiments = _run(file := write("half.py", EXPERIMENT + end), (), Orders((0,)), report)
+        assert [one.name for one in experiments] == ["half"]
+        assert report.findings == [f"{file.parent}/{finding}"] * bool(finding)
 
 
 def test_experiments_of_a_file_are_checked(write):

@@ -10,13 +10,13 @@ stored, float32 keys and values are not copied, and KV heads are not repeated. B
 The order of summation does not depend on the number of queries or sequences of a pass, on pages, or on which keys are
 new in the pass:
 
-Keys are cut into blocks of BLOCK keys, counted from position 0. A score is a dot product in the order of `tile.py`,
-times the scale; with a soft cap it is the cap times the tanh of the score over the cap. The weight of a key is 2 to the
-power of its score minus the largest score of the block. The weights of a block are added in 16 sums: sum l adds the
-weights of keys l, l + 16, ... of the block, and halves of the 16 sums are then added to halves. Values are added in the
-order of keys, from zero, by `sum = fma(weight, value, sum)`. Blocks are joined in their order: the running sums and the
-block's sums are both scaled by powers of 2 to the larger of their two largest scores, by
-`sum = fma(new, its scale, sum * its scale)`. A sink is joined after the last block, as a key whose value is 0.
+Keys are cut into blocks of BLOCK keys, counted from position 0. A score is `scale * dot(query, key)`, a dot product in
+the order of `tile.py`; with a soft cap it becomes `cap * tanh(score / cap)`. The weight of a key is
+`2 ** (score - largest)`, with the largest score of the block. The weights of a block are added in 16 sums: sum l adds
+the weights of keys l, l + 16, ... of the block, and halves of the 16 sums are then added to halves. Values are added in
+the order of keys, from zero, by `sum = fma(weight, value, sum)`. Blocks are joined in their order, by
+`sum = fma(new, 2 ** (largest of the block - m), sum * 2 ** (largest so far - m))`, where m is the larger of the two
+largest scores. A sink is joined after the last block, as a key whose value is 0.
 
 A masked key has weight 0, which changes no bit, so masked keys at the ends of a block are skipped. The running sum is
 rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
@@ -79,23 +79,24 @@ from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 
 # Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is the address of the
 # results of blocks. STORE is the address of the KV store, (2, G, slots, E), of SLOTS slots per head; PAGE is the number
-# of tokens of a page. COLUMN is the word of a sequence that holds its number of queries. SPAN is the number of tokens
-# of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap the cap; INNER_SCALE is the factor of the
-# argument of tanh, or 0; both are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of
-# the store. ARRAYS is the number of its arrays: with 1, keys are also the values.
+# of tokens of a page. COLUMN is the index of the word, among those of a sequence, that has its number of queries. SPAN
+# is the number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap the cap;
+# INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap; both are bits of float64. SINKS is the
+# address of the sinks (H,), or 0. TYPE is the type of the store. ARRAYS is 2 for keys and values, and 1 if the keys are
+# also the values.
 (
     Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS, TYPE,
     ARRAYS,
 ) = range(18)  # fmt: skip
 
-# The largest score of no keys.
+# The largest score if no key is visible.
 LEAST = np.float32(-np.inf)
 LOG2_E = np.float32(1.4426950408889634)
 # Prefetch distance in bytes, along the keys.
 _AHEAD = 2048
-# _TILES tiles of queries share keys and values in the L1 cache. A block of keys is larger than that cache, and one tile
-# reads 21 bytes per cycle of multiply-adds, nearly the L2 bandwidth of a Zen 3 core. _NEAR is the number of floats of
-# values that the tiles read at a time: half of 32 KB.
+# _TILES tiles of queries share keys and values in the L1 cache. A block of keys is larger than that cache, and a single
+# tile reads 21 bytes per cycle of multiply-adds, nearly the L2 bandwidth of a Zen 3 core. _NEAR is the number of floats
+# of keys or values that the tiles read at a time: half of an L1 cache of 32 KB.
 _TILES, _NEAR = 2, 4096
 # In decode with several tiles of queries, this many keys or values that are not float32 are expanded at a time, so that
 # they stay in the L1 cache.
@@ -107,9 +108,10 @@ def _scores(
     kind: int, keys: int, first: int, last: int, q: Any, at: int, n: int, width: int, scores: Any, values: int,
     far: bool,
 ) -> None:  # fmt: skip
-    """`scores[i SCORES + j] = key j . query i` for keys first to last - 1. Up to three more scores may be written.
+    """Write `dot(key j, query i)` to `scores[i * SCORES + j]` for keys j from `first` to `last - 1` and n queries i.
 
-    There are n queries, at most two tiles of them. Keys are rows of a type `kind`.
+    The queries are at most two tiles. Keys are rows of type `kind`. Up to three more scores may be written after the
+    last key.
 
     In decode (`far`) each key and value is read from memory once. So later keys are prefetched, and as a second stream
     the values at address `values`, which are needed next.
@@ -136,10 +138,10 @@ def _first_tile(n: int) -> int:
 def _values(
     kind: int, values: int, first: int, last: int, begun: int, scores: Any, n: int, width: int, found: Any, row: int
 ) -> None:
-    """`found[i row + e] = sum of scores[i SCORES + j] * values[j width + e]` for keys first to last - 1, in order.
+    """Write `sum(scores[i * SCORES + j] * values[j * width + e])` to `found[i * row + e]` for n queries i.
 
-    There are n queries, at most two tiles of them. Values are rows of a type `kind` from address `values` on. If
-    `begun` is not 0, sums continue with the values in `found`.
+    The sum is over keys j from `first` to `last - 1`, in order. The queries are at most two tiles. Values are rows of
+    type `kind` from address `values` on. If `begun` is not 0, sums begin with the numbers in `found`.
     """
     middle, stored = _first_tile(n), row_bytes(kind, width)
     keys = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -156,7 +158,7 @@ def _values(
 
 @jit
 def _squash(scores: Any, at: int, first: int, last: int, scale: Any) -> None:
-    """Replace the scores of a query for keys first to last - 1 by `tanh(scale * score)`."""
+    """Replace the scores of a query for keys `first` to `last - 1` by `tanh(scale * score)`."""
     factor = splat(scale)
     for j in range(first - first % LANES, last, LANES):
         store(scores, at + j, tanh(mul(load(scores, at + j), factor)))
@@ -164,7 +166,7 @@ def _squash(scores: Any, at: int, first: int, last: int, scale: Any) -> None:
 
 @jit
 def _weights(scores: Any, at: int, first: int, last: int, begin: int, end: int, scale: Any) -> Any:
-    """Replace the scores of a query by weights; keys first to last - 1 outside [begin, end) get weight 0.
+    """Replace the scores of a query for keys `first` to `last - 1` by weights, which are 0 outside of [begin, end).
 
     Returns:
         The largest scaled score, and the sum of the weights.
@@ -176,7 +178,7 @@ def _weights(scores: Any, at: int, first: int, last: int, begin: int, end: int, 
         store(scores, at + j, scaled)
         largest = larger(scaled, largest)
     found = largest_lane(largest)
-    # Without a visible key `found` is -inf, and -inf minus -inf would be NaN.
+    # If no key is visible, `found` is -inf, and -inf minus -inf would be NaN.
     base, sums = splat(max(found, np.float32(-3e38))), zeros()
     for j in range(first, last, LANES):
         weight = exp2_below(sub(load(scores, at + j), base))
@@ -256,7 +258,7 @@ def attend_block(
 
 @jit
 def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: int, by_value: int) -> None:
-    """Expand keys j to stop - 1 (key 0 is at `rows`); prefetch later keys, and the values of the expanded keys."""
+    """Expand keys j to `stop - 1` (key 0 is at `rows`); prefetch later keys, and the values of the expanded keys."""
     row = row_bytes(kind, width)
     for at in range(j * row, stop * row, LINE_BYTES):
         prefetch(raw(rows), at + _AHEAD)
@@ -386,7 +388,7 @@ def _vectors_after(scores: int) -> int:
 
 @jit
 def _sequence_of(job: Any, chunk: int) -> Any:
-    """Return the words of the sequence of a chunk: the last sequence whose first chunk is not after this chunk."""
+    """Return the words of the sequence that a chunk belongs to: the last one whose first chunk is not after it."""
     of = job[SEQUENCES]
     for i in range(1, job[N_SEQUENCES]):
         if words(job[SEQUENCES] + 8 * SEQ_WIDTH * i)[SEQ_CHUNK] <= chunk:
@@ -514,7 +516,7 @@ def attend(
     kind: int, slots: int, arrays: int, page: int, window: int, sequences: int, n_sequences: int, column: int,
     scale: float, softcap: float, sinks: int, parts: int, out: int,
 ) -> None:  # fmt: skip
-    """Compute (R, H, E) attention of queries over pages of a store.
+    """Compute attention (R, H, E) of queries over the pages of a KV store.
 
     Args:
         address: address of the pool's control block.
@@ -531,15 +533,15 @@ def attend(
         slots: slots per head of the store.
         arrays: 2, or 1 if the store has one array (1, G, slots, E) of keys, which are also the values.
         page: tokens per page.
-        window: number of latest tokens that a token attends to; 0 is all.
+        window: number of latest tokens that a token attends to; 0 means all.
         sequences: address of the words of each sequence (`layout.py`).
         n_sequences: B.
-        column: the word of a sequence that holds its number of queries.
+        column: the index of the word, among those of a sequence, that has its number of queries.
         scale: factor of the scores.
-        softcap: the scores become `softcap * tanh(score / softcap)`; 0 is no soft cap.
-        sinks: address of (H,), one more logit for each query head, without a value; 0 is none.
-        parts: address of memory for the results of blocks: H (E + 16) floats for each query and block that has visible
-            keys. Used for up to `SMALL_BATCH` queries in all.
+        softcap: the scores become `softcap * tanh(score / softcap)`; 0 means no soft cap.
+        sinks: address of (H,), one more logit for each query head, without a value; 0 means none.
+        parts: address of memory for the results of blocks: `H * (E + 16)` floats for each query and block that has
+            visible keys. Used if the sequences have up to `SMALL_BATCH` queries in total.
         out: address of (R, H, E).
     """
     job = words(address)[JOB:]

@@ -25,9 +25,10 @@ from ..build.vectors import get, put
 from ..products.norms import norm_rotate
 from .stored import put_row, row_bytes
 
-# Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN in the output, where heads are BY_HEAD apart.
-# A NORM_WEIGHT of 0 is no norm. WHERE is the address of one int64 per token: its row in the cos/sin tables, or its
-# slot. When heads are written to slots, TYPE is the type of the store, and BY_TOKEN and BY_HEAD are in bytes.
+# Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN elements in the output, where the heads of a
+# token are BY_HEAD elements apart. A NORM_WEIGHT of 0 means no norm. WHERE is the address of one int64 per token: its
+# row in the cos/sin tables, or its slot. When heads are written to slots, TYPE is the type of the store, and BY_TOKEN
+# and BY_HEAD are in bytes.
 X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD, TYPE = range(14)
 # Tokens of a chunk.
 SPAN = 32
@@ -85,7 +86,7 @@ def norm_rope_pair(
     address: int, block: int, n_tokens: int, positions: int, q: int, q_row: int, k: int, k_row: int, cos: int, sin: int,
     q_out: int, k_out: int,
 ) -> None:  # fmt: skip
-    """Norm and rotate query and key heads by their tokens' positions: (T, H, E) and (T, G, E) from rows.
+    """Norm the heads of queries (T, H, E) and keys (T, G, E), and rotate them by their tokens' positions.
 
     Args:
         address: address of the pool's control block.

@@ -69,7 +69,7 @@ def read_bf16(builder: Any, row: Any, column: Any, kind: Any) -> Any:
 
 
 def read_q8_0(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of Q8_0 numbers of one block as floats: quant times scale is exact in float32."""
+    """Generate the load of numbers of one Q8_0 block as floats: `quant * scale`, which float32 represents exactly."""
     n, in_block = kind.count, builder.and_(column, _number(_BLOCK - 1))
     at = builder.mul(builder.udiv(column, _number(_BLOCK)), _number(_BLOCK_BYTES))
     half = builder.load(builder.bitcast(builder.gep(row, [at]), _I16.as_pointer()))
@@ -135,7 +135,7 @@ def _put_bf16(typing: Any, address: Any, x: Any) -> Any:
 
 @intrinsic
 def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
-    """Quantise the 32 floats at address `x` to a block of Q8_0. Quants are 0 if they would not be finite."""
+    """Quantise the 32 floats at address `x` to a Q8_0 block. A quant that would not be finite is 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide, vectors = ir.VectorType(_I32, _BLOCK), ir.VectorType(_F32, _BLOCK)
@@ -173,7 +173,7 @@ def row_bytes(kind: int, width: int) -> int:
 
 @jit
 def put_row(kind: int, x: int, width: int, row: int) -> None:
-    """Round `width` floats at address `x` to a row at address `row`, of a type other than float32."""
+    """Write `width` floats at address `x` as a row of the given type, not float32, to address `row`."""
     if kind == KV_F16:
         for e in range(0, width, LANES):
             _put_f16(row + 2 * e, x + 4 * e)
@@ -187,7 +187,7 @@ def put_row(kind: int, x: int, width: int, row: int) -> None:
 
 @jit
 def expand_rows(kind: int, rows: int, n: int, out: int) -> None:
-    """Expand n elements, whole rows from address `rows` on of a type other than float32, to floats at address `out`."""
+    """Expand n elements to floats at address `out`: whole rows from address `rows` on, of any type but float32."""
     to = floats(out)
     if kind == KV_F16:
         for e in range(0, n, LANES):

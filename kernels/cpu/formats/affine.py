@@ -36,7 +36,7 @@ from .rows import dequantize_pieces, four_rows_of_groups
 from .scales import scales_of
 from .sums import WIDE
 
-# Functions that load scales and packed quants into vectors, for each type of scale and number of bits.
+# Functions that load scales and packed quants into SIMD vectors, for each type of scale and number of bits.
 
 _F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
@@ -182,7 +182,8 @@ def floats_of_words(typing: Any, words: Any) -> Any:
 
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-# Weights of a row that gemv unpacks together. The scale is loaded once for them; those of four rows must fit registers.
+# Weights of a row that gemv unpacks together, loading their scale once. More of each of four rows would not fit into
+# the registers.
 _PIECE = 64 if WIDE else 32
 
 
@@ -237,7 +238,7 @@ def _quants_32(bits: int, scale: str) -> Any:
 
 
 def _packed(bits: int, scale: str) -> Any:
-    """Make the function that returns quants 32 p to 32 p + 31 of a block; 4-bit quants as 16 bytes of two each."""
+    """Make the function that returns quants 32 p to 32 p + 31 of a block; 4-bit quants as 16 bytes with two each."""
     n_scales = 2 * SCALE_BYTES[scale]
 
     @jit

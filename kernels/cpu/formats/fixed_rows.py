@@ -1,16 +1,17 @@
 """Fixed-point products of a few tokens with rows as they are stored: 8 rows together, block by block.
 
-`products/fixed_numpy.py` defines the arithmetic. The sum of a block is an exact integer, so its order is free; the sums
-of 8 rows are then multiplied by both scales and added to 8 floats, a lane for each row.
+`products/fixed_numpy.py` defines the arithmetic. The sum of a block's products is an exact integer, so its order is
+free; the sums of 8 rows are then multiplied by the scales of row and token and added to 8 floats, a lane for each row.
 
 A register holds 16 columns of several rows, one row in each 16 bytes: two rows with AVX2, four with AVX-512, one with
-NEON. So the sums of a row are added within its 16 bytes. There are two forms. Pairs: the bytes of even and of odd
-columns become int16 by a shift or a mask, and one instruction multiplies two columns of every row. Digits, on arm64 and
-with VNNI: the quants of rows stay bytes, and the quant of a token is two bytes, 256 high + low.
+NEON. So the sums of a row are added within its 16 bytes. There are two forms of operands. *Pairs*: the bytes of even
+and of odd columns become int16 by a shift or a mask, and one instruction multiplies two columns of every row. *Digits*,
+on arm64 and with VNNI: the quants of rows stay bytes, and the quant of a token is two bytes, `256 * high + low`.
 
-A token's record has RECORD_BYTES for each 32 columns. For each 16 columns these are 8 quants of even and 8 of odd
-columns, or with digits 16 high and 16 low bytes. Then come the scale, the total and the totals of 16 columns as floats,
-and the totals as integers. Records of two tokens are interleaved by blocks; the next two tokens follow.
+A token's record has RECORD_BYTES for each 32 columns. These are, for each 16 columns, the 8 quants of even and the 8 of
+odd columns, or with digits 16 high and 16 low bytes. Then come the scale, the total (the scale times the sum of the
+quants) and the totals of the two halves as floats, and the sums of the quants as integers. Records of two tokens are
+interleaved by blocks; the next two tokens follow.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ _IN_REGISTER = register_lanes() // 4
 _REGISTERS = ROWS // _IN_REGISTER
 # Blocks of 32 columns of a step. With AVX-512 the sums of two blocks are reduced with half as many instructions.
 TOGETHER = 2 if _REGISTERS == 2 else 1
-# Whether a quant of a token is two bytes, 256 high + low. sdot needs bytes; with VNNI, vpdpbusd adds four products at
-# once, and bytes of rows need not become int16.
+# Whether a quant of a token is two bytes, `256 * high + low`. sdot needs bytes; with VNNI, vpdpbusd adds four products
+# at once, and bytes of rows need not become int16.
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
 # A kernel multiplies one or two tokens.
 PAIR = 2
-# The most tokens that are multiplied with rows as they are stored: with more, tiles are faster (measured). MANY is for
-# formats whose rows need little work besides the products.
+# The most tokens that are multiplied with rows as they are stored: for more tokens, tiles are faster (measured). MANY
+# is for formats whose rows take little work to unpack.
 TOKENS, MANY = (6, 10) if DIGITS and not QUADS else (PAIR, PAIR)
 RECORD_BYTES = 96
 # Byte offsets in a record: scale, total, totals of 16 columns; total and totals of 16 columns as integers.
@@ -411,7 +412,7 @@ def _put_products(n: int) -> Any:
 
     @intrinsic
     def put(typing: Any, y: Any, apart: Any, y_row: Any, products: Any) -> Any:
-        """Write row 2 r to address `y + r apart`, row 2 r + 1 after it, and token t `t y_row` bytes after."""
+        """Write the products of rows 2 r and 2 r + 1 with token t, adjacent, to `y + r * apart + t * y_row`."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             y, apart, y_row, products = args
@@ -666,22 +667,22 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
         n_tokens: int, rows: Any, last: Any, step: int, count: int, n_columns: int, records: int, y: int, apart: int,
         y_row: int, ahead: int, scratch: int,
     ) -> None:  # fmt: skip
-        """`y[i apart + r + t y_row] = row r of range i . token t`, in fixed point.
+        """Write `dot(row r of range i, token t)`, in fixed point, to `y[i * apart + r + t * y_row]`.
 
-        Two rows of each of four ranges of memory are interleaved block by block, because a processor reads several
-        streams faster than one.
+        Two rows of each of four ranges are interleaved block by block, because a processor reads several streams of
+        memory faster than one.
 
         Args:
             n_tokens: 1 or more.
             rows: addresses of the first row of each range.
-            last: addresses of the last row of each range, which is read again if a range has too few rows.
+            last: addresses of the last row of each range, which is read again in place of rows beyond it.
             step: bytes from one row to the next.
             count: rows of each range. An odd count is rounded up, and y has space for the additional row.
             n_columns: columns of the rows, a multiple of 32 and of a block.
             records: address of the tokens' records.
             y: address of the products, float32.
-            apart: distance of the products of two ranges.
-            y_row: distance of the products of two tokens.
+            apart: distance in y from one range to the next.
+            y_row: distance in y from one token to the next.
             ahead: prefetch distance in bytes.
             scratch: address of FORMAT_SCRATCH bytes of scratch memory.
         """

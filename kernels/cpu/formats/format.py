@@ -1,8 +1,9 @@
 """Storage formats: the kernels that each format exports, and how other kernels call them.
 
-The file of a format has functions that load its blocks as SIMD vectors of weights; from them `rows.py` makes the
-kernels `four_rows` and `dequantize`. A format is compiled separately, when the first model needs it (`library.py`).
-Other kernels call these kernels through function pointers in the matrix's descriptor, so a new format changes no other
+The file of a format has functions that load its blocks as SIMD vectors of weights or quants. `rows.py` makes the
+kernels `four_rows` (gemv) and `dequantize` from them, `panels.py` and `fixed_rows.py` the kernels `panel` and
+`eight_rows` of fixed point. A format is compiled separately, when the first model needs it (`library.py`). Other
+kernels call these kernels through function pointers in the matrix's descriptor, so a new format changes no other
 kernel. `blocks_numpy.py` has the NumPy references of all formats.
 """
 
@@ -33,8 +34,9 @@ from .sums import PANEL_SIZES, WIDE
 # Bytes of scratch memory that `four_rows`, `expand`, `panel` and `eight_rows` use for scales.
 FORMAT_SCRATCH = 4 * STRETCH
 
-# The most vectors that are multiplied with rows as they are stored. With more vectors gemm is faster (measured),
-# because gemv dequantises weights once per panel, gemm once. Two panels pay off if dequantising is cheap.
+# The most input vectors that gemv multiplies with rows as they are stored. For more vectors gemm is faster (measured),
+# because it dequantises weights once, gemv once per panel of input vectors. Two panels pay off if dequantising is
+# cheap.
 TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 
@@ -47,10 +49,11 @@ def kernels_of(name: str) -> Any:
 
 
 def export_format(name: str) -> list[str]:
-    """Export the kernels of a format, and return the exported names.
+    """Export a format's kernels for float32 products; return the exported names.
 
-    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST (the most vectors that are multiplied with stored
-    rows), and the kernels `four_rows` and `dequantize`.
+    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST (the most input vectors that gemv multiplies with
+    stored rows), and the kernels `four_rows` and `dequantize`. All formats but float32 also define `panel` and
+    `eight_rows` (`export_panel`).
     """
     found = kernels_of(name)
     rows_of, blocks_of = found.four_rows, found.dequantize
@@ -108,7 +111,7 @@ def row_bytes(job: Any, m: int, n_columns: int) -> Any:
 
 @jit
 def most_stored(job: Any, m: int) -> Any:
-    """Return the most vectors that are multiplied with the rows of matrix m as they are stored."""
+    """Return the most input vectors that gemv multiplies with the rows of matrix m as they are stored."""
     return job[m + FORMAT + MOST_STORED]
 
 
@@ -123,9 +126,9 @@ def four_rows(
     job: Any, m: int, n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: int,
     first: int, y: int, at: int, apart: int, y_row: int, ahead: int, scratch: int,
 ) -> None:  # fmt: skip
-    """`y[at + i apart + r + t y_row] += row r of range i . vector t`, for four ranges of matrix m.
+    """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`, for four ranges of matrix m.
 
-    `panel` and `y` are addresses; see `rows.py` for the other arguments.
+    `panel` and `y` are addresses; `rows.py` describes the other arguments.
     """
     invoke(
         job[m + FORMAT + FOUR_ROWS],
@@ -153,11 +156,11 @@ def expand(
     """Write `n` weights of a row of matrix m, from `column` on, to `out[at ...]` as float32.
 
     Groups of 16 weights are `step` elements apart; inside a group, groups of `PART` weights are `apart` elements apart.
-    With a step of 16 and `PART` apart, weights keep their order; with a step of `PART` and the size of a part apart,
+    With `step = 16` and `apart = PART`, weights keep their order; with `step = PART` and `apart` the size of a part,
     they are stored in parts (`tile.py`).
 
-    `column` and `n` are multiples of a block; the weights of float32, which has no blocks, are padded with zeros to a
-    multiple of 16. `out` is an address. At address `scratch` are `FORMAT_SCRATCH` bytes of scratch memory.
+    `column` and `n` are multiples of the block size. float32 has no blocks; its weights are padded with zeros to a
+    multiple of 16. `out` is an address, and `scratch` the address of `FORMAT_SCRATCH` bytes of scratch memory.
     """
     start, block = row * n_columns + column, job[m + FORMAT + BLOCK_WEIGHTS]
     invoke(
@@ -168,7 +171,7 @@ def expand(
 
 @jit
 def prefetch_weights(job: Any, m: int, n_columns: int, row: int, column: int, n: int) -> None:
-    """Prefetch the bytes that `expand` with the same arguments reads; they may be after the end of the matrix."""
+    """Prefetch the bytes that `expand` reads for the same arguments; some may be after the end of the matrix."""
     first, data = row_bytes(job, m, row * n_columns + column), raw(job[m + WEIGHTS])
     for at in range(first, first + row_bytes(job, m, n), LINE_BYTES):
         prefetch(data, at)

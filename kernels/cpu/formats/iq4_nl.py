@@ -1,7 +1,7 @@
 """IQ4_NL on the CPU: 18-byte blocks of a GGUF file as float32 weights.
 
 A block is a float16 scale and 32 quants of 4 bits in the order of Q4_0. A quant is the index of a level. A weight is
-`d * level`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+`d * level`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the 32 quants of the block at byte `at`."""
+    """Return the levels of the 32 weights of the block at byte `at`, as bytes."""
     return levels(load_nibbles(blocks, at + 2))
 
 

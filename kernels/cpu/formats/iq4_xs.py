@@ -1,9 +1,8 @@
 """IQ4_XS on the CPU: 136-byte blocks of a GGUF file as float32 weights.
 
-A block is fp16 d; 8 scales of 6 bits with offset -32 (u16 of high bits, u32 of low bits); and 128 bytes of nibbles: of
-each 16 bytes, the low nibbles are weights 0 to 15 of a group of 32, the high nibbles weights 16 to 31. A nibble is an
-index into the levels of IQ4_NL. A weight is `(d * scale) * level`, which float32 holds exactly. The NumPy references
-are in `blocks_numpy.py`.
+A block is a float16 factor d; 8 scales of 6 bits (uint16 of high bits, uint32 of low bits); and 256 quants of 4 bits:
+16 bytes have a group of 32 weights, the first 16 in the low halves. A quant is the index of a level of IQ4_NL. A weight
+is `(d * (scale - 32)) * level`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _load_scales = load_fields(
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 8 scales of the block at byte `at`, twice."""
+    """Return the 8 products `d * (scale - 32)` of the block at byte `at`, twice."""
     return mul(_load_scales(blocks, at + SCALES), load_half_splat(blocks, at))
 
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
     quants = at + QUANTS + 32 * p
     first = load(blocks, quants, load_splat(scales, i + 2 * p))
     second = load(blocks, quants + 16, load_splat(scales, i + 2 * p + 1))
@@ -55,7 +54,7 @@ dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return quants 64 p to 64 p + 63 of the block at byte `at` in two vectors."""
+    """Return the levels of weights 64 p to 64 p + 63 of the block at byte `at`: bytes, in two vectors of 32."""
     low = at + QUANTS + 32 * p
     return levels(load_nibbles(blocks, low)), levels(load_nibbles(blocks, low + 16))
 

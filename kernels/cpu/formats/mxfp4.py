@@ -2,7 +2,8 @@
 
 A block is a byte e, for the power of two 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0. The
 kernel uses integer levels, twice the values of these floats, and half the power of two as the scale. A weight is
-`scale * level`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+`scale * level`, which float32 represents exactly, or as infinity from 2 ** 128 on, which only e >= 253 reaches. The
+NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the 32 quants of the block at byte `at`."""
+    """Return the levels of the 32 weights of the block at byte `at`, as bytes."""
     return levels(load_nibbles(blocks, at + 1))
 
 

@@ -1,12 +1,13 @@
-"""Panels of rows for products in fixed point: quants of ROWS rows as int16 or int8, with their scales and offsets.
+"""Panels of weight rows for products in fixed point: quants of ROWS rows as int16 or int8, with scales and offsets.
 
-A panel is expanded from stored blocks, some hundred columns at a time, and stays in the L1 cache while all tokens are
-multiplied with it (`products/fixed_tile.py`). It consists of words of 4 bytes. For each 32 columns a panel has 16 words
-of each row, transposed: the first word of all rows, then the second, ... Then come ROWS scales and ROWS offsets, and
-again for the last 16 columns if the format has a scale for each 16. A weight is `scale * quant + offset`.
+(The panels of gemv are packed input vectors, `products/gemv.py`.) A panel is expanded from stored blocks, some hundred
+columns at a time, and stays in the L1 cache while all tokens are multiplied with it (`products/fixed_tile.py`). A panel
+consists of words of 4 bytes. For each 32 columns it has 16 words of each row, transposed: the first word of all rows,
+then the second, ... Then come ROWS scales and ROWS offsets; if the format has a scale for each 16 columns, they are
+those of the first 16 columns, and those of the last 16 follow. A weight is `scale * quant + offset`.
 
-The bytes of 8 rows become words of 4 columns by a transposition of 8 x 8 words. Shifts make two pairs of columns from
-each word: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot a word keeps four columns (QUADS).
+A transposition of 8 x 8 words of 4 bytes brings the same 4 columns of 8 rows together. Shifts make two pairs of columns
+from each word: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot a word keeps four columns (QUADS).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from .scales import Scales, floats_8
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SHORTS, _BYTES = ir.VectorType(_I32, 8), ir.VectorType(_I16, 16), ir.VectorType(_I8, 32)
 
-# Rows of a panel: two registers of one word for each row, with NEON four.
+# Rows of a panel: one word of each row fills two registers, with NEON four.
 ROWS = 32 if register_lanes() == 16 else 16
 # Words of a row in a block of 32 columns.
 ROW_WORDS = 20
 # Whether words are four int8 (`fixed_tile.py`).
 QUADS = register_lanes() == 4 and has_quad_dot()
-# Columns that are expanded together: as int16 their quants take half of a first-level cache of 32 KB.
+# Columns that are expanded together: as int16, the quants of ROWS rows take half of an L1 cache of 32 KB.
 DEPTH = 8192 // ROWS
 # Bits of the kind of a format: it has a scale for each 16 columns; weights have offsets; quants are from 0 to 255.
 HALVES, BIASED, UNSIGNED = 1, 2, 4
@@ -140,7 +141,7 @@ def narrowed(typing: Any, low: Any, high: Any) -> Any:
 
 
 def in_halves(quants: Callable[..., Any]) -> Any:
-    """Make the function that returns the 64 quants of `quants`, which are 16 words, as two vectors of 32 bytes."""
+    """Make the function that returns the result of `quants`, 64 bytes in 16 words, as two vectors of 32 bytes."""
 
     @jit
     def pair(blocks: Any, at: int, p: int) -> Any:
@@ -237,9 +238,9 @@ def _put_scales(typing: Any, to: Any, scales: Any) -> Any:
 class Panel(NamedTuple):
     """The kernel that expands rows of a format to a panel, and the kind of the format.
 
-    `expand(weights, step, n_rows, n_columns, out, scratch)` expands `n_columns` columns, a multiple of a block, of
-    `n_rows` rows; the last one is repeated up to ROWS rows. The first row begins at address `weights`, and the next
-    ones follow `step` bytes apart. At address `scratch` are `FORMAT_SCRATCH` bytes of scratch memory.
+    `expand(weights, step, n_rows, n_columns, out, scratch)` expands `n_columns` columns, a multiple of the block size,
+    of `n_rows` rows; the last row is repeated up to ROWS rows. Rows begin at address `weights` and are `step` bytes
+    apart. `scratch` is the address of `FORMAT_SCRATCH` bytes of scratch memory.
     """
 
     expand: Any

@@ -1,9 +1,9 @@
 """Q2_K on the CPU: 84-byte blocks of a GGUF file as float32 weights.
 
 A block has 16 groups of 16 weights: 16 bytes, each with a group's scale in the low half and its minimum in the high
-half; 64 bytes of quants; two float16 factors. Each 32 bytes of quants have 128 weights, the first 32 in the lowest two
-bits. A weight is `(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The
-NumPy references are in `blocks_numpy.py`.
+half; 64 bytes of quants; two float16 factors, d and dmin. 32 bytes of quants have 128 weights: the lowest two bits are
+the quants of the first 32, the next two bits those of the next 32, ... A weight is `(d * scale) * q - dmin * minimum`;
+the products are exact, so the difference is rounded once. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _load_minima = load_fields(16, 0, Field(range(16), [4] * 16, 15))
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 16 scales and the 16 minima of the block at byte `at`."""
+    """Return the 16 products `d * scale` and the 16 products `dmin * minimum` of the block at byte `at`."""
     scales = mul(_load_scales(blocks, at), load_half_splat(blocks, at + FACTOR))
     return scales, mul(_load_minima(blocks, at), load_half_splat(blocks, at + FACTOR_OF_MINIMA))
 
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return quants 64 p to 64 p + 63 of the block at byte `at` as bytes of 16 words."""
+    """Return quants 64 p to 64 p + 63 of the block at byte `at`: 64 bytes, in a vector of 16 words."""
     bits = at + QUANTS + 32 * (p // 2)
     quants = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
     return both(right(quants, 4 * (p % 2)), 0x03030303)
@@ -44,7 +44,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
     q = quants(blocks, at, p)
     i += 4 * p
     return (

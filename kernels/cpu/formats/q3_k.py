@@ -1,8 +1,8 @@
 """Q3_K on the CPU: 110-byte blocks of a GGUF file as float32 weights.
 
 A block is 32 bytes with the third bits of quants (bit j for weights 32 j to 32 j + 31), 64 bytes with the low two bits
-in the order of Q2_K, 12 bytes with 16 scales of 6 bits, and a float16 factor. Quants have an offset of -4, scales of
--32. A weight is `(d * scale) * q`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+in the order of Q2_K, 12 bytes with 16 scales of 6 bits, and a float16 factor d. A weight is
+`(d * (scale - 32)) * (q - 4)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _load_scales = load_fields(
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 16 scales of the block at byte `at`."""
+    """Return the 16 products `d * (scale - 32)` of the block at byte `at`."""
     return mul(_load_scales(blocks, at + SCALES), load_half_splat(blocks, at + FACTOR))
 
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return quants 64 p to 64 p + 63 of the block at byte `at` as bytes of 16 words."""
+    """Return `q - 4` of weights 64 p to 64 p + 63 of the block at byte `at`: signed bytes, in a vector of 16 words."""
     bits = at + LOW + 32 * (p // 2)
     low = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
     low = both(right(low, 4 * (p % 2)), 0x03030303)
-    # The first 32 weights have bit 2 p of each byte of third bits, the last 32 have bit 2 p + 1.
+    # The third bits of the first 32 weights are bit 2 p of 32 bytes, those of the last 32 weights bit 2 p + 1.
     third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)
     third = left(both(right(third, 2 * p), 0x01010101), 2)
     return bytes_minus(either(low, third), 4)
@@ -62,7 +62,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
     q = quants(blocks, at, p)
     i += 4 * p
     return (

@@ -1,7 +1,7 @@
 """Q4_0 on the CPU: 18-byte blocks of a GGUF file as float32 weights.
 
 A block is a float16 scale and 32 quants of 4 bits: byte i has the quants of weights i and i + 16. A weight is
-`d * (q - 8)`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+`d * (q - 8)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the 32 quants of the block at byte `at`."""
+    """Return `q - 8` of the 32 weights of the block at byte `at`, as signed bytes."""
     return plus(load_nibbles(blocks, at + 2), -8)
 
 

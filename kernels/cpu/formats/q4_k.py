@@ -1,9 +1,9 @@
 """Q4_K on the CPU: 144-byte blocks of a GGUF file as float32 weights.
 
-A block is two float16 factors (of scales and of minima), 12 bytes with 8 scales and 8 minima, and 256 quants of 4 bits:
-each 32 bytes have two groups of 32 weights, the first in the low halves. A weight is
-`(d * scale) * q - dmin * minimum`; the first product is exact, so the difference is rounded once. The NumPy references
-are in `blocks_numpy.py`.
+A block is two float16 factors (d of scales and dmin of minima), 12 bytes with 8 scales and 8 minima, and 256 quants of
+4 bits: 32 bytes have two groups of 32 weights, the first group in the low halves. A weight is
+`(d * scale) * q - dmin * minimum`; both products are exact, so the difference is rounded once. The NumPy references are
+in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ PLACES = (0, 1, 2, 3, 8, 9, 10, 11)
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 8 scales and 8 minima of the block at byte `at`."""
+    """Return the 8 products `d * scale` and 8 products `dmin * minimum` of the block at byte `at` (`PLACES`)."""
     return mul(load_scales_of_6(blocks, at + 4), load_halves_of_4(blocks, at, at + 2, at, at + 2))
 
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
     first, second = load_uint8(blocks, at + QUANTS + 32 * p), load_uint8(blocks, at + QUANTS + 32 * p + 16)
     i += 8 * (p // 2) + 2 * (p % 2)
     scale, minimum = load_splat(scales, i), load_splat(scales, i + 4)
@@ -62,7 +62,7 @@ dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return quants 64 p to 64 p + 63 of the block at byte `at` as bytes of 16 words."""
+    """Return quants 64 p to 64 p + 63 of the block at byte `at`: 64 bytes, in a vector of 16 words."""
     low = at + QUANTS + 32 * p
     return both(second_right(load_words_of_4(blocks, low, low + 16, low, low + 16), 4), 0x0F0F0F0F)
 

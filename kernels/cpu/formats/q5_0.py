@@ -1,7 +1,7 @@
 """Q5_0 on the CPU: 22-byte blocks of a GGUF file as float32 weights.
 
 A block is a float16 scale, the fifth bits of 32 quants, and their low 4 bits in the order of Q4_0. A weight is
-`d * (q - 16)`, which float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+`d * (q - 16)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the 32 quants of the block at byte `at`."""
+    """Return `q - 16` of the 32 weights of the block at byte `at`, as signed bytes."""
     return plus(union(load_nibbles(blocks, at + 6), load_bits(blocks, at + 2, 16)), -16)
 
 

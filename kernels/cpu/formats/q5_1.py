@@ -35,7 +35,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the 32 quants of the block at byte `at`."""
+    """Return the 32 quants of the block at byte `at`, as bytes."""
     return union(load_nibbles(blocks, at + 8), load_bits(blocks, at + 4, 16))
 
 

@@ -2,7 +2,7 @@
 
 A block has the factors, scales and minima of Q4_K, then 32 bytes of fifth bits (bit g for group g of 32 weights), and
 the low 4 bits of 256 quants as in Q4_K. A weight is
-`(d * scale) * q - dmin * minimum`; the first product is exact, so the difference is rounded once. The NumPy references
+`(d * scale) * q - dmin * minimum`; both products are exact, so the difference is rounded once. The NumPy references
 are in `blocks_numpy.py`.
 """
 
@@ -27,10 +27,10 @@ HIGH, LOW = 16, 48
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return quants 64 p to 64 p + 63 of the block at byte `at` as bytes of 16 words."""
+    """Return quants 64 p to 64 p + 63 of the block at byte `at`: 64 bytes, in a vector of 16 words."""
     bits, low = at + HIGH, at + LOW + 32 * p
-    # The first 32 weights are in the low halves and in bit 2 p of the fifth bits, the others in the high halves and in
-    # bit 2 p + 1.
+    # The first 32 weights have their low bits in the low halves and their fifth bits in bit 2 p; the others in the high
+    # halves and in bit 2 p + 1.
     fifth = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 1)
     fifth = left(both(right(fifth, 2 * p), 0x01010101), 4)
     quants = both(second_right(load_words_of_4(blocks, low, low + 16, low, low + 16), 4), 0x0F0F0F0F)
@@ -39,7 +39,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
     q = quants(blocks, at, p)
     i += 8 * (p // 2) + 2 * (p % 2)
     scale, minimum = load_splat(scales, i), load_splat(scales, i + 4)

@@ -1,9 +1,10 @@
 """Q6_K on the CPU: 210-byte blocks of a GGUF file as float32 weights.
 
 A block is 128 bytes with the low four bits of 256 quants, 64 bytes with the high two bits, 16 signed 8-bit scales and
-their float16 factor. Each 128 weights have 64 bytes of low bits, with the first 64 weights in the low halves, and 32
-bytes of high bits, each with two bits of a weight of each group of 32. A weight is `(d * scale) * (q - 32)`, which
-float32 holds exactly. The NumPy references are in `blocks_numpy.py`.
+their float16 factor d. A half of a block, 128 weights, uses 64 bytes of low bits and 32 bytes of high bits. The low
+halves of the 64 bytes belong to its first 64 weights, the high halves to the others. Byte i of the 32 has the high bits
+of weights i, 32 + i, 64 + i and 96 + i, from its lowest bits up. A weight is `(d * scale) * (q - 32)`, which float32
+represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ HIGH, SCALES, FACTOR = 128, 192, 208
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 16 scales of the block at byte `at`."""
+    """Return the 16 products `d * scale` of the block at byte `at`."""
     return mul(load_int8(blocks, at + SCALES), load_half_splat(blocks, at + FACTOR))
 
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return quants 64 p to 64 p + 63 of the block at byte `at` as bytes of 16 words."""
+    """Return `q - 32` of weights 64 p to 64 p + 63 of the block at byte `at`: signed bytes, in a vector of 16 words."""
     half, shift = p // 2, 4 * (p % 2)
     low, bits = load_words(blocks, at + 64 * half), at + HIGH + 32 * half
-    # The first 32 weights use two bits of each byte of high bits, the last 32 use the next two.
+    # The first 32 of these weights use two bits of each byte of high bits, the last 32 the next two bits.
     high = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
     high = left(both(right(high, shift), 0x03030303), 4)
     return bytes_minus(either(both(right(low, shift), 0x0F0F0F0F), high), 32)
@@ -51,7 +52,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
     q = quants(blocks, at, p)
     i += 4 * p
     return (

@@ -1,7 +1,7 @@
 """Q8_0 on the CPU: 34-byte blocks of a GGUF file as float32 weights.
 
-A block is a float16 scale d and 32 signed bytes q; a weight is `d * q`, which float32 holds exactly. Kernels read the
-unaligned blocks in place. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale d and 32 signed bytes q; a weight is `d * q`, which float32 represents exactly. Kernels read
+the unaligned blocks in place. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the 32 quants of the block at byte `at`."""
+    """Return the 32 quants of the block at byte `at`, as bytes."""
     return load_32(blocks, at + 2)
 
 

@@ -216,8 +216,8 @@ def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
 # ---- bit fields ----
 
 # Bit fields of blocks: scales and quants whose bits are stored in several places. A field says for each lane which byte
-# is loaded, and how its bits are shifted right, masked and shifted left. LLVM makes from it a shuffle of bytes and
-# shifts of whole vectors.
+# is loaded, and how its bits are shifted right, masked and shifted left. LLVM compiles a field to a shuffle of bytes
+# and shifts of whole vectors.
 
 
 class Field(NamedTuple):

@@ -1,7 +1,7 @@
-"""Make the kernels of a block format: products of stored rows with a panel of vectors, and expansion of rows.
+"""Make the kernels of a block format: products of stored rows with a panel of input vectors, and expansion of rows.
 
-A format provides a function that returns the weights of a block in SIMD vectors. The kernels multiply these weights in
-registers, or write them to memory.
+A format provides a function that returns the weights of a block in SIMD vectors. `four_rows` multiplies these weights
+in registers, `dequantize` writes them to memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
 
 
 def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
-    """Make the function that stores the scales of a block, one or two vectors."""
+    """Make the function that stores the scales of a block (one SIMD vector) or its scales and minima (two)."""
 
     @jit
     def put(stored: Any, at: int, blocks: Any, i: int) -> None:
@@ -71,7 +71,7 @@ def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
 
 
 def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Callable[..., Any]) -> Any:
-    """Make the gemv kernel of a format with one scale per block of any size.
+    """Make the gemv kernel of a format with one scale per block; blocks may be large.
 
     Args:
         block: weights per block.
@@ -116,14 +116,15 @@ def four_rows_by_parts(
 ) -> Any:
     """Make the gemv kernel of a format whose blocks have 256 weights.
 
-    Additions to the sums of one row depend on each other, so four rows are interleaved, part by part of a block.
+    Additions to the sums of one row depend on each other, so the kernel multiplies a part of a block (64 weights) of
+    each of four rows, then the next part.
 
     Args:
         block_bytes: bytes per block.
         scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
-        part: function that returns 64 weights of a block in four vectors, given the number of the part and the index
-            of the block's scales.
-        scale_vectors: 1, or 2 with minima.
+        part: function that returns 64 weights of a block in four SIMD vectors, given the number of the part and the
+            index of the block's scales.
+        scale_vectors: SIMD vectors that `scales_of` returns: 1, or 2 with minima.
     """
     put, scales_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
 
@@ -146,8 +147,8 @@ def four_rows_by_parts(
         ) -> None:  # fmt: skip
             """Multiply the rows at a tuple of addresses together.
 
-            Copying a scale to all lanes takes one instruction from memory, two from a register. So the scales of a
-            stretch are stored to memory first.
+            Copying a scale to all lanes of a vector takes one instruction if the scale is in memory, and two if it is
+            in a register. So the scales of a stretch of columns are first stored to memory.
             """
             stored, scales, i = floats(scratch), hidden(scratch), 0
             for stretch in range(0, n_columns, STRETCH):
@@ -185,24 +186,25 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
             n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: Any, first: int, y: Any,
             at: int, apart: int, y_row: int, ahead: int, scratch: int,
         ) -> None:  # fmt: skip
-            """`y[at + i apart + r + t y_row] += row r of range i . vector t`, in the order of `tile.py`.
+            """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`.
 
-            The rows of four ranges of memory are interleaved block by block, because a processor reads several streams
-            faster than one.
+            The terms of a dot product are added in the order of `tile.py`. The rows of four ranges are interleaved
+            block by block, because a processor reads several streams of memory faster than one.
 
             Args:
-                n_vectors: vectors of the panel, one of `PANEL_SIZES`.
+                n_vectors: input vectors of the panel, one of `PANEL_SIZES`.
                 rows: addresses of the first row of each range.
-                last: addresses of the last row of each range, which is read again if a range has too few rows.
+                last: addresses of the last row of each range, which is read again in place of rows beyond it.
                 step: bytes from one row to the next.
                 count: rows of each range.
-                n_columns: columns of the rows; the totals of several stretches are added in their order.
+                n_columns: columns of the rows; if they are several stretches, the totals of the stretches are added in
+                    ascending order.
                 panel: array that contains the panel, (columns / 16, n_vectors, 16).
-                first: index in `panel` of the first vector's element for the rows' first column.
-                y: products.
-                at: index of the first product.
+                first: index in `panel` of the first input vector's element for the rows' first column.
+                y: the products, to which is added.
+                at: index in y of the product of row 0 of range 0 with input vector 0.
                 apart: distance in y from one range to the next.
-                y_row: distance in y from one vector to the next.
+                y_row: distance in y from one input vector to the next.
                 ahead: prefetch distance in bytes.
                 scratch: address of `FORMAT_SCRATCH` bytes of scratch memory.
             """

@@ -51,7 +51,7 @@ def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any
 
 
 def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
-    """Return 8 float16 as floats. Integer units join them in two words while vector units multiply."""
+    """Return 8 float16 as floats, joined in two words by integer instructions, because the vector units are busy."""
     pair = ir.Constant(ir.VectorType(_I64, 2), ir.Undefined)
     for i in range(2):
         word = builder.zext(load_at(builder, addresses[4 * i], offset, _I16), _I64)
@@ -77,8 +77,7 @@ class Scales(NamedTuple):
     """How the scales of blocks are loaded.
 
     Attributes:
-        gather: function that returns the scales at 8 addresses, and their offsets, or the scales twice if there are
-            no offsets.
+        gather: function that returns the scales at 8 addresses, and their offsets; without offsets, the scales twice.
         words: how many float16 a block begins with, if these are its scale and its offset; else 0.
     """
 

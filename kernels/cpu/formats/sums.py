@@ -1,7 +1,8 @@
-"""Parts of the gemv kernels (`rows.py`): dot products of up to four rows with the vectors of a panel, in registers.
+"""Parts of the gemv kernels (`rows.py`): dot products of up to four rows with the input vectors of a panel.
 
-Each (row, vector) pair has the 16 sums that `tile.py` defines, in one SIMD vector of 16 lanes. The pairs of a kernel
-are a tuple; the pairs of the first row come first.
+A panel is several packed input vectors (`products/gemv.py`). Each (row, input vector) pair has the 16 sums that
+`tile.py` defines, in one SIMD vector of 16 lanes. The sums of all pairs are a tuple of SIMD vectors, which stay in
+registers; those of the first row come first.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ _POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
 
 # Whether one register holds 16 lanes.
 WIDE = register_lanes() == LANES
-# Numbers of vectors of a panel. A panel of any other size is no faster than two panels.
+# Numbers of input vectors in a panel. A panel of any other size is no faster than two panels.
 PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
-# The most pairs of interleaved rows whose sums are held in registers. AVX-512 has 32 registers of 16 lanes, NEON 32 of
-# 4, AVX2 16 of 8; weights, scales and elements of the vectors use the rest.
+# The most pairs of two or four interleaved rows; their sums are in registers, and weights, scales and elements of the
+# panel use the other registers. A single row is multiplied with panels of any size. Keys are lanes of a register:
+# AVX-512 has 32 registers of 16 lanes, AVX2 16 of 8, NEON 32 of 4.
 _PAIRS = {16: 18, 8: 4, 4: 4}
 
 
 def rows_together(n_vectors: int) -> int:
-    """Return how many rows are multiplied together with `n_vectors` vectors: 4, 2 or 1."""
+    """Return how many rows are multiplied together with a panel of `n_vectors` input vectors: 4, 2 or 1."""
     return next(rows for rows in (4, 2, 1) if rows == 1 or rows * n_vectors <= _PAIRS[register_lanes()])
 
 
@@ -50,20 +52,20 @@ def no_sums(n_pairs: int) -> Any:
 def add_products(
     n_rows: int, n_vectors: int, n_weights: int, weights: Callable[..., Any], scale_vectors: int = 1
 ) -> Any:
-    """Make the function that adds the products of a piece of each row to the sums of its pairs.
+    """Make the function that multiplies a piece of each row with the panel and adds the products to the pairs' sums.
 
     Args:
         n_rows: rows that are multiplied together.
-        n_vectors: vectors of the panel.
+        n_vectors: input vectors of the panel.
         n_weights: SIMD vectors of 16 weights per piece.
         weights: function that returns the weights of a piece, given the address of the row, the byte offset of the
             block, the number of the piece in the block, and the address of the row's stored scales (any number if the
             format stores none).
-        scale_vectors: vectors of stored scales per row and block.
+        scale_vectors: SIMD vectors of stored scales per row and block.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
-    # The weights of one row fit into the registers beside the sums, the weights of all rows do not. With a single
-    # vector the rows share the panel's element.
+    # AVX2 has registers for all sums and the weights of one row, not of all rows, so a fence separates the rows. If a
+    # piece is a single SIMD vector of weights, all rows use the same element of the panel, and it is loaded once.
     is_tight = register_lanes() == 8 and n_weights > 1
 
     @intrinsic
@@ -99,7 +101,10 @@ def _fence(builder: Any) -> None:
 
 
 def add_totals(n_rows: int, n_vectors: int) -> Any:
-    """Make the function that adds the total of each pair's 16 sums to `y[at + r apart + t y_row]`."""
+    """Make the function that adds the total of each pair's 16 sums to `y[at + r * apart + t * y_row]`.
+
+    r is the row and t the input vector of the pair.
+    """
 
     @intrinsic
     def add(typing: Any, y: Any, at: Any, apart: Any, y_row: Any, sums: Any) -> Any:

@@ -19,16 +19,16 @@ def silu(x: Any) -> Any:
 
 @jit
 def gelu(x: Any) -> Any:
-    """`0.5 x (1 + tanh(u))` with `u = sqrt(2/pi) (x + 0.044715 x**3)`, written as `x / (1 + exp(-2 u))`."""
+    """`0.5 * x * (1 + tanh(u))` with `u = sqrt(2/pi) * (x + 0.044715 * x**3)`, computed as `x / (1 + exp(-2 * u))`."""
     u = mul(x, fma(mul(x, x), splat(0.044715), splat(1.0)))
     return div(x, add(splat(1.0), exp(mul(u, splat(-2 * 0.7978845608028654)))))
 
 
 @jit
 def gelu_erf(x: Any) -> Any:
-    """`0.5 x erfc(-x / sqrt(2))`; erfc of z >= 0 is `t exp(p(t) - z**2)`, with a relative error of 1.2e-7.
+    """`0.5 * x * erfc(-x / sqrt(2))`; for z >= 0, erfc(z) is `t * exp(p(t) - z**2)`, with a relative error of 1.2e-7.
 
-    Source of p: W. H. Press et al., "Numerical Recipes in C", section 6.2, a Chebyshev fit in `t = 1 / (1 + z/2)`.
+    `t = 1 / (1 + z / 2)`. Source of the polynomial p: W. H. Press et al., "Numerical Recipes in C", section 6.2.
     """
     z = mul(larger(x, sub(zeros(), x)), splat(0.7071067811865476))
     t = div(splat(1.0), fma(z, splat(0.5), splat(1.0)))
@@ -51,7 +51,7 @@ def relu2(x: Any) -> Any:
 
 @jit
 def clamped_swiglu(gate: Any, up: Any) -> Any:
-    """`(u + 1) * g / (1 + exp(-1.702 g))`, with g = min(gate, 7), and u = up clamped to [-7, 7]."""
+    """`(u + 1) * g / (1 + exp(-1.702 * g))`, with g = min(gate, 7), and u = up clamped to [-7, 7]."""
     g, u = smaller(splat(7.0), gate), smaller(splat(7.0), larger(splat(-7.0), up))
     return div(mul(add(u, splat(1.0)), g), add(splat(1.0), exp(mul(g, splat(-1.702)))))
 
@@ -81,7 +81,7 @@ def gated(activation: int, gate: Any, up: Any) -> Any:
 
 @entry
 def soft_cap(x: int, n: int, cap: float, out: int) -> None:
-    """`out[i] = cap * tanh(x[i] / cap)` of n float32 at address `x`; every element is rounded in the same order."""
+    """`out[i] = cap * tanh(x[i] / cap)` for n float32 at address `x`, all with the same operations."""
     values, capped, whole = floats(x), floats(out), n // LANES * LANES
     factor, of = splat(1 / cap), splat(cap)
     for i in range(0, whole, LANES):

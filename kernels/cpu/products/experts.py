@@ -1,7 +1,7 @@
 """A mixture of experts in one call: norm, router, choice of experts, and the products of each chosen expert.
 
-The rows that use an expert are multiplied together, so the expert's matrices are read at most once. The experts of a
-row are added in ascending order, so the bits of a row do not depend on the other rows.
+The rows that use an expert are multiplied together, so the expert's matrices are read at most once. The outputs of a
+row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _vectors(n: int) -> Any:
 
 @jit
 def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int) -> None:
-    """Write the ids of the `n_used` largest of `logits[at ...]`; of equal logits, the first is larger."""
+    """Write the ids of the `n_used` largest of `logits[at ...]` to `ids[to ...]`; of equal logits, the first wins."""
     n = 0
     for e in range(n_experts):
         value = get(logits, at + e)
@@ -74,17 +74,19 @@ def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int)
 
 @jit
 def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
-    """Write the sigmoids of n logits. n is rounded up to whole vectors for reads and writes."""
+    """Write the sigmoids of n logits. Reads and writes extend to the end of the last SIMD vector."""
     for e in range(0, n, LANES):
         store(out, e, div(splat(1.0), add(splat(1.0), exp(sub(zeros(), load(logits, at + e))))))
 
 
 @jit
 def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, scores: Any) -> None:
-    """Write the score of each expert: its sigmoid, or its term of the softmax. `bias` is an address, or 0.
+    """Write the score of each expert: the sigmoid of its logit, or `exp(logit - largest logit)` for a softmax.
 
-    The largest logits choose the experts. With sigmoids or a bias, replace each logit by the number that chooses: the
-    sigmoid or the probability, plus the bias. `logits` and `scores` have n_experts floats, rounded up to whole vectors.
+    `choose` takes the experts with the largest numbers in `logits`. If these are not the logits themselves, replace
+    each logit: with sigmoids by its sigmoid, with a softmax and a bias by its probability, and add the bias if there is
+    one. `bias` is the address of a number for each expert, or 0. `logits` and `scores` have n_experts floats, rounded
+    up to whole SIMD vectors.
     """
     total = np.float32(1)
     if sigmoid != 0:
@@ -109,8 +111,8 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, scores:
 def keep_groups(values: Any, at: int, n_experts: int, n_groups: int, n_kept: int, sums: Any) -> None:
     """Replace the values of experts outside of the `n_kept` best groups by minus infinity.
 
-    The value of a group is the sum of its two largest values; of equal groups, the first is better. `sums` has n_groups
-    floats.
+    A group is ranked by the sum of its two largest values; of groups with equal sums, the first is better. `sums` is
+    scratch memory of n_groups floats.
     """
     size = n_experts // n_groups
     for g in range(n_groups):
@@ -136,10 +138,11 @@ def weigh(
     scores: Any, n_experts: int, n_used: int, normalize: int, sigmoid: int, sum_eps: float, scales: int, ids: Any,
     weights: Any, to: int,
 ) -> None:  # fmt: skip
-    """Write the weights of the chosen experts: their scores, divided by their sum if `normalize` is set.
+    """Write the weights of the chosen experts to `weights[to ...]`: their scores, normalised.
 
-    Without `normalize`, the terms of a softmax are divided by the sum of all terms. `scales` is the address of a
-    factor for each expert's weight, or 0.
+    With `normalize`, divide them by `sum_eps` plus the sum of the chosen experts' scores. Without, divide the scores of
+    a softmax by their sum over all experts, and leave sigmoids as they are. `scales` is the address of a factor for
+    each expert's weight, or 0.
     """
     total = np.float32(0)
     if normalize != 0:
@@ -158,7 +161,7 @@ def weigh(
 
 @jit
 def _group(ids: Any, n_pairs: int, n_experts: int, first: Any, pairs: Any) -> None:
-    """Sort (row, expert) pairs by expert: expert e has `pairs[first[e] : first[e + 1]]`."""
+    """Sort the (row, expert) pairs by expert: `pairs[first[e] : first[e + 1]]` are the indices in `ids` of expert e."""
     for e in range(n_experts + 1):
         first[e] = 0
     for i in range(n_pairs):
@@ -176,7 +179,7 @@ def _group(ids: Any, n_pairs: int, n_experts: int, first: Any, pairs: Any) -> No
 
 @jit
 def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out: Any) -> None:
-    """Copy the rows of n pairs, from `pairs[first]` on, to contiguous rows."""
+    """Copy the input rows of n pairs, from `pairs[first]` on, to contiguous rows of `out`."""
     for i in range(n):
         row = pairs[first + i] // n_used * width
         for j in range(width):
@@ -185,7 +188,7 @@ def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out
 
 @jit
 def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weights: Any, out: Any) -> None:
-    """Add the weighted results of one expert to the rows of its n pairs."""
+    """Add the results `y` of one expert, times the weights, to the rows of its n pairs in `out`."""
     whole = width // LANES * LANES
     for i in range(n):
         pair = pairs[first + i]
@@ -198,18 +201,18 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
 
 @entry
 def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """`y = residual + norm of the sum of weight * down(activation(gate(h)) * up(h))` over each row's experts.
+    """Write `y = residual + norm(s)`, where s is the sum of `weight * expert(h)` over the experts of each row.
 
-    h is the normed x; without gates, an expert is `down(activation(up(h)))`. A shared expert is used by all rows; its
-    weight is the sigmoid of a product, or 1.
+    h is the normed x, and `expert(h) = down(activation(gate(h)) * up(h))`, or `down(activation(up(h)))` without a gate.
+    Residual and norm may be absent. A shared expert is used by all rows; its weight is the sigmoid of a product, or 1.
 
     Args:
         address: address of the pool's control block.
         block: address of the words of the mixture (`layout.py`).
         n_tokens: T.
         x: address of the input, (T, D).
-        residual: address of (T, D), which is added if the mixture has a residual; 0 to add the input.
-        scratch: address of `layout.expert_scratch` floats, a multiple of 64, followed by the memory of `project`.
+        residual: address of the residual, (T, D); 0 if the input is the residual. Read only if EX_ADDS is set.
+        scratch: address, a multiple of 64, of `layout.expert_scratch` floats, followed by the scratch of `project`.
         y: address of the output, (T, D), other than the inputs.
     """
     b = words(block)

@@ -1,8 +1,8 @@
-"""Products with activations in fixed point: the tasks that quantise rows, pack them into panels, and multiply.
+"""Products with activations in fixed point: the tasks that quantise the input, pack it into panels, and multiply.
 
-`fixed_numpy.py` defines the arithmetic and `fixed_tile.py` has the register tiles. A tile multiplies a panel of rows
-with a panel of tokens, so tokens are prepared in groups of one panel each. The products of a token do not depend on the
-size of its group.
+`fixed_numpy.py` defines the arithmetic and `fixed_tile.py` has the register tiles. A tile multiplies a panel of weight
+rows with a panel of tokens, so tokens are prepared in groups of one panel each. The products of a token do not depend
+on the size of its group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .norms import norm
 _F32, _I16, _I32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
 _FLOATS, _INTS = ir.VectorType(_F32, BLOCK), ir.VectorType(_I32, BLOCK)
 _LEAST_BITS, _INFINITE_BITS = int(LEAST.view(np.int32)), 0x7F800000
-# Bytes of a panel of expanded rows, of at most DEPTH columns.
+# Bytes of a panel of weight rows with DEPTH columns.
 _PANEL_BYTES = 4 * ROW_WORDS * PANEL_ROWS * DEPTH // BLOCK
 
 
@@ -75,13 +75,13 @@ def quantize(x: int, n: int, quants: int, scales: int) -> None:
 
 @jit
 def first_of(job: Any, group: int) -> Any:
-    """Return the first token of a group; sizes of groups differ by at most one token."""
+    """Return the first token of a group; the sizes of two groups differ by at most one token."""
     return group * job[T] // ceil_div(job[T], TOKENS)
 
 
 @jit
 def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, scales: int) -> None:
-    """Norm (if the block has a norm) and quantise rows `first` to `after - 1` at X. `scratch` has one row of floats."""
+    """Norm (if the block has a norm) and quantise rows `first` to `after - 1` at X; `scratch` is memory for one row."""
     n, eps = job[K], np.float32(number(job[NORM_EPS]))
     for t in range(first, after):
         row, i = job[X] + 4 * t * n, t - first
@@ -103,10 +103,10 @@ def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
 
 @jit
 def _add_panel(job: Any, m: int, first: int, n: int, column: int, group: int, last: int, scratch: int, y: int) -> None:
-    """Add the products of DEPTH columns, from `column` on, of n rows of matrix m, from row `first` on.
+    """Add the products of n rows of matrix m, from row `first` on, over DEPTH columns, from `column` on.
 
-    The tokens are those of groups `group` to `last - 1`; `y` is the address of their products, PANEL_ROWS of each.
-    Scratch memory holds FORMAT_SCRATCH bytes, then a panel of rows.
+    The rows are multiplied with the tokens of groups `group` to `last - 1`; `y` is the address of the products,
+    PANEL_ROWS for each token. Scratch memory is FORMAT_SCRATCH bytes, then a panel of rows.
     """
     n_columns, panel, t = job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
     depth, n_blocks, step = min(DEPTH, n_columns - column), n_columns // BLOCK, row_bytes(job, m, n_columns)

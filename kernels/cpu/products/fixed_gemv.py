@@ -1,4 +1,4 @@
-"""Products of one or a few tokens in fixed point with rows as they are stored: the tasks.
+"""Tasks that multiply one or a few tokens, in fixed point, with rows as they are stored.
 
 `fixed_numpy.py` defines the arithmetic, and `formats/fixed_rows.py` has the kernels. The kernels multiply two adjacent
 rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
@@ -62,7 +62,7 @@ def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
 
 @jit
 def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> None:
-    """Write the records of n tokens, (n, 32 n_blocks) int16 and (n, n_blocks) scales at these addresses, to `to`."""
+    """Write records to address `to`, of n tokens with int16 quants (n, 32 * n_blocks) and scales (n, n_blocks)."""
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
@@ -97,7 +97,7 @@ def prepare_records(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def multiply_fixed_stored(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply the rows of one chunk with each token, then apply bias, activation and residual.
+    """Multiply the weight rows of one chunk with each token, then apply bias, activation and residual.
 
     With a gate, the kernel multiplies rows of two ranges of the gate together with the same rows of the up matrix.
     """

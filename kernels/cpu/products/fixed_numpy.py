@@ -1,10 +1,10 @@
 """The NumPy definition of products in fixed point, to the last bit: int16 activations, and the order of summation.
 
-Columns are cut into blocks of 32. A token has int16 quants, and a scale for each block. The sum of a block's products
-of quants is an exact integer; a format with a scale for each 16 columns has two sums per block. A product starts with
-y = 0 and adds the blocks in order: `y = fma(offset, total, y)` if the format has offsets, then
-`y = fma(sum, scale of the row * scale of the token, y)`. A weight is `scale * quant + offset`. `total` is the scale of
-the token times the sum of its quants.
+Columns are cut into blocks of 32. A token has int16 quants, and a `token_scale` for each block. A weight is
+`scale * quant + offset`. The sum of a block's products of quants is an exact integer; a format with a scale for each 16
+columns has two sums per block. A product starts with y = 0 and adds the blocks in order: `y = fma(offset, total, y)` if
+the format has offsets, then `y = fma(sum, scale * token_scale, y)`. `total` is `token_scale` times the sum of the
+token's quants in these columns.
 """
 
 from __future__ import annotations

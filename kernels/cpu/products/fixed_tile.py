@@ -5,16 +5,17 @@ an exact int32, so its order of summation is free. Blocks are added in the order
 multiply-add to the output, and one more if the format has a minimum or a bias. So a tile may have any shape, and all
 processors give the same bits.
 
-A lane is a row of the matrix. Rows are expanded into panels (`formats/panels.py`), tokens are packed into panels of at
-most TOKENS (`pack`), and a tile multiplies one panel of rows with one of tokens. Both consist of words of 4 bytes:
+A lane is a row of the matrix. Weight rows are expanded into panels (`formats/panels.py`), tokens are packed into panels
+of at most TOKENS (`pack`), and a tile multiplies one panel of rows with one panel of tokens. Both consist of words of 4
+bytes, block by block of 32 columns:
 
-    a block of a panel of rows has 16 words of each of ROWS rows, then their scales and offsets, twice
-    a block of a panel of n tokens has 16 words of each, then their scales, their totals, the totals of 16 columns, and
-    the sums as integers: a total is the scale times the sum of the quants
+    a panel of rows: 16 words of each of ROWS rows, their scales and offsets, and the same for the last 16 columns
+    a panel of n tokens: 16 words of each, their scales, their totals, their totals of the first and of the last 16
+    columns, and the sums of their quants as integers; a total is the scale times the sum of the quants
 
 With pairs a word is two int16, and one instruction multiplies two columns of every row. With quads, on arm64, the first
-8 words of a row are four int8 each, and a quant of a token is two int8, 256 high + low: the first 8 words of a token
-have the high bytes, the last 8 the low bytes.
+8 words of a row are four int8 each, and a quant of a token is two int8, `256 * high + low`: the first 8 words of a
+token have the high bytes, the last 8 the low bytes.
 
 LLVM's code for such a tile loses a quarter of the speed by its instruction order, or spills sums. So eight pairs of
 columns are one piece of inline assembly (`_pairs`); `_plain_pairs` computes the same with LLVM's own operations.
@@ -38,8 +39,9 @@ from ..formats.panels import BIASED, HALVES, QUADS, ROW_WORDS, ROWS, UNSIGNED
 
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _WIDTH = register_lanes()
-# The most tokens of a tile: AVX-512 has 32 registers for 24 sums of 16 rows, AVX2 16 for 12 sums of 8 rows, NEON 32 for
-# 24 sums of 4 rows. NEON needs two sums per row and token, of the high and of the low digits.
+# The most tokens of a tile, by lanes of a register. AVX-512 has 32 registers, of which 24 are sums of 16 rows each;
+# AVX2 has 16, of which 12 are sums of 8 rows; NEON has 32, of which 24 are sums of 4 rows, separate for high and low
+# digits.
 TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
 # Words of a block of one token: quants, scale, total, totals of 16 columns, total as an integer.
 TOKEN_WORDS = 21
@@ -180,7 +182,7 @@ class _Tile:
 
 
 def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
-    """Return one sum for each register of rows and each token; with quads it is `256 high + low`."""
+    """Return one sum for each register of rows and each token; with quads it is `256 * high + low`."""
     builder, n_sums = tile.builder, tile.n * _REGISTERS
     if len(sums) == n_sums:
         return sums
@@ -257,7 +259,7 @@ def choice(n: int, step: Step) -> Any:
 
     @jit
     def multiply(n_tokens: int, rows: int, tokens: int, n_blocks: int, y: int, y_row: int, kind: int) -> None:
-        """Add the products of the blocks to `y[t y_row + r]`, for row r and token t.
+        """Add the products of the blocks to `y[t * y_row + r]`, for row r and token t.
 
         Args:
             n_tokens: tokens of the panel.
@@ -265,7 +267,7 @@ def choice(n: int, step: Step) -> Any:
             tokens: address of a panel of tokens, at its first block to multiply.
             n_blocks: blocks of 32 columns.
             y: address of the products.
-            y_row: distance of two tokens' products, in floats.
+            y_row: distance in y from one token to the next, in floats.
             kind: the kind of the format (`formats/panels.py`).
         """
         if fewer is None or n_tokens == n:
@@ -332,7 +334,7 @@ def sums_of_halves(typing: Any, quants: Any) -> Any:
 
 @jit
 def pack(quants: int, scales: int, n: int, n_blocks: int, to: int) -> None:
-    """Pack n tokens, (n, 32 n_blocks) int16 and (n, n_blocks) scales at these addresses, into a panel at `to`."""
+    """Pack the int16 quants (n, 32 * n_blocks) and scales (n, n_blocks) of n tokens into a panel at address `to`."""
     factors = floats(scales)
     for b in range(n_blocks):
         place = to + 4 * TOKEN_WORDS * n * b

@@ -4,8 +4,9 @@ Weight rows are expanded one stretch of columns at a time. For at most GEMM_NEAR
 at a time, so that they stay in the L1 cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so that the
 activations are read less often.
 
-With AVX2 rows and activations are in two parts (`tile.py`), each contiguous for all rows and for all tokens. The first
-parts of all rows are multiplied with the first parts of the tokens of two tiles, then the last parts. So the parts of
+With AVX2 expanded rows and activations are stored in two parts (`tile.py`): the first parts of all rows are contiguous,
+then the last parts, and in the same way for tokens. The first parts of all rows are multiplied with the first parts of
+the tokens of two tiles, then the last parts. So the parts of
 four rows, and of the tokens of two tiles, fit together into an L1 cache of 32 KB, and rows are read from the L2 cache
 once for two tiles. A simulation of the L1 cache counts 13 bytes per cycle of multiply-adds. With one tile at a time
 it counts 22, nearly the L2 bandwidth of a Zen 3 core.
@@ -42,9 +43,9 @@ from .tile import KEPT, add_dots, keep_dots, tile_vectors
 
 # Input rows that one chunk of `prepare_rows` prepares.
 PREPARED = 16
-# The number of parts of rows and activations, and of tiles of tokens that are multiplied with the same rows.
+# Parts of an expanded row and of the activations of a token; as many tiles of tokens are multiplied with the same rows.
 PARTS = LANES // PART
-# Floats of the sums of these tiles, which are kept between two sweeps.
+# Floats of the sums of these tiles, which are kept in memory between two sweeps.
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
 # Floats of a part of an expanded row.
 _PART_ROW = STRETCH // PARTS
@@ -60,11 +61,12 @@ def _rows_expanded(n_tokens: int) -> int:
 def _add_products(
     job: Any, m: int, first: int, n_rows: int, t: int, n_tokens: int, scratch: int, sums: Any, at: int, row: int
 ) -> None:
-    """Compute `sums[at + i*row + r] += dot(W[first + r], x[t + i])` for `n_rows` rows r and `n_tokens` tokens i.
+    """Compute `sums[at + i * row + r] += dot(W[first + r], x[t + i])` for `n_rows` rows r and `n_tokens` tokens i.
 
-    W is matrix m; `row` is the distance between the sums of two tokens. Sums are written for four rows at a time.
+    W is matrix m; `row` is the distance from the sums of one token to those of the next. Sums are written for four rows
+    at a time.
 
-    Scratch memory holds FORMAT_SCRATCH bytes, then one stretch of the rows that are expanded together, then sums.
+    Scratch memory is FORMAT_SCRATCH bytes, then one stretch of the rows that are expanded together, then sums.
     """
     expanded = scratch + FORMAT_SCRATCH
     n_columns, together = job[K], _rows_expanded(n_tokens)

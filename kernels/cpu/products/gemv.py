@@ -4,9 +4,9 @@ Memory bandwidth is the limit, so each weight row is read from memory once for a
 of memory faster than one. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range, and the
 kernel multiplies one row of each range at a time.
 
-The input vectors are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of each of its
-vectors, then the next 16 elements of each, and so on. While a stretch of columns is multiplied, its part of the panel
-stays in the L1 cache.
+The input vectors (one per token) are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of
+each of its vectors, then the next 16 elements of each, and so on. While a stretch of columns is multiplied, its part of
+the panel stays in the L1 cache. (The panels of fixed point are unpacked weight rows, `formats/panels.py`.)
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def _first_panel(n_tokens: int) -> int:
 
 # The number of vectors in the first panel, indexed by the number of all vectors.
 _FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
-# Prefetch distance in bytes with one vector. It is short, because the hardware prefetches four rows well.
+# Prefetch distance in bytes for a single input vector. It is short, because the hardware prefetches four rows well.
 _AHEAD = 1024
-# With several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
-# the prefetch distance is a number of whole rows: those whose parts in one stretch have this many bytes together.
+# For several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
+# the prefetch distance is a number of whole rows, whose parts in one stretch have about this many bytes in total.
 _AHEAD_OF_PIECES = 2048
 
 

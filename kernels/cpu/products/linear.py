@@ -1,7 +1,8 @@
 """Linear layers: matrices that share an input are multiplied in one job, with the norms and additions around them.
 
-Small batches are multiplied with rows as they are stored (`gemv.py`), larger ones with expanded rows (`gemm.py`). Both
-give the same bits. With activations in fixed point, quantised matrices use the kernels of `fixed.py`.
+A few input rows are multiplied with weight rows as they are stored (`gemv.py`), more input rows with expanded weight
+rows (`gemm.py`). Both give the same bits. With activations in fixed point, quantised matrices are multiplied by the
+kernels of `fixed.py` and `fixed_gemv.py`.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ from .norms import norm
 
 # Input rows of a chunk in fixed point (measured).
 _FIXED_TOKENS = 256
-# Bytes of a cache line. One access loads a vector that begins at a multiple of it.
+# Bytes of a cache line. A SIMD vector that begins at a multiple of this is loaded with one access.
 _LINE = 4 * LANES
 
 
 @jit
 def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Run gemv: norm the input once, pack several vectors into panels, then multiply chunks of stored rows."""
+    """Run gemv: norm the input once, pack several input vectors into panels, then multiply chunks of stored rows."""
     job, source = control[JOB:], x
     if n_tokens > 1:
         source = scratch
@@ -87,7 +88,7 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
         source = scratch_of(control, control[THREADS])
         norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
     job[X], job[Y], job[RESIDUAL] = source, y, residual
-    # Each chunk reads the vectors from the L2 cache, one stretch at a time. Larger chunks read them less often.
+    # Each chunk reads the panels from the L2 cache, one stretch at a time. Larger chunks read them less often.
     job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
     _run_stored(control, b, b[TASK_GEMV])
 
@@ -179,7 +180,7 @@ def _keep(job: Any, b: Any, is_fixed: bool) -> None:
 
 @jit
 def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
-    """`y = residual + norm(y)`, row by row; without a residual (0), `y = norm(y)`."""
+    """Write `y = residual + norm(y)` row by row, or `y = norm(y)` if `residual` is 0."""
     n, eps, out, added = b[N], np.float32(number(b[POST_NORM_EPS])), floats(y), floats(residual)
     for t in range(n_tokens):
         norm(out, t * n, n, b[POST_NORM_WEIGHT], b[POST_NORM_BIAS], eps, out, t * n)
@@ -198,8 +199,8 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
         n_tokens: T.
         x: address of the input, (T, K).
         residual: address of the array that is added to the products, (T, N), or 0.
-        scratch: address of memory for (T, K rounded up to 16) floats, a multiple of 64. One token in gemv without FIXED
-            does not use it.
+        scratch: address, a multiple of 64, of memory for (T, K rounded up to 16) floats; not used by gemv of one token
+            in float32.
         y: address of the output, (T, N). A block with a norm of the output must not have it at `residual`.
     """
     control, b = words(address), words(block)
@@ -207,7 +208,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
     for i in range(TABLE + b[MATRICES] * WIDTH):
         job[i] = b[i]
     job[T] = n_tokens
-    # A norm needs whole rows, which exist only after the job. So the residual is added after the norm.
+    # A norm of the output needs whole rows, which exist only after the job. So the residual is added after the norm.
     added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     if b[FIXED] != 0:
         _keep(job, b, True)
@@ -230,7 +231,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
 
 @entry
 def embed(address: int, matrix: int, n_columns: int, ids: int, n: int, out: int) -> None:
-    """`out[i] = row ids[i]` of a matrix, expanded; `out` is (n, n_columns) float32.
+    """Write row `ids[i]` of a matrix, expanded to float32, to row i of `out` (n, n_columns).
 
     `address` is the address of the pool's control block, `matrix` of the matrix's words, `ids` and `out` of arrays.
     """

@@ -55,7 +55,7 @@ def dot(weights: Floats, x: Floats) -> Floats:
 
 
 def sum_weighted(weights: Floats, rows: Floats) -> Floats:
-    """Return (..., E) sums of (..., n, E) rows with (..., n) weights, in the order of the rows."""
+    """Return the weighted sums (..., E) of rows (..., n, E) with weights (..., n), added in the order of the rows."""
     shape = np.broadcast_shapes((*weights.shape, 1), rows.shape)
     sums = np.zeros((*shape[:-2], shape[-1]), dtype=np.float32)
     for j in range(shape[-2]):
@@ -97,9 +97,9 @@ def attend(
     Args:
         q: (T, H, E).
         kv: (2, G, S, E): keys, then values, from position 0 on.
-        window: number of latest tokens that a query attends to; 0 is all.
+        window: number of latest tokens that a query attends to; 0 means all.
         scale: factor of the scores.
-        softcap: the cap of the scores; 0 is none.
+        softcap: the cap of the scores; 0 means none.
         sinks: (H,), one more score for each query head, without a value.
     """
     (n_tokens, n_heads, width), n_kv_heads = q.shape, kv.shape[1]

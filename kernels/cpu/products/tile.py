@@ -7,10 +7,11 @@ This is the order of summation of every float32 dot product, to the last bit (`o
     the 16 sums are then added to halves: sums l and l + 8, then sums 4, 2 and 1 apart. The totals of the stretches are
     added in their order, from zero.
 
-The order depends on the number of columns alone. Each (row, vector) pair of a tile has its own 16 sums, in one register
-of 16 lanes. With registers of 8 or 4 lanes a tile makes two or four sweeps over its columns, each for a half or a
-quarter of the sums. So the order does not constrain the tile's shape, which follows the number of registers: enough
-independent sums to hide the latency of multiply-adds, and few enough to stay in registers.
+The order depends on the number of columns alone. A tile is several rows and several input vectors (below: vectors).
+Each (row, vector) pair has its own 16 sums, in one register of 16 lanes. With registers of 8 or 4 lanes a tile makes
+two or four sweeps over its columns, each for a half or a quarter of the sums. So the order does not constrain the
+tile's shape, which follows the number of registers: enough independent sums to hide the latency of multiply-adds, and
+few enough to stay in registers.
 
 Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 each sweep reads one
 contiguous part. With columns in their original order, products took 3 to 10 % longer: the first sweep loaded whole
@@ -36,7 +37,7 @@ from ..build.vectors import PART, call_llvm, element_address, everywhere, fold, 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 # By lanes of a register: the vectors of a tile, and the registers for the sums of a weighted sum. AVX-512 and NEON have
-# 32 registers, AVX2 has 16. A column of the tile's rows or vectors needs registers, too.
+# 32 registers, AVX2 has 16. Loaded elements of the tile's rows or vectors need registers, too.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
 # The registers for sums with rows that are not float32. A scale and a converted element need two registers.
@@ -123,7 +124,7 @@ def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
 
 
 def _dots(n_vectors: int) -> Any:
-    """Make the tile of TILE_ROWS rows and `n_vectors` vectors over one stretch, whose products are added to y.
+    """Make the tile of TILE_ROWS rows and `n_vectors` vectors over one stretch; its products are added to y.
 
     With AVX2 the tile makes only the second sweep; the sums of the first one are at `kept`.
     """
@@ -235,7 +236,7 @@ def _sweep(
 
 
 def _fours(builder: Any, sums: list[Any], width: int) -> list[Any]:
-    """Return a register of the four rows' totals for each vector."""
+    """Return for each vector a register with the totals of the four rows."""
     fours, i = [], 0
     while i < len(sums):
         n = TILE_ROWS
@@ -255,7 +256,7 @@ _keep_1, _keep_2, _keep_3 = (_kept(n) for n in range(1, _VECTORS[8] + 1))
 def keep_dots(
     w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, kept: Any, kept_at: int
 ) -> None:
-    """Make the first of two sweeps; `add_dots` with the same `kept` makes the second one. Only with AVX2.
+    """Make the first of AVX2's two sweeps; `add_dots` with the same `kept` makes the second one.
 
     Arguments are those of `add_dots`; `w` and `x` begin with the first parts. `kept` gets at most `KEPT` floats.
     """
@@ -272,11 +273,12 @@ def add_dots(
     w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, kept: Any, kept_at: int, y: Any,
     y_at: int, y_row: int,
 ) -> None:  # fmt: skip
-    """`y[y_at + t y_row + r] += w row r . x vector t` for four rows and T vectors, at most `tile_vectors()`.
+    """Add `dot(row r of w, vector t of x)` to `y[y_at + t * y_row + r]`, for four rows and `n_vectors` vectors.
 
-    Row r begins at element `at + r w_row` of w, and vector t at element `x_at + t x_row` of x. Both have n columns, a
-    multiple of 16 and at most STRETCH. With AVX2 w and x are the last parts of rows and vectors, and `keep_dots` has
-    written the sums of the first parts to `kept`; otherwise rows are whole and `kept` is not used.
+    There are at most `tile_vectors()` vectors. Row r begins at element `at + r * w_row` of w, and vector t at element
+    `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. With AVX2 w and x are the last
+    parts of rows and vectors, and `keep_dots` has written the sums of the first parts to `kept`; otherwise rows are
+    whole and `kept` is not used.
     """
     if n_vectors == 1:
         _add_1(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
@@ -311,11 +313,12 @@ def _switch(builder: Any, value: Any, cases: Mapping[int, Callable[[], None]]) -
 def dots_of(read: Read, *, widens: bool) -> Any:
     """Make the kernel that writes the dot products of stored rows and a tile of vectors.
 
-    `y[y_at + t y_row + r] = row r . x vector t` for n_rows rows and T vectors, at most `tile_vectors()`, in the order
-    of `add_dots`. Rows are `w_row` bytes apart from address w on; vectors begin at element `x_at + t x_row` of x. Both
-    have n columns, a multiple of 16 and at most STRETCH. Up to three more products may be written after the last row.
-    Each element is converted to float32 in a register, once for all vectors; `widens` is False if rows are float32.
-    `ahead` is the prefetch distance in bytes, for rows and for the same bytes at the address `also`; 0 is none.
+    The kernel writes `dot(row r, vector t of x)` to `y[y_at + t * y_row + r]`, for n_rows rows and up to
+    `tile_vectors()` vectors, in the order of `add_dots`. Rows are `w_row` bytes apart from address w on; vector t
+    begins at element `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. Up to three
+    more products may be written after the last row. Each element is converted to float32 in a register, once for all
+    vectors; `widens` is False if rows are float32. `ahead` is the prefetch distance of rows in bytes, or 0. If it is
+    not 0, the bytes at address `also` + the offset of the current rows are prefetched, too.
     """
 
     @intrinsic
@@ -377,7 +380,7 @@ def _for_tiles(builder: Any, n_rows: Any, w_row: Any, tile: Callable[[Any, Any],
 
 
 def _prefetch_rows(builder: Any, w: Any, also: Any, ahead: Any, row: Any, w_row: Any) -> None:
-    """Prefetch four rows `ahead` bytes after byte `row`, of w and of `also`; none if `ahead` is 0."""
+    """Prefetch four rows of w, `ahead` bytes after byte `row`, and of `also`, at byte `row`; none if `ahead` is 0."""
     with builder.if_then(builder.icmp_signed("!=", ahead, ir.Constant(_I64, 0))):
         stop = builder.add(row, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
         with cgutils.for_range_slice(builder, row, stop, ir.Constant(_I64, LINE_BYTES), _I64) as (at, _):
@@ -415,11 +418,11 @@ def _set_dots(
 def weighted_of(read: Read, *, widens: bool) -> Any:
     """Make the kernel that writes weighted sums of stored rows.
 
-    `y[y_at + q y_row + e] = sum over j < n of weights[w_at + q w_row + j] * element e of row j`, in the order of j, for
-    n_sums sums, at most `tile_vectors()`. Rows are `row` bytes apart from address `rows` on. Each sum begins with zero,
-    or with the value in y if `more` is not 0, and continues by `sum = fma(weight, element, sum)`. Rows have a
-    multiple of 16 elements. Each element is converted to float32 in a register, once for all sums; `widens` is False if
-    rows are float32.
+    The kernel writes sum q of element e, for up to `tile_vectors()` sums, to `y[y_at + q * y_row + e]`. The sum begins
+    with zero, or with the value in y if `more` is not 0, and continues for j = 0 ... n - 1 by
+    `sum = fma(weights[w_at + q * w_row + j], element e of row j, sum)`. Rows are `row` bytes apart from address `rows`
+    on, and have a multiple of 16 elements. Each element is converted to float32 in a register, once for all sums;
+    `widens` is False if rows are float32.
     """
 
     @intrinsic

@@ -1,8 +1,8 @@
 """Causal convolutions over the tokens of sequences, with gates or an activation; and gates of rows.
 
 Each channel is summed separately, from the oldest input to the newest, so the bits do not depend on the number of
-tokens in a pass. A run is consecutive rows of one sequence. Its source slot has the inputs before its first row; its
-last inputs are written to its target slot.
+tokens in a pass. A *run* is consecutive rows of one sequence. The state slot named as its source has the inputs before
+its first row; its last inputs are written to the slot named as its target.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ..build.memory import floats, words
 from ..build.vectors import add, div, fma, load, mul, splat, store, sub, zeros
 from ..products.activations import activate, gated, silu
 
-# Words of a job. The input is X, multiplied with BEFORE unless this address is 0; the output is multiplied with AFTER
-# in the same way. X_ROW, BEFORE_ROW and AFTER_ROW are elements from one row to the next. SPAN is the number of
-# channels, or of tokens, of a chunk. KIND is the activation function of a gate.
+# Words of a job. The input is the array X, multiplied with the array BEFORE unless this address is 0; the output is
+# multiplied with AFTER in the same way. X_ROW, BEFORE_ROW and AFTER_ROW are elements from one row to the next. SPAN is
+# the number of channels (of a convolution) or tokens (of a gate) in a chunk. KIND is the activation function of a gate.
 X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH, KIND = range(15)
 # Channels of a chunk for passes of many tokens, and tokens of a chunk of a gate.
 CHANNELS, TOKENS = 128, 32
@@ -95,7 +95,7 @@ def short_conv(
     address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
     states: int, runs: int, n_runs: int, out: int,
 ) -> None:  # fmt: skip
-    """Convolve rows (T, C): `out = after * f(convolution(before * x))`.
+    """Write `out = after * f(convolution(before * x))` for rows (T, C); f is the activation, if there is one.
 
     Args:
         address: address of the pool's control block.
@@ -123,7 +123,7 @@ def short_conv(
 
 @task
 def gate_span(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply a span of tokens with the sigmoid, or another function, of their gate."""
+    """Multiply the rows of a span of tokens with the sigmoid, or another activation function, of their gate."""
     x, gate, out = floats(job[X]), floats(job[BEFORE]), floats(job[OUT])
     for t in range(chunk * TOKENS, min((chunk + 1) * TOKENS, job[ROWS])):
         for i in range(0, job[WIDTH], LANES):

@@ -1,9 +1,10 @@
 """The gated delta rule with its output norm and gate. A chunk is one value head, for all tokens of the pass.
 
-The state of a head is a matrix (E, P). Each token decays the matrix, corrects the value that it stores for the token's
-key, and reads it with the token's query. Sums run over the E rows in order, for each of the P columns, so the bits do
-not depend on the number of tokens in a pass. Columns are independent, so 64 of them are computed for a few tokens at a
-time, and this part of the matrix stays in the L1 cache.
+The state of a head is a matrix (E, P): E elements of a key, P of a value. Each token decays the matrix, corrects the
+value that the matrix stores for the token's key, and reads the matrix with the token's query. Sums run over the E rows
+in order, for each of the P columns, so the bits do not depend on the number of tokens in a pass. Columns are
+independent: 64 of them are computed for up to PIECE tokens at a time, so that this part of the matrix stays in the L1
+cache.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ..products.norms import rms_norm
 X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)
 # Tokens whose queries and keys are prepared at a time.
 PIECE = 32
-# Added to the squared length of queries and keys.
+# Added to the squared lengths of queries and keys before the square root.
 TINY = 1e-6
 
 
@@ -187,7 +188,7 @@ def delta_net(
     address: int, block: int, x: int, gate: int, gate_row: int, beta: int, beta_row: int, step: int, step_row: int,
     states: int, runs: int, n_runs: int, out: int,
 ) -> None:  # fmt: skip
-    """Compute the gated delta rule, norm each head's output, and multiply it with the SiLU of its gate.
+    """Compute the gated delta rule, norm the output of each head, and multiply it with the SiLU of the gate.
 
     Args:
         address: address of the pool's control block.

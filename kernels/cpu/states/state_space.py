@@ -1,8 +1,9 @@
-"""The state space of Mamba2 (SSD) with its gate, and the norm of its output. A chunk is one head, for all tokens.
+"""The state space model of Mamba2 (SSD), its gate, and the norm of its output. A chunk is one head, for all tokens.
 
-The state of a head is a matrix (N, P). Each token decays the matrix, adds to it and reads it. Sums run over the N rows
-in order, for each of the P columns, so the bits do not depend on the number of tokens in a pass. Four tokens at a time
-read and write each part of the matrix once, with the same bits as one token at a time.
+The state of a head is a matrix (N, P). Each token decays the matrix, adds the product of its B and its input to the
+matrix, and reads the matrix with its C. Sums run over the N rows in order, for each of the P columns, so the bits do
+not depend on the number of tokens in a pass. Four tokens are applied at a time, so each part of the matrix is read and
+written once for them; the bits are those of one token at a time.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: in
 
     Args:
         m: the states.
-        source: index in m of these columns' first row before the token.
-        to: index in m of their first row after the token.
+        source: index in m of the first element to read: row 0 of these columns before the token.
+        to: index in m of the first element to write: row 0 of these columns after the token.
         apart: elements from one row to the next.
         n: N.
         x: the convolved rows.
@@ -167,7 +168,7 @@ def _piece(job: Any, block: Any, head: int, first: int, n: int, source: int, tar
 
 @jit
 def _gate(job: Any, block: Any, head: int, first: int, n: int) -> None:
-    """Add the skipped input, and multiply with the SiLU of the gate."""
+    """Add the input times its skip weight, and multiply the sum with the SiLU of the gate."""
     P, H = block[SPACE_HEAD_DIM], block[SPACE_HEADS]
     x, out, gate = floats(job[X]), floats(job[OUT]), floats(job[GATE])
     row, skip = H * P + 2 * block[SPACE_GROUPS] * block[SPACE_STATE_DIM], load_splat(floats(block[SPACE_SKIP]), head)

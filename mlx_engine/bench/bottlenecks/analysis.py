@@ -5,9 +5,10 @@ the time of its arithmetic, whichever is longer. Its gain is its measured time m
 
 Profiled operations together take longer than the plain pass, because each is a separate call from an interpreter whose
 code and data the weights have evicted from the CPU caches. To correct for this, the same time is subtracted from every
-call, until the sum equals the plain decode step. The subtracted time is at most twice the median call's time beyond its
-limit, and no operation gets below its limit, so an operation that is slow for another reason keeps its time. The same
-correction per call is applied to prefill, where the excess is mostly noise, because prefill has few and long calls.
+call, so much that the sum equals the plain decode step. The subtracted time is at most twice the median of (time of a
+call - its time at the limit), and no operation gets below its limit, so an operation that is slow for another reason
+keeps its time. The same correction per call is applied to prefill, where the excess is mostly noise, because prefill
+has few and long calls.
 """
 
 from __future__ import annotations
@@ -124,13 +125,13 @@ def _layer(layer: int, halves: Sequence[tuple[float, float]]) -> dict[str, float
 
 
 def is_feed_forward(span: Span) -> bool:
-    """Return whether an operation is in the FFN half. One without parameters is in the half of the previous one."""
+    """Return whether an operation is in the FFN half; without parameters, it is in the half of the operation before."""
     return span.part.startswith(("ffn", "post_ffw"))
 
 
 # The ranking's line for time outside of operations.
 BETWEEN = "between operations"
-# The correction is at most this multiple of the median call's time beyond its limit.
+# The correction is at most this multiple of the median of (time of a call - its time at the limit).
 UNUSUAL = 2
 
 
@@ -170,7 +171,7 @@ class Line:
 
     @property
     def gain(self) -> float | None:
-        """The milliseconds gained at the limit."""
+        """The milliseconds that would be saved if the operation ran at the limit."""
         return None if self.floor is None else max(0.0, self.ms - self.floor)
 
     @property
@@ -262,7 +263,7 @@ FOUR_BITS = 4.5
 def between(n_calls: float, by_round: Mapping[str, float], *, lazy: bool) -> str:
     """Return the advice for the time between operations. `by_round` is its spread over the rounds, in ms.
 
-    It may be noise if the lower quartile is not positive.
+    This time may be noise if its lower quartile is not positive.
     """
     what = "building the graph, submitting it to the device and waiting" if lazy else "interpreter and dispatch"
     sure = f"{by_round['q1']:.3g} to {by_round['q3']:.3g} ms from round to round"
