@@ -164,7 +164,7 @@ def projections(be: Backend, layers: Sequence[Any], rng: np.random.Generator, T:
     one = layers[0]
     qkv = [(x, w.norm, (w.mix.q, w.mix.k, w.mix.v)) for w in layers]
     yield sized("norm_project", "q, k, v", qkv, [one.mix.q, one.mix.k, one.mix.v])
-    yield sized("project_add", "attn_output", [(heads, w.out, x) for w in layers], [one.out])
+    yield sized("project_add", "attn_output", [(heads, w.branches[0].out, x) for w in layers], [one.branches[0].out])
     gated = [(x, w.ffn.norm, w.ffn.gate, w.ffn.up, "silu") for w in layers]
     yield sized("norm_gate_up", "silu", gated, [one.ffn.gate, one.ffn.up])
     yield sized("project_add", "ffn_down", [(wide, w.ffn.down, x) for w in layers], [one.ffn.down])

@@ -205,7 +205,7 @@ class OptionError(EngineError, ValueError):
 
 
 def again(error: E) -> E:
-    """Return a new exception like `error`, with its traceback so far.
+    """Return a new exception like `error`, with its traceback so far; `error` itself if it cannot be copied.
 
     For an error that ends several requests. Each request raises an exception of its own: raising one exception in
     several threads or tasks would join their tracebacks.
@@ -217,6 +217,11 @@ def again(error: E) -> E:
     made.__dict__.update(error.__dict__)
     made.__cause__, made.__context__ = error.__cause__, error.__context__
     made.__suppress_context__ = error.__suppress_context__
+    try:
+        if str(made) != str(error):  # it keeps values outside of `__dict__`, such as the file of an `OSError`
+            return error
+    except AttributeError:
+        return error
     return made.with_traceback(error.__traceback__)
 
 

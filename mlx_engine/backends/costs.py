@@ -41,6 +41,8 @@ def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Nat
     """Return the cost of all products of experts. The bytes read are exact if the chosen experts are known."""
     n = len(result)
     nbytes = nbytes_of(args[0]) + nbytes_of(result)
+    if isinstance(of, ExpertLinear) and len(args) == 2:  # `head_linear`: each head has a matrix of its own
+        return Cost(2.0 * n * of.n_experts * math.prod(of.shape), nbytes + of.nbytes)
     if isinstance(of, ExpertLinear):
         n_read = len(set(np.asarray(args[2]).reshape(-1).tolist()))
         return Cost(2.0 * n * math.prod(of.shape), nbytes + of.nbytes / of.n_experts * n_read)

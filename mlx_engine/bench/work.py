@@ -32,8 +32,8 @@ from mlx_engine.weights.plan import check
 # Tables with a row per token id or position. All other two-dimensional tensors are matrices of linear layers.
 LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
-# Matrices of the last layer that are multiplied with every token.
-BEFORE_ATTENTION = ("attn_q", "attn_k", "attn_v")
+# Matrices of the last layer that are multiplied only with tokens whose logits are wanted: those after its mixer.
+AFTER_MIXER = ("attn_output", "ssm_out", "shortconv.out_proj", "ffn_", "inp_gate", "proj")
 # A Python float takes 24 bytes, and its reference in a list 8.
 PYTHON_FLOAT_BYTES = 32
 
@@ -86,8 +86,7 @@ def sizes(
     layers = [n for n, tensor in tensors.items() if len(tensor.shape) == 2 and n not in (*LOOKED_UP, head)]
     share = plan.config.n_experts_used / plan.config.n_experts if any(map(_is_expert, layers)) else 1.0
     used = {name: counts[name] * (share if _is_expert(name) else 1) for name in layers}
-    last = f"blk.{plan.config.n_layers - 1}."
-    before = tuple(last + name for name in BEFORE_ATTENTION)
+    after = tuple(f"blk.{plan.config.n_layers - 1}.{name}" for name in AFTER_MIXER)
 
     def bytes_of(name: str) -> float:
         stored = checkpoint.weight(tensors[name].stored(checkpoint.naming).name).type
@@ -97,6 +96,7 @@ def sizes(
     # Layers with a state attend to no earlier tokens.
     kinds = getattr(cfg, "kinds", None)
     each = [cfg.of_layer(i) for i in range(cfg.n_layers) if kinds is None or kinds[i] == "full_attention"]
+    ends_with_attention = kinds is None or kinds[-1] == "full_attention"
     windows: list[int] = [window for window in cfg.windows if window is not None]
     return Sizes(
         layers=round(sum(used.values())),
@@ -106,10 +106,8 @@ def sizes(
         scored=sum(2 * of.n_heads * of.head_dim for of in each),
         local=len(windows) / cfg.n_layers,
         window=windows[0] if windows else 0,
-        last_token_only=round(
-            sum(used[name] for name in layers if name.startswith(last) and not name.startswith(before))
-        ),
-        scored_last=2 * each[-1].n_heads * each[-1].head_dim if each else 0,
+        last_token_only=round(sum(used[name] for name in layers if name.startswith(after))),
+        scored_last=2 * each[-1].n_heads * each[-1].head_dim if ends_with_attention else 0,
         head_nbytes=bytes_of(head),
         expert_nbytes=sum(bytes_of(name) for name in layers if _is_expert(name)),
         expert_share=share,

@@ -23,6 +23,7 @@ import time
 from bisect import bisect_right
 from collections import abc
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -523,7 +524,8 @@ class Speculation:
         self._failed.add(drafter.name)
         warn(f"the drafter '{drafter.name}' has failed ({type(error).__name__}: {error}); it proposes no more tokens")
         for sequence in sequences:
-            drafter.release(sequence)
+            with suppress(Exception):  # what has failed may fail again
+                drafter.release(sequence)
 
     def _may_use(self, name: str, sequence: Sequence) -> bool:
         """Return whether a request lets a drafter propose tokens."""

@@ -110,7 +110,7 @@ class ServedModel:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether nothing of it is in memory, and it is not about to be loaded."""
+        """Whether nothing of it is in memory."""
         return self.state in ("on disk", "failed")
 
     def become(self, state: State, reason: str | None = None) -> None:
@@ -377,7 +377,8 @@ class Models:
         for model in found:
             self._models.setdefault(model.name, model)
         for model in gone:
-            if model.is_on_disk and model is not self.default and self._models.get(model.name) is model:
+            is_idle = model.is_on_disk and not model.waiting
+            if is_idle and model is not self.default and self._models.get(model.name) is model:
                 del self._models[model.name]
                 model.become(model.state, model.reason)  # ends its snapshots
 

@@ -302,7 +302,8 @@ def _peft(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
     alphas, ranks = _patterns(path, config, "alpha_pattern"), _patterns(path, config, "rank_pattern")
 
     def scale_of(module: str, rank: int) -> float:
-        if not _is_target(module.removeprefix(PEFT_PREFIX), targets):
+        module = module.removeprefix(PEFT_PREFIX)  # PEFT's patterns match the names of the model's own modules
+        if not _is_target(module, targets):
             raise ModelError(f"{path}: the adapter has matrices of {module}, which is none of its target_modules")
         r = _of_pattern(ranks, module, config.get("r", rank))
         alpha = _of_pattern(alphas, module, config.get("lora_alpha", r))

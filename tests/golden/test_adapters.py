@@ -211,6 +211,17 @@ def test_harmless_settings_are_accepted(adapter, folder):
     loaded(folder("llama"), adapter).close()
 
 
+def test_patterns_match_names_within_the_model(folder, tmp_path):
+    """PEFT's documentation anchors them: `^model.layers...`."""
+    adapter = Path(shutil.copytree(LLAMA[2], tmp_path / "own"))
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["alpha_pattern"] = {f"^model.{pattern}": value for pattern, value in config["alpha_pattern"].items()}
+    assert config["alpha_pattern"]
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    with loaded(folder("llama"), adapter) as one, loaded(folder("llama"), LLAMA[2]) as other:
+        assert np.array_equal(one.logprobs([5, 6, 7, 8]), other.logprobs([5, 6, 7, 8]))
+
+
 def test_the_first_value_that_is_not_finite_is_that_of_the_adapter(adapter, folder):
     """The search for it runs the tokens with the request's adapter: the model alone has finite values."""
     config = json.loads((adapter / "adapter_config.json").read_text())

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from numpy.exceptions import AxisError
 
 from mlx_engine.errors import CacheFullError, NotFiniteError, again
 from mlx_engine.serve.errors import ApiError, api_error
@@ -244,6 +245,11 @@ def test_an_error_of_several_requests_is_one_for_each(error: Exception):
         assert (str(one), vars(one), one.args) == (str(error), vars(error), error.args)
     assert error.__traceback__ is None
     assert len({id(one) for one in (error, *made)}) == 3
+
+
+@pytest.mark.parametrize("error", [OSError(2, "gone", "here"), AxisError(3, 2)], ids=["file", "slots"])
+def test_an_error_that_cannot_be_copied_stays_itself(error: Exception):
+    assert again(error) is error
 
 
 def test_errors_that_nobody_expects():

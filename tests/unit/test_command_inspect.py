@@ -316,7 +316,7 @@ def test_a_matrix_with_a_value_that_is_not_finite_fails(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "bert"}, "found 'bert'"),
+        ({"general.architecture": "bert"}, "architecture 'bert'"),
         ({"general.architecture": 7}, "general.architecture"),
         ({"qwen3.attention.head_count_kv": 3}, "n_heads"),
         ({"qwen3.expert_count": 8}, "expert_count"),

@@ -112,6 +112,21 @@ def test_work_is_counted_from_shapes():
     assert profiler.layers[5].calls == 1
 
 
+def test_work_of_products_of_heads():
+    """Each head has a matrix of its own, and all are read."""
+    from mlx_engine.backends.experts import ExpertLinear
+    from mlx_engine.backends.parameters import Linear
+
+    profiler = Profiler()
+    be = profiled(create_backend("simd", jit=False), profiler)
+    matrices = be.stack([Linear("one", np.ones((10, 64), np.float32))] * 4)
+    of = ExpertLinear("blk.5.attn_k_b", matrices, (10, 64), 4 * 4 * 10 * 64, 4)
+    be.head_linear(np.ones((3, 4, 64), np.float32), of)
+    totals = [profiler.ops[name] for name in ("head_linear", "linear")]  # here the first consists of the others
+    assert sum(total.flops for total in totals) == 2 * 3 * 4 * 64 * 10
+    assert sum(total.nbytes for total in totals) == 4 * (3 * 4 * 64 + 4 * 10 * 64 + 3 * 4 * 10)
+
+
 def test_work_of_a_fused_block_is_that_of_its_products():
     from mlx_engine.backends.parameters import Linear, RMSNorm
 

@@ -20,7 +20,7 @@ def test_the_file_is_read_with_progress():
     (values,) = [finding.detail for finding in findings if finding.check == "values"]
     n = calls[-1][1]
     assert calls == [(i, n) for i in range(1, n + 1)]
-    assert values == f"those of all {n:,} tensors are finite"
+    assert values == f"the values of all {n:,} tensors are finite"
 
 
 @pytest.mark.parametrize("type_name", [type_.name for type_ in readable_types()])
