@@ -57,7 +57,7 @@ from mlx_engine.quant.key_values import DTYPES, row_length
 DEFAULT_NBYTES = 20 << 30
 MAGIC, VERSION = b"mlxekv\r\n", 1
 ENDING = ".kv"
-# The name of the folder's description, which also says that the folder is one of prefixes.
+# README.txt describes the folder, and marks it as a folder of prefixes.
 README, ABOUT, DIGESTS = "README.txt", "about.txt", "digests"
 TEXT = """\
 This folder has keys and values of prompts, written by mlx_engine. A later start of the same model reads them instead of
@@ -216,8 +216,8 @@ class SavedPrefixes:
         """Use a file that `Saver` has written, and return its token ids.
 
         Raises:
-            FormatError: it is no such file, or is of another model, version or type of keys and values.
-            OSError: it cannot be read.
+            FormatError: `Saver` has not written the file, or for another model, version or type of keys and values.
+            OSError: the file cannot be read.
         """
         ids, records = opened(path, identity)
         self.identity = identity
@@ -230,27 +230,28 @@ class SavedPrefixes:
         return False
 
     def wait_briefly(self) -> None:
-        """Wait once until it is known what there is."""
+        """Wait once, for a limited time, until it is known which pages exist."""
 
     def flush(self) -> None:
-        """Wait until everything that was offered has been written or dropped."""
+        """Wait until every offered page and state has been written or dropped."""
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write the queued pages and states, and end the thread."""
 
     def has(self, key: Key) -> bool:
-        """Return whether there is a page or a state."""
+        """Return whether a page or a state is on disk."""
         return key.name in self.saved
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the file of a page or a state, where it begins there, and how many bytes after it are read, too."""
+        """Return the file of a page or a state, its position there, and how many bytes after its end are also read."""
         found = self.saved.get(key.name)
         return None if found is None else (*found, 0)
 
     def contents(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
         """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
 
-        Return None if it is not as expected. Several threads may call it; `count` follows in the thread of passes.
+        Return None if it is missing, damaged or of another identity. Several threads may call this method; the thread
+        of passes then calls `count`.
         """
         if (place := self.place(key)) is None:
             return None
@@ -262,7 +263,7 @@ class SavedPrefixes:
         return sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
 
     def count(self, key: Key, is_sound: bool) -> None:
-        """Count a page or a state that was read; forget one that is not as expected."""
+        """Count a page or a state that was read; forget a damaged one."""
         if is_sound:
             self.stats.read += 1
         elif self.saved.pop(key.name, None) is not None:
@@ -318,7 +319,7 @@ class PrefixFolder(SavedPrefixes):
             self._is_open.wait(BRIEFLY)
 
     def flush(self) -> None:
-        """Wait until everything that was offered has been written or dropped."""
+        """Wait until every offered page and state has been written or dropped."""
         if self.is_here:
             self._jobs.join()
 
@@ -383,12 +384,12 @@ class PrefixFolder(SavedPrefixes):
         self.stats.dropped += 1
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the file of a page or a state; a file of its own is longer than expected if one more byte is read."""
+        """As in the base class. A file of one page is read with one byte more, to notice that the file is too long."""
         found = super().place(key)
         return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
 
     def count(self, key: Key, is_sound: bool) -> None:
-        """Count a file that was read; remove one that is not as expected."""
+        """Count a file that was read; remove a damaged one."""
         if is_sound or super().has(key):
             super().count(key, is_sound)
         elif self.ours is not None:
@@ -780,7 +781,7 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
     Pages after a damaged header are left out. Contents are checked when they are read.
 
     Raises:
-        FormatError: it is no such file, or is of another model, version or type of keys and values.
+        FormatError: `Saver` has not written the file, or for another model, version or type of keys and values.
         OSError: it cannot be read.
     """
     where, again = str(path), "remove it, or name another file"
@@ -790,13 +791,13 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
         head = file.read(_FILE.size)
         fields = _FILE.unpack(head) if len(head) == _FILE.size else (b"", 0, b"", 0)
         if fields[0] != MAGIC_FILE or not 0 <= fields[3] <= size // 8:
-            raise FormatError(where=where, expected="saved keys and values", found="another file", hint=again)
+            raise FormatError(where=where, expected="saved keys and values", found="a file of another kind", hint=again)
         if fields[1:3] != (VERSION, identity):
             found = "those of another model, of another type of keys and values, or of another version"
             raise FormatError(where=where, expected="keys and values of this model", found=found, hint=again)
         head += file.read(8 * fields[3])
         if file.read(_CHECK) != hashlib.sha256(head).digest():
-            raise FormatError(where=where, expected="its token ids", found="damaged ones", hint=again)
+            raise FormatError(where=where, expected="undamaged token ids", found="a wrong checksum", hint=again)
         ids, records = np.frombuffer(head[_FILE.size :], dtype="<i8").tolist(), dict[str, int]()
         while len(header := file.read(_HEADER.size)) == _HEADER.size:
             magic, _, _, chain, part, nbytes = _HEADER.unpack(header)

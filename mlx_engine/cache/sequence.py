@@ -120,7 +120,7 @@ class KVSequence:
                 needed = f"a layer with a window of {window} needs earlier tokens whose pages are already freed"
                 raise ValueError(f"cannot truncate to {length} tokens: {needed}")
         if length < self.length and self._has_state:
-            raise ValueError(f"truncate: the state after {length} tokens has been given back")
+            raise ValueError(f"cannot truncate to {length} tokens: the state after them is no longer held")
         self.length = length
         self._free_end()
 
@@ -236,7 +236,7 @@ class KVSequence:
         return position // self.pool.page < self._end and bool(self.pool.references(group, page) > 1)
 
     def _replace_last(self, group: int) -> None:
-        """Replace the last, partly used page by a copy in a free page, and give back the old page."""
+        """Replace the last, partly used page by a copy in a free page, and release the old page."""
         table, last, n = self.tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
         if source[0] >= 0:  # -1 if no later token reads the page: its layers have a window of one token

@@ -142,7 +142,7 @@ def _check_order(path: Path, table: dict[str, TensorEntry], start: int, size: in
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError("one key twice")
+        raise ValueError("a key that appears twice")
     return table
 
 

@@ -40,7 +40,7 @@ LOGGER = logging.getLogger("mlx_engine.serve")
 T = TypeVar("T")
 State = Literal["loaded", "loading", "unloading", "on disk", "failed"]
 
-# Seconds that a model may wait until models in use have given it their memory. Then its clients are refused.
+# Seconds that a model may wait for the memory of models in use. Then the requests that wait for it are refused.
 MOST_SECONDS = 60.0
 # Seconds that a list of models waits for descriptions of files; those that take longer are in a later list.
 DESCRIBE_SECONDS = 2.0
@@ -161,7 +161,7 @@ class Use:
 
 
 class Asked(msgspec.Struct):
-    """What the body of any request says about the model."""
+    """The fields of a request's body that concern the model."""
 
     model: str | None = None
     stream: Any = None
@@ -452,7 +452,7 @@ class Models:
             self._loader = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        """Unload what has been idle for long, and load the models of the queue, one after the other."""
+        """Unload models that have been idle for long, and load the models of the queue, one after the other."""
         await self._unload_idle()
         while self._queue and not self.is_closing:
             model = self._queue[0]
@@ -577,7 +577,7 @@ class Models:
         model.nbytes = 0
 
     def _fail(self, model: ServedModel, error: BaseException) -> None:
-        """Record why a model could not be loaded, and tell the requests that wait for it."""
+        """Record why a model could not be loaded, and end the requests that wait for it."""
         known = api_error(error, "") if isinstance(error, Exception) else ApiError(500, repr(error))
         if not isinstance(error, EngineError):
             LOGGER.error(f"model {model.name!r} cannot be loaded", exc_info=error)

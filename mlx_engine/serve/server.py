@@ -249,7 +249,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise AddressInUseError(host=host, port=port) from error
-        message = f"{host}:{port} is no address of this machine: {error}; choose others with --host and --port"
+        message = f"cannot listen on {host}:{port}: {error}; choose others with --host and --port"
         raise OptionError(message, option="--host", found=f"{host}:{port}") from error
     return found
 
