@@ -180,7 +180,7 @@ def source_digest() -> str:
 
 
 def backend_identity(be: Backend) -> dict[str, str]:
-    """Return a text of the properties of a backend on which the bits of keys and values depend.
+    """Return the properties of a backend on which the bits of keys and values depend, as texts by name.
 
     Compiled kernels give the same bits on every processor; the results of other backends depend on their libraries and
     on the device.
@@ -194,7 +194,7 @@ def backend_identity(be: Backend) -> dict[str, str]:
 
 
 def identity_of(about: Mapping[str, str]) -> tuple[str, bytes]:
-    """Return what keys and values depend on as text, and its digest."""
+    """Return an identity as text, and the SHA-256 digest of this text."""
     text = "".join(f"{key}: {value}\n" for key, value in sorted(about.items()))
     return text, hashlib.sha256(text.encode()).digest()
 
@@ -204,7 +204,7 @@ class SavedPrefixes:
 
     Attributes:
         stats: counters.
-        identity: the digest of what keys and values depend on besides token ids; empty if it is not known yet.
+        identity: the digest of the model, version and types of keys and values; empty if it is not known yet.
         saved: the file of each page and state, and where it begins there, by name.
     """
 
@@ -497,7 +497,7 @@ class DiskPrefixes:
 
     @property
     def piece(self) -> int:
-        """The pages that are read at a time if others wait."""
+        """The largest number of pages that are read between two passes if other requests wait."""
         if STATE in self._pieces or any(window is not None for window in self._pool.windows):
             return sys.maxsize
         return max(1, MOST_READ // max(1, sum(self._nbytes.values())))
@@ -541,7 +541,7 @@ class DiskPrefixes:
         return keys
 
     def fill(self, kv: KVSequence, chain: Sequence[bytes]) -> bool:
-        """Append the pages of a prefix to a sequence that has the first of them; return False if a file is damaged.
+        """Append the pages of a prefix to a sequence that has its first pages; return False if a file is damaged.
 
         Raises:
             CacheFullError: the pool has too few free pages.
@@ -629,13 +629,13 @@ class DiskPrefixes:
             folder.forget(key)
 
     def use(self, chain: Sequence[bytes]) -> None:
-        """Mark the files of a prefix as used, soon."""
+        """Queue a job that marks the files of a prefix as used."""
         folder = self.folder
         if chain and isinstance(folder, PrefixFolder) and folder.is_here:
             folder.do(partial(folder.use, chain, tuple(self._pieces)))
 
     def copied(self, part: str, slot: int) -> np.ndarray:
-        """Return the bytes of a page or of states."""
+        """Return a copy of the bytes of a page or of states."""
         content, at = np.empty(self._nbytes[part], dtype=np.uint8), 0
         for piece in self._pieces[part]:
             if part == STATE:

@@ -565,7 +565,7 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None)
     Args:
         body: JSON.
         kind: the struct.
-        known: parameters that are not implemented, see `py`.
+        known: parameters that are not implemented, see `without_noops`.
 
     Raises:
         ApiError: the body is not JSON, or a parameter is unknown, missing or of a wrong type.

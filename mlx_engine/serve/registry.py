@@ -64,12 +64,12 @@ class ServedModel:
     """A model that requests can choose.
 
     Attributes:
-        service: what its requests use; `service.worker` is another one after each load.
+        service: the objects that its requests use; each load replaces `service.worker`.
         open: checks the model's files; called in a thread. None for a model that the server has for its whole life.
         new_worker: returns the worker that loads the model with the given function.
         describe: reads what /v1/models shows of a model that is not loaded, from its files; called in a thread.
         exists: whether its files are still there.
-        state: what it is doing.
+        state: whether it is loaded, being loaded or unloaded, on disk, or failed to load.
         reason: why it could not be loaded, or why it has ended.
         nbytes: the bytes that it takes while it is loaded.
         n_using: requests that use it now.
@@ -110,11 +110,11 @@ class ServedModel:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether nothing of it is in memory."""
+        """Whether its weights take no memory."""
         return self.state in ("on disk", "failed")
 
     def become(self, state: State, reason: str | None = None) -> None:
-        """Change the state, and wake those who wait for a change."""
+        """Change the state, and wake the tasks that wait for a change."""
         self.state, self.reason = state, reason
         self.changed.set()
         self.changed = asyncio.Event()
