@@ -1,14 +1,14 @@
-"""Lookup compared with llama.cpp's lookup: the speedup of each engine, on the same file and texts.
+"""Measure the speedup by lookup, a draft model, MTP layers and recorded answers; compare lookup with llama.cpp's.
 
     python -m benchmarks.speculation MODEL --python PATH      appends to benchmarks/results/speculation.jsonl
     python -m benchmarks.speculation shape:qwen3-0.6b --texts benchmarks/speculation_costs.jsonl
     python -m benchmarks.speculation shape:qwen3.5-0.8b-mtp --texts benchmarks/speculation_mtp.jsonl
     python -m benchmarks.speculation MODEL --draft SMALL --texts FILE --rounds 3 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python; without it, ours is measured alone. The texts are those of
-`bench --speculate`, by default benchmarks/speculation.jsonl; each drafter of the model has a row. Rounds of both
-engines alternate. In llama.cpp, the bits of a row depend on the number of tokens in the pass, so its answer may change;
-rows record whether it did.
+PATH is a Python that has llama-cpp-python; without it, ours is measured alone. The file of texts has the form that
+`bench --speculate` reads, by default benchmarks/speculation.jsonl; each text and drafter has a row. Each engine
+alternates between runs with and without proposals. In llama.cpp, logits depend on the number of tokens in the pass, so
+proposals may change its answer; rows record whether they did.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mlx_engine.options import LOOKUP
 
 RESULTS, TEXTS = FOLDER / "speculation.jsonl", Path(__file__).with_suffix(".jsonl")
 
-# Run by the other interpreter: answers each prompt with and without lookup, `rounds` times in turn.
+# Run by the other interpreter: answers each prompt without and with lookup in rounds + 1 rounds; the first is untimed.
 CHILD = """
 import json, sys, time
 from llama_cpp import Llama

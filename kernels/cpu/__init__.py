@@ -1,1 +1,1 @@
-"""Compiled CPU kernels, each with a NumPy reference. Importing this package compiles nothing."""
+"""Compiled CPU kernels, and NumPy references of their results. Importing this package compiles nothing."""

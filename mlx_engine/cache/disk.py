@@ -57,7 +57,7 @@ from mlx_engine.quant.key_values import DTYPES, row_length
 DEFAULT_NBYTES = 20 << 30
 MAGIC, VERSION = b"mlxekv\r\n", 1
 ENDING = ".kv"
-# The name of the folder's description, which also says that the folder is one of prefixes.
+# README.txt describes the folder, and marks it as a folder of prefixes.
 README, ABOUT, DIGESTS = "README.txt", "about.txt", "digests"
 TEXT = """\
 This folder has keys and values of prompts, written by mlx_engine. A later start of the same model reads them instead of
@@ -180,7 +180,7 @@ def source_digest() -> str:
 
 
 def backend_identity(be: Backend) -> dict[str, str]:
-    """Return a text of the properties of a backend on which the bits of keys and values depend.
+    """Return the properties of a backend on which the bits of keys and values depend, as texts by name.
 
     Compiled kernels give the same bits on every processor; the results of other backends depend on their libraries and
     on the device.
@@ -194,7 +194,7 @@ def backend_identity(be: Backend) -> dict[str, str]:
 
 
 def identity_of(about: Mapping[str, str]) -> tuple[str, bytes]:
-    """Return what keys and values depend on as text, and its digest."""
+    """Return an identity as text, and the SHA-256 digest of this text."""
     text = "".join(f"{key}: {value}\n" for key, value in sorted(about.items()))
     return text, hashlib.sha256(text.encode()).digest()
 
@@ -204,7 +204,7 @@ class SavedPrefixes:
 
     Attributes:
         stats: counters.
-        identity: the digest of what keys and values depend on besides token ids; empty if it is not known yet.
+        identity: the digest of the model, version and types of keys and values; empty if it is not known yet.
         saved: the file of each page and state, and where it begins there, by name.
     """
 
@@ -216,8 +216,8 @@ class SavedPrefixes:
         """Use a file that `Saver` has written, and return its token ids.
 
         Raises:
-            FormatError: it is no such file, or is of another model, version or type of keys and values.
-            OSError: it cannot be read.
+            FormatError: `Saver` has not written the file, or for another model, version or type of keys and values.
+            OSError: the file cannot be read.
         """
         ids, records = opened(path, identity)
         self.identity = identity
@@ -230,27 +230,28 @@ class SavedPrefixes:
         return False
 
     def wait_briefly(self) -> None:
-        """Wait once until it is known what there is."""
+        """Wait once, for a limited time, until it is known which pages exist."""
 
     def flush(self) -> None:
-        """Wait until everything that was offered has been written or dropped."""
+        """Wait until every offered page and state has been written or dropped."""
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write the queued pages and states, and end the thread."""
 
     def has(self, key: Key) -> bool:
-        """Return whether there is a page or a state."""
+        """Return whether a page or a state is on disk."""
         return key.name in self.saved
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the file of a page or a state, where it begins there, and how many bytes after it are read, too."""
+        """Return the file of a page or a state, its position there, and how many bytes after its end are also read."""
         found = self.saved.get(key.name)
         return None if found is None else (*found, 0)
 
     def contents(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
         """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
 
-        Return None if it is not as expected. Several threads may call it; `count` follows in the thread of passes.
+        Return None if it is missing, damaged or of another identity. Several threads may call this method; the thread
+        of passes then calls `count`.
         """
         if (place := self.place(key)) is None:
             return None
@@ -262,7 +263,7 @@ class SavedPrefixes:
         return sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
 
     def count(self, key: Key, is_sound: bool) -> None:
-        """Count a page or a state that was read; forget one that is not as expected."""
+        """Count a page or a state that was read; forget a damaged one."""
         if is_sound:
             self.stats.read += 1
         elif self.saved.pop(key.name, None) is not None:
@@ -318,7 +319,7 @@ class PrefixFolder(SavedPrefixes):
             self._is_open.wait(BRIEFLY)
 
     def flush(self) -> None:
-        """Wait until everything that was offered has been written or dropped."""
+        """Wait until every offered page and state has been written or dropped."""
         if self.is_here:
             self._jobs.join()
 
@@ -383,12 +384,12 @@ class PrefixFolder(SavedPrefixes):
         self.stats.dropped += 1
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the file of a page or a state; a file of its own is longer than expected if one more byte is read."""
+        """As in the base class. A file of one page is read with one byte more, to notice that the file is too long."""
         found = super().place(key)
         return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
 
     def count(self, key: Key, is_sound: bool) -> None:
-        """Count a file that was read; remove one that is not as expected."""
+        """Count a file that was read; remove a damaged one."""
         if is_sound or super().has(key):
             super().count(key, is_sound)
         elif self.ours is not None:
@@ -496,7 +497,7 @@ class DiskPrefixes:
 
     @property
     def piece(self) -> int:
-        """The pages that are read at a time if others wait."""
+        """The largest number of pages that are read between two passes if other requests wait."""
         if STATE in self._pieces or any(window is not None for window in self._pool.windows):
             return sys.maxsize
         return max(1, MOST_READ // max(1, sum(self._nbytes.values())))
@@ -540,7 +541,7 @@ class DiskPrefixes:
         return keys
 
     def fill(self, kv: KVSequence, chain: Sequence[bytes]) -> bool:
-        """Append the pages of a prefix to a sequence that has the first of them; return False if a file is damaged.
+        """Append the pages of a prefix to a sequence that has its first pages; return False if a file is damaged.
 
         Raises:
             CacheFullError: the pool has too few free pages.
@@ -628,13 +629,13 @@ class DiskPrefixes:
             folder.forget(key)
 
     def use(self, chain: Sequence[bytes]) -> None:
-        """Mark the files of a prefix as used, soon."""
+        """Queue a job that marks the files of a prefix as used."""
         folder = self.folder
         if chain and isinstance(folder, PrefixFolder) and folder.is_here:
             folder.do(partial(folder.use, chain, tuple(self._pieces)))
 
     def copied(self, part: str, slot: int) -> np.ndarray:
-        """Return the bytes of a page or of states."""
+        """Return a copy of the bytes of a page or of states."""
         content, at = np.empty(self._nbytes[part], dtype=np.uint8), 0
         for piece in self._pieces[part]:
             if part == STATE:
@@ -780,7 +781,7 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
     Pages after a damaged header are left out. Contents are checked when they are read.
 
     Raises:
-        FormatError: it is no such file, or is of another model, version or type of keys and values.
+        FormatError: `Saver` has not written the file, or for another model, version or type of keys and values.
         OSError: it cannot be read.
     """
     where, again = str(path), "remove it, or name another file"
@@ -790,13 +791,13 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
         head = file.read(_FILE.size)
         fields = _FILE.unpack(head) if len(head) == _FILE.size else (b"", 0, b"", 0)
         if fields[0] != MAGIC_FILE or not 0 <= fields[3] <= size // 8:
-            raise FormatError(where=where, expected="saved keys and values", found="another file", hint=again)
+            raise FormatError(where=where, expected="saved keys and values", found="a file of another kind", hint=again)
         if fields[1:3] != (VERSION, identity):
             found = "those of another model, of another type of keys and values, or of another version"
             raise FormatError(where=where, expected="keys and values of this model", found=found, hint=again)
         head += file.read(8 * fields[3])
         if file.read(_CHECK) != hashlib.sha256(head).digest():
-            raise FormatError(where=where, expected="its token ids", found="damaged ones", hint=again)
+            raise FormatError(where=where, expected="undamaged token ids", found="a wrong checksum", hint=again)
         ids, records = np.frombuffer(head[_FILE.size :], dtype="<i8").tolist(), dict[str, int]()
         while len(header := file.read(_HEADER.size)) == _HEADER.size:
             magic, _, _, chain, part, nbytes = _HEADER.unpack(header)

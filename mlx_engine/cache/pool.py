@@ -33,7 +33,7 @@ LONGEST_PASS = 512
 
 @dataclass(frozen=True)
 class KVLayer:
-    """One layer's KV cache: `n_kv_heads` heads of `head_dim`, the window, None for all tokens, and the type.
+    """One layer's KV cache: `n_kv_heads` heads of `head_dim`, the window (None for all tokens), and the type.
 
     With one array, keys are values, too: a latent, of which values are the first elements.
     A layer with a mixer beside its attention has a state, too.
@@ -63,7 +63,7 @@ class KVPool:
         backend: the backend of the stores.
         layers: the cache of each layer.
         stores: the KV stores and states of all layers, for forward passes.
-        states: the slots of states; it has none if every layer has keys and values.
+        states: the slots of states; it has none if no layer has a state.
         windows: the window of each group of layers.
         page: tokens per page.
         n_tokens: tokens that fit into the pool.

@@ -52,7 +52,7 @@ class Match(NamedTuple):
         length: number of tokens that can be reused.
         agreeing: number of tokens that the tree has in common with the ids. It is larger than `length` if needed
             pages or the state are not held, if `whole_pages` rounds `length` down, or if no page was free for a copy.
-        pages: for each group of layers (P,), the first slots of the pages that cover `length` tokens.
+        pages: for each group of layers (P,), the first slot of each page that covers some of `length` tokens.
         expected: the ids, at most 8, with which the tree continues after `agreeing` tokens; of several branches the
             most recently used one.
         end: why no more tokens can be reused. "whole": all ids are held. "new": the tree has nothing after them.

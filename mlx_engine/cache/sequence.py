@@ -35,7 +35,7 @@ class KVSequence:
         pending: number of tokens that were begun and neither committed nor rolled back.
         capacity: the largest number of tokens.
         state: the states of layers that have no keys and values.
-        tables: each group's page table: the first slots of its pages, -1 for a page that is not allocated.
+        tables: each group's page table: the first slot of each page, -1 for a page that is not allocated.
         adapter: the adapter with which its tokens are computed, a row of `Adapters.masks`; 0 for the model alone.
     """
 
@@ -117,11 +117,10 @@ class KVSequence:
             raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
         for group, window in enumerate(self.pool.windows):
             if window is not None and self._firsts[group] * self.pool.page > max(0, length + 1 - window):
-                raise ValueError(
-                    f"truncate: tokens that a window of {window} reads after {length} have been given back"
-                )
+                needed = f"a layer with a window of {window} needs earlier tokens whose pages are already freed"
+                raise ValueError(f"cannot truncate to {length} tokens: {needed}")
         if length < self.length and self._has_state:
-            raise ValueError(f"truncate: the state after {length} tokens has been given back")
+            raise ValueError(f"cannot truncate to {length} tokens: the state after them is no longer held")
         self.length = length
         self._free_end()
 
@@ -155,7 +154,7 @@ class KVSequence:
     def lend(self, length: int) -> list[np.ndarray]:
         """Return the pages of the first `length` committed tokens, for a holder that adds a reference to each.
 
-        The pages are given by their first slots (P,) for each group of layers; -1 is a page that has left the window.
+        Each group of layers has an array (P,) with the first slot of each page; -1 is a page that has left the window.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"lend: expected at most the {self.length} committed tokens, found {length}")
@@ -166,7 +165,7 @@ class KVSequence:
         """Begin with the first `length` tokens of another holder. Whole pages are shared, a partly used one is copied.
 
         Args:
-            pages: for each group of layers the first slots (P,) of pages in use, as `lend` returns them. A page that
+            pages: for each group of layers the first slot (P,) of each page, as `lend` returns them. A page that
                 no later token reads may be -1.
             length: number of tokens; they fill P pages, the last one perhaps in part.
             state: the state after these tokens, for models that have one.
@@ -204,7 +203,7 @@ class KVSequence:
                 self._replace_last(group)
 
     def pages(self, group: int) -> np.ndarray:
-        """Return the first slots (n,) of the pages that a group of layers holds."""
+        """Return the first slot (n,) of each page that a group of layers holds."""
         table = self.tables[group][self._firsts[group] : self._end]
         return table[table >= 0]
 
@@ -237,10 +236,10 @@ class KVSequence:
         return position // self.pool.page < self._end and bool(self.pool.references(group, page) > 1)
 
     def _replace_last(self, group: int) -> None:
-        """Replace the last, partly used page by a copy in a free page, and give back the old page."""
+        """Replace the last, partly used page by a copy in a free page, and release the old page."""
         table, last, n = self.tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
-        if source[0] >= 0:  # a window of one token needs no page
+        if source[0] >= 0:  # -1 if no later token reads the page: its layers have a window of one token
             self.pool.copy(group, int(source[0]), int(target[0]), n)
             self.pool.give_back(group, source)
         table[last] = target[0]
@@ -335,7 +334,7 @@ def _batch(
 
 
 def _runs(parts: Sequence[SequenceInput], lengths: Sequence[int]) -> np.ndarray:
-    """Return the rows and slots of states (n, 4): see `StateView`."""
+    """Return (n, 4): first row, number of rows, source slot and target slot of each run; see `StateView`."""
     runs, row = [], 0
     for part, n in zip(parts, lengths, strict=True):
         at = row

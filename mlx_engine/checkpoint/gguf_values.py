@@ -1,9 +1,9 @@
 """Parse the values of a GGUF header: numbers, strings and typed metadata. Every length is checked.
 
-Values become Python types: numbers int and float, booleans bool, strings str, arrays of numbers read-only NumPy arrays,
-arrays of strings lists, arrays of arrays tuples. A string that is not UTF-8 is decoded with `surrogateescape`, so that
-it can be written back unchanged: llama.cpp accepts any bytes, and its test files contain such strings. Such a string
-raises an error if it is longer than any token could be.
+Values become Python types: numbers int and float, booleans bool, strings str, arrays of numbers or booleans read-only
+NumPy arrays, arrays of strings lists, arrays of arrays tuples. A string that is not UTF-8 is decoded with
+`surrogateescape`, so that it can be written back unchanged: llama.cpp accepts any bytes, and its test files contain
+such strings. Such a string raises an error if it is longer than any token could be.
 
 A damaged or malicious header takes at most `8 * file size + 1 MB` of memory: allocations are counted.
 
@@ -68,9 +68,6 @@ CODES = {
 DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in CODES.items()}
 
 
-_U64 = struct.Struct("<Q")
-
-
 def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
     """Decode up to `n` strings from the start of `piece`; return them and the bytes read, or None if not applicable.
 
@@ -121,7 +118,7 @@ _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 
 # Strings are decoded in pieces of this many bytes, so that only one piece is copied at a time.
 _PIECE = 1 << 15
-_OBJECT_BYTES = 256  # an upper bound on an array with its header, and on an entry of the least filled dict
+_OBJECT_BYTES = 256  # an upper bound on a string's or array's object without its data, and its entry in a dict
 _SPARE_BYTES = 1 << 18  # the counted part of the megabyte; the rest covers uncounted allocations
 
 
@@ -200,8 +197,8 @@ class Cursor:
         if max_bytes is not None and length > max_bytes:
             hint = "the file is damaged, or made by a faulty converter; download or convert it again"
             raise self.error(field, at=at, expected=f"at most {max_bytes:,} bytes", found=f"{length:,}", hint=hint)
-        # In a Python str with one wide character every character takes four bytes; decoding takes half as much
-        # again.
+        # A Python str with one wide character takes four bytes per character. The decoder's temporary buffer, which may
+        # be half as large again, is not counted.
         self.spend(4 * length + _OBJECT_BYTES, field)
         errors = "surrogateescape" if length <= _PIECE else "strict"
         try:
@@ -225,8 +222,8 @@ class Cursor:
             texts, n_bytes = short_strings(piece, n - len(out)) or any_strings(piece, n - len(out))
             if not texts:  # the next string is longer than a piece, or than the file
                 texts, n_bytes = [self.string(f"{field}[{len(out)}]")], 0
-            # A string of 5 bytes or more takes at most 8 times its bytes and length in memory. Shorter strings may
-            # take more and are counted.
+            # Strings of 5 bytes or more on average take at most 8 times the bytes that they and their lengths take in
+            # the file. Of shorter strings the sizes are added up.
             enough = n_bytes >= (8 + 5) * len(texts)
             self.spend(8 * n_bytes if enough else sum(map(str.__sizeof__, texts)) + 9 * len(texts), field)
             self.at += n_bytes

@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(content: bytes | str, where: str, hint: str = "download the file again") -> Any:
-    """Return the value of a JSON text from outside; `where` names its file in errors.
+    """Return the value of an untrusted JSON text; `where` names its file in errors.
 
     Raises:
         FormatError: the text is not JSON, too long, too deep, or has a number of too many digits.
@@ -103,7 +103,8 @@ def parse_json(content: bytes | str, where: str, hint: str = "download the file 
     n_values = content.count(braces) + content.count(brackets)  # type: ignore[arg-type]
     if len(content) > MAX_JSON_BYTES or n_values > MAX_JSON_VALUES:
         expected = f"JSON of at most {MAX_JSON_BYTES:,} bytes with at most {MAX_JSON_VALUES:,} lists and objects"
-        raise FormatError(where=where, expected=expected, found=f"{len(content):,} and {n_values:,}", hint=hint)
+        found = f"{len(content):,} bytes with {n_values:,} lists and objects"
+        raise FormatError(where=where, expected=expected, found=found, hint=hint)
     try:
         return json.loads(content)
     except RecursionError:

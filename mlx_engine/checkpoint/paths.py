@@ -54,7 +54,7 @@ def read_file(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        SourceError: there is something else at the path, or it cannot be read.
+        SourceError: there is no regular file at the path, or it cannot be read.
         FormatError: the file is larger.
     """
     try:

@@ -39,8 +39,8 @@ class Pooling:
     """How a text becomes a vector.
 
     Attributes:
-        kind: which hidden states count: the last token's, the mean of all, or the first token's ("cls").
-        is_normalized: whether the vector gets the length 1.
+        kind: the hidden states that are used: the last token's, the mean of all, or the first token's ("cls").
+        is_normalized: whether the vector is scaled to length 1.
         is_declared: whether the files have these settings; if not, they are the defaults.
         missing: a step in the files that is not implemented; None if all steps are implemented.
         ranking: how the model ranks documents; None if it is not a reranker.

@@ -125,7 +125,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Groups:
-    """A matrix (N, K) of `bits` wide integers in G groups of columns.
+    """A matrix (N, K) of `bits`-bit integers in G groups of columns.
 
     Attributes:
         name: the weight's name.

@@ -142,7 +142,7 @@ def _check_order(path: Path, table: dict[str, TensorEntry], start: int, size: in
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError("one key twice")
+        raise ValueError("a key that appears twice")
     return table
 
 
@@ -192,7 +192,7 @@ class Entry:
 def write_safetensors(path: Path, entries: Iterable[Entry], pieces: Iterable[NDArray[np.uint8]]) -> None:
     """Write the header, then tensor data: `pieces`, concatenated, are the bytes of all entries in their order.
 
-    Write safetensors files piece by piece: only one piece of one tensor is in memory at a time.
+    Only one piece of one tensor is in memory at a time.
 
     Raises:
         ValueError: the pieces have more or fewer bytes than the entries.

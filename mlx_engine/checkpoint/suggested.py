@@ -64,7 +64,7 @@ def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None)
 
     Raises:
         SourceError: a file cannot be read.
-        FormatError: a file is damaged, or a value is no number.
+        FormatError: a file is damaged, or a value is not a number.
     """
     if path.is_dir():
         config = path / GENERATION_CONFIG

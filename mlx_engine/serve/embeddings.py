@@ -43,7 +43,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def texts(self) -> list[Any]:
-        """The texts, each a text or token ids.
+        """The inputs, each a text or a list of token ids.
 
         Raises:
             ApiError: there are no texts or too many, or texts and token ids are mixed.
@@ -61,7 +61,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=False):
-    """A document as an object, of which other fields are ignored."""
+    """A document as an object; all fields except `text` are ignored."""
 
     text: str
 
@@ -89,7 +89,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 def _check_number(param: str, n: int) -> None:
     if not 1 <= n <= MOST_TEXTS:
-        message = f"{param} must be from 1 to {MOST_TEXTS:,} texts, not {n:,}"
+        message = f"{param} must have from 1 to {MOST_TEXTS:,} texts, not {n:,}"
         raise ApiError(400, message, param=param, code="invalid_value")
 
 
@@ -171,7 +171,7 @@ def _usage(requests: Sequence[Request]) -> dict[str, object]:
 
 
 def _receipt(service: Service, values: np.ndarray) -> dict[str, object]:
-    """Return the receipt: SHA-256 of little-endian float32 values, and the types that round."""
+    """Return the receipt: SHA-256 of little-endian float32 values, and the types of activations, keys and values."""
     digest = sha256(values.astype("<f4").tobytes()).hexdigest()
     return {"digest": digest, **types_of(service.engine.backend)}
 

@@ -1,4 +1,4 @@
-"""Errors of the HTTP API, in OpenAI's form: message, type, param and code."""
+"""Errors of the HTTP API, in OpenAI's form (message, type, param, code) or Anthropic's (message, type, request id)."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class ApiError(Exception):
 
     Attributes:
         status: the HTTP status.
+        message: the text, shortened to MOST_MESSAGE characters.
         param: the parameter of the request that is wrong, or None.
         code: a short name of the error for programs, or None.
         headers: further headers of the response.
@@ -135,7 +136,7 @@ def api_error(error: Exception, prompt: str) -> ApiError:
 
     Args:
         error: the error.
-        prompt: the parameter that has the prompt, "messages" or "prompt".
+        prompt: the parameter that has the prompt: "messages", "prompt", "input", ...; "" if there is none.
     """
     if isinstance(error, ApiError):
         return error

@@ -81,7 +81,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int, seconds: flo
 
 
 def _too_large(limit: int) -> ApiError:
-    message = f"the body is larger than {limit:,} bytes; send less, or start the server with a larger bound"
+    message = f"the body is larger than {limit:,} bytes; send less, or start the server with a larger --max-body"
     # The connection stays open, and the rest of the body is read and dropped. Closing it would reset the connection,
     # and most clients lose the response if the connection is reset before they have sent the whole body.
     return ApiError(413, message, code="request_too_large")
@@ -134,7 +134,7 @@ class Bodies:
                 self._n_bytes, n_held = self._n_bytes + n, n_held + n
                 if self._n_bytes > most:
                     # The connection is closed, so that the rest of the body need not be read.
-                    raise _busy("large bodies", f"{most:,} bytes together", {"Connection": "close"})
+                    raise _busy(f"other requests use all {most:,} bytes for large bodies", {"Connection": "close"})
             return message
 
         try:
@@ -148,9 +148,9 @@ class Bodies:
             await asyncio.sleep(SECONDS_PER_PIECE)
 
 
-def _busy(what: str, most: str, headers: Mapping[str, str] | None = None) -> ApiError:
+def _busy(why: str, headers: Mapping[str, str] | None = None) -> ApiError:
     """Return the error for a client that has to wait."""
-    message = f"{what}: all {most} are in use by other requests; try again after Retry-After"
+    message = f"{why}; try again after the seconds in the header Retry-After"
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "1", **(headers or {})})
 
 
@@ -212,7 +212,7 @@ class Turns:
             ApiError: the request is large, or `is_bounded`, and MOST_WAITING others wait.
         """
         if (is_large or is_bounded) and sum(turn.is_large == is_large for turn in self._waiting) >= MOST_WAITING:
-            raise _busy("requests that wait to be read", f"{MOST_WAITING}")
+            raise _busy(f"{MOST_WAITING} other requests already wait to be read")
         turn = Turn(is_large=is_large)
         self._waiting.append(turn)
         self._begin()

@@ -130,7 +130,7 @@ async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
 
 
 class UntilGone(EventStream):
-    """A response of events that ends when its client leaves, for a route without `Endpoint`."""
+    """A response of events that ends when its client disconnects, for a route without `Endpoint`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write all events until the client disconnects."""

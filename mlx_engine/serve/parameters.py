@@ -565,7 +565,7 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None)
     Args:
         body: JSON.
         kind: the struct.
-        known: parameters that are not implemented, see `py`.
+        known: parameters that are not implemented, see `without_noops`.
 
     Raises:
         ApiError: the body is not JSON, or a parameter is unknown, missing or of a wrong type.
@@ -744,7 +744,7 @@ def _format(form: ResponseFormat, param: str = "response_format") -> Constraint 
     """Return the constraint of a response format that is not text."""
     given = form.json_schema
     if (form.type == "json_schema") is not (given is not None):
-        message = f"{param}: type json_schema has json_schema, with a name and a schema, and no other type has"
+        message = f"{param}: give json_schema, with a name and a schema, if type is json_schema, and only then"
         raise ApiError(400, message, param=f"{param}.json_schema", code="invalid_value")
     if given is None or given.schema is None:
         return Constraint.json_object()

@@ -40,7 +40,7 @@ LOGGER = logging.getLogger("mlx_engine.serve")
 T = TypeVar("T")
 State = Literal["loaded", "loading", "unloading", "on disk", "failed"]
 
-# Seconds that a model may wait until models in use have given it their memory. Then its clients are refused.
+# Seconds that a model may wait for the memory of models in use. Then the requests that wait for it are refused.
 MOST_SECONDS = 60.0
 # Seconds that a list of models waits for descriptions of files; those that take longer are in a later list.
 DESCRIBE_SECONDS = 2.0
@@ -64,12 +64,12 @@ class ServedModel:
     """A model that requests can choose.
 
     Attributes:
-        service: what its requests use; `service.worker` is another one after each load.
+        service: the objects that its requests use; each load replaces `service.worker`.
         open: checks the model's files; called in a thread. None for a model that the server has for its whole life.
         new_worker: returns the worker that loads the model with the given function.
         describe: reads what /v1/models shows of a model that is not loaded, from its files; called in a thread.
         exists: whether its files are still there.
-        state: what it is doing.
+        state: whether it is loaded, being loaded or unloaded, on disk, or failed to load.
         reason: why it could not be loaded, or why it has ended.
         nbytes: the bytes that it takes while it is loaded.
         n_using: requests that use it now.
@@ -110,11 +110,11 @@ class ServedModel:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether nothing of it is in memory."""
+        """Whether its weights take no memory."""
         return self.state in ("on disk", "failed")
 
     def become(self, state: State, reason: str | None = None) -> None:
-        """Change the state, and wake those who wait for a change."""
+        """Change the state, and wake the tasks that wait for a change."""
         self.state, self.reason = state, reason
         self.changed.set()
         self.changed = asyncio.Event()
@@ -161,7 +161,7 @@ class Use:
 
 
 class Asked(msgspec.Struct):
-    """What the body of any request says about the model."""
+    """The fields of a request's body that concern the model."""
 
     model: str | None = None
     stream: Any = None
@@ -452,7 +452,7 @@ class Models:
             self._loader = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        """Unload what has been idle for long, and load the models of the queue, one after the other."""
+        """Unload models that have been idle for long, and load the models of the queue, one after the other."""
         await self._unload_idle()
         while self._queue and not self.is_closing:
             model = self._queue[0]
@@ -577,7 +577,7 @@ class Models:
         model.nbytes = 0
 
     def _fail(self, model: ServedModel, error: BaseException) -> None:
-        """Record why a model could not be loaded, and tell the requests that wait for it."""
+        """Record why a model could not be loaded, and end the requests that wait for it."""
         known = api_error(error, "") if isinstance(error, Exception) else ApiError(500, repr(error))
         if not isinstance(error, EngineError):
             LOGGER.error(f"model {model.name!r} cannot be loaded", exc_info=error)

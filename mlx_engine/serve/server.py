@@ -103,7 +103,7 @@ class ConnectionLimit:
 
     Args:
         most: the most connections.
-        clock: read for the lines of the log, in seconds.
+        clock: returns seconds, for the lines of the log.
     """
 
     def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -235,7 +235,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 takes a free one.
 
     Raises:
-        OptionError: the address is none of this machine.
+        OptionError: the server cannot listen on the address.
         AddressInUseError: another program listens there.
     """
     try:
@@ -249,7 +249,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise AddressInUseError(host=host, port=port) from error
-        message = f"{host}:{port} is no address of this machine: {error}; choose others with --host and --port"
+        message = f"cannot listen on {host}:{port}: {error}; choose others with --host and --port"
         raise OptionError(message, option="--host", found=f"{host}:{port}") from error
     return found
 

@@ -39,13 +39,13 @@ class Service:
         explains_cache: whether a reply has the position at which a prompt differs from the prefix cache. This reveals
             the common prefix with prompts of other clients.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
-        clock: read for the times of requests; the scheduler's clock.
+        clock: returns seconds, for the times of requests; the same clock as the scheduler's.
         recorder: writes the journal; None for none.
         context_len: limit of the prompt and the answer of a request in tokens; None is the model's context.
         sampling: defaults of sampling options, in place of the API's defaults.
         created: when the model was loaded, in Unix seconds.
         bodies: the bodies of requests that are being read.
-        turns: the turns of requests that are parsed and encoded.
+        turns: limits how many requests are parsed and encoded at the same time.
     """
 
     worker: Worker
@@ -76,7 +76,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """The version and backend that compute the answers, and the types that round."""
+        """The version and the backend, then the types of activations, keys and values that are not the defaults."""
         be = self.engine.backend
         rounded = "" if be.activations == EXACT else f"-{be.activations}"
         rounded += "" if be.kv_type == kv_type_of(be.activations) else f"-kv_{be.kv_type}"
@@ -95,7 +95,7 @@ class Service:
 
     @property
     def _named(self) -> dict[str, tuple[str, str]]:
-        """Each name, with the name that it is an alias of, or itself, and with the adapter. Names may have colons."""
+        """For each name that requests may use: the model's own name for it, and the adapter. Names may have colons."""
         names = list(dict.fromkeys([self.model, *self.aliases]))
         found = dict.fromkeys(names, (self.model, BASE))
         for name in names:
@@ -107,8 +107,8 @@ class Service:
         """Raise OptionError if a name with an adapter stands for two models."""
         n = len({self.model, *self.aliases}) * (1 + len(self.adapters))
         if len(self.models) < n:
-            expected = "different names MODEL:ADAPTER of models, aliases and adapters"
-            message = f"--adapter: expected {expected}; give the adapter another name, --adapter NAME=PATH"
+            expected = "different names MODEL:ADAPTER, none of which is an alias"
+            message = f"--adapter: expected {expected}; rename an adapter with --adapter NAME=PATH"
             raise OptionError(message, option="--adapter", expected=expected, found=list(self.adapters))
 
     def model_card(self, name: str) -> dict[str, object]:
@@ -147,7 +147,7 @@ class Service:
         return max(context, 1 << 17)
 
     def check_messages(self, n: int) -> None:
-        """Check the number of messages, each of which takes a template several tokens.
+        """Check that there are no more messages than the context has tokens; a template writes several tokens for each.
 
         Raises:
             ContextLengthError: the context has fewer tokens than there are messages.
@@ -165,7 +165,7 @@ class Service:
         most = self.engine.tokenizer.most_bytes
         n = len(text.encode(errors="surrogatepass")) if most is not None else 0
         if most is not None and n > self.context * most:
-            text = f"{n:,} bytes, of which a token has at most {most:,}"
+            text = f"{n:,} bytes, which are at least {-(-n // most):,} tokens"
             message = f"the prompt has {text}; the context has {self.context:,} tokens"
             raise ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
@@ -177,5 +177,5 @@ class Service:
         """
         if name is not None and name not in self.models and not self.any_model:
             names = ", ".join(map(repr, self.models))
-            message = f"no model {cut(name)!r}; this server has {names}; --alias NAME gives it another name"
+            message = f"no model {cut(name)!r}; this server has {names}; the server's option --alias NAME adds a name"
             raise ApiError(404, message, param="model", code="model_not_found")

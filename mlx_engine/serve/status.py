@@ -58,7 +58,7 @@ class PageGroup(msgspec.Struct, frozen=True):
     """The pages of the layers with the same attention window. Each page is counted once.
 
     Attributes:
-        window: the window, None for layers that see every token.
+        window: the window, None for layers that attend to every token.
         free: pages that neither a sequence nor the prefix cache holds.
         cached: pages that only the prefix cache holds; they can be reclaimed.
         shared: pages that an answer holds with another answer or with the prefix cache.

@@ -97,7 +97,7 @@ class Cores:
 
 
 class StepUpdate(NamedTuple):
-    """The updates of a step."""
+    """The results of a step, which the engine thread sends to the event loop."""
 
     report: StepOutput
     reached: Mapping[Request, Sequence[Progress]]
@@ -111,7 +111,7 @@ class Worker:
     All methods are called in the event loop, except those whose names begin with `_run`.
 
     Attributes:
-        engine: the engine; None while it is loaded.
+        engine: the engine; None until it is loaded.
         slots: the largest number of answers that run at the same time.
         capacity: the number of tokens whose keys and values fit into the memory.
         queue: the largest number of answers that wait for a slot.
@@ -147,7 +147,7 @@ class Worker:
             snapshot: called in the thread after each step; a result that is not None goes to the readers of
                 `snapshots`.
             cores: the cores that the workers of several models share; None if there is one worker.
-            clock: read for the time of the last step and for rates.
+            clock: returns seconds, for the time of the last step and for rates.
         """
         self.queue, self.slots, self.capacity, self.load = queue, 0, 0, Load()
         self.kv_nbytes, self.begun = 0, asyncio.Event()

@@ -216,7 +216,7 @@ class PoolMachine(RuleBasedStateMachine):
         seen = [max(0, length + 1 - (window or length + 1)) for window in self.pool.windows]
         held = [first * self.kind.page for first in kv._firsts]
         if any(first > needed for first, needed in zip(held, seen, strict=True)):
-            with pytest.raises(ValueError, match="given back"):
+            with pytest.raises(ValueError, match="truncate"):
                 kv.truncate(length)
         else:
             kv.truncate(length)

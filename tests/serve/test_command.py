@@ -135,7 +135,7 @@ def test_wrong_options_are_refused_before_anything_is_loaded():
         (["--api-key", "secret "], "--api-key must be printable ASCII"),
         (["--allow-host", "http://box"], "--allow-host must be a host name or an IP address"),
         (["--api-key", "schlüssel"], "--api-key must be printable ASCII"),
-        (["--host", "256.0.0.1", "--port", "0"], "256.0.0.1:0 is no address of this machine"),
+        (["--host", "256.0.0.1", "--port", "0"], "cannot listen on 256.0.0.1:0"),
     ]:
         result = invoke(*arguments)
         assert result.exit_code == 2

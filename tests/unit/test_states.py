@@ -114,7 +114,7 @@ def test_a_state_cannot_go_back_and_is_no_other_prefix_s():
     kv, twin = pool.sequence(), pool.sequence()
     kv.begin(5)
     kv.commit(5)
-    with pytest.raises(ValueError, match="truncate: the state after 3 tokens has been given back"):
+    with pytest.raises(ValueError, match="cannot truncate to 3 tokens: the state after them"):
         kv.truncate(3)
     with pytest.raises(ValueError, match="adopt: expected the state after 4 tokens"):
         twin.adopt(kv.lend(4), 4, kv.state.committed)

@@ -15,7 +15,7 @@ from ..build.vectors import fms, load_half_splat, load_splat, mul
 from .fixed_rows import eight_rows_by_parts
 from .format import ONE_PANEL
 from .panels import HALVES, in_halves, panel_by_parts
-from .quants import Field, both, floats_of_bytes, load_fields, load_words_of_4, right, second_right_2
+from .quants import Field, both, floats_of_bytes, load_fields, load_words_of_4, right, second_right
 from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 
@@ -38,7 +38,7 @@ def scales_of(blocks: Any, at: int) -> Any:
 def quants(blocks: Any, at: int, p: int) -> Any:
     """Return quants 64 p to 64 p + 63 of the block at byte `at`: 64 bytes, in a vector of 16 words."""
     bits = at + QUANTS + 32 * (p // 2)
-    quants = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
+    quants = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     return both(right(quants, 4 * (p % 2)), 0x03030303)
 
 

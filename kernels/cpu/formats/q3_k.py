@@ -25,7 +25,6 @@ from .quants import (
     load_words_of_4,
     right,
     second_right,
-    second_right_2,
 )
 from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
@@ -52,7 +51,7 @@ def scales_of(blocks: Any, at: int) -> Any:
 def quants(blocks: Any, at: int, p: int) -> Any:
     """Return `q - 4` of weights 64 p to 64 p + 63 of the block at byte `at`: signed bytes, in a vector of 16 words."""
     bits = at + LOW + 32 * (p // 2)
-    low = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
+    low = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     low = both(right(low, 4 * (p % 2)), 0x03030303)
     # The third bits of the first 32 weights are bit 2 p of 32 bytes, those of the last 32 weights bit 2 p + 1.
     third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)

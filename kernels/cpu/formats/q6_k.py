@@ -24,7 +24,7 @@ from .quants import (
     load_words,
     load_words_of_4,
     right,
-    second_right_2,
+    second_right,
 )
 from .rows import dequantize_by_parts, four_rows_by_parts
 
@@ -45,7 +45,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     half, shift = p // 2, 4 * (p % 2)
     low, bits = load_words(blocks, at + 64 * half), at + HIGH + 32 * half
     # The first 32 of these weights use two bits of each byte of high bits, the last 32 the next two bits.
-    high = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
+    high = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     high = left(both(right(high, shift), 0x03030303), 4)
     return bytes_minus(either(both(right(low, shift), 0x0F0F0F0F), high), 32)
 

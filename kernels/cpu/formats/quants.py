@@ -1,4 +1,4 @@
-"""Unpack quants of 4 and 6 bits: bit operations on vectors of 16 32-bit words, and conversion to floats."""
+"""Unpack quants of 2 to 6 bits, and of MXFP4 and other tables of levels, to float32: operations on 16 32-bit words."""
 
 from __future__ import annotations
 
@@ -93,10 +93,11 @@ def load_uint8(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
-    """Load the scales and minima that Q4_K packs into 12 bytes: 4 scales, 4 minima, 4 scales, 4 minima.
+    """Load the 8 scales s and 8 minima m of 6 bits from the 12 bytes of a Q4_K or Q5_K block, as floats.
 
-    The first four scales and minima are the low 6 bits of a byte. The last four have their low 4 bits in the third 4
-    bytes, and their high 2 bits in the high bits of the bytes of the first four.
+    The result has s0 to s3, m0 to m3, s4 to s7, m4 to m7. Bytes 0 to 3 have s0 to s3 in their low 6 bits, bytes 4 to 7
+    m0 to m3. Bytes 8 to 11 have the low 4 bits of s4 to s7 and, in their high halves, of m4 to m7; the high 2 bits of
+    s4 to s7 are those of bytes 0 to 3, and the high 2 bits of m4 to m7 those of bytes 4 to 7.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -177,16 +178,6 @@ def right(typing: Any, words: Any, n: Any) -> Any:
 
 
 @intrinsic
-def second_right_2(typing: Any, words: Any) -> Any:
-    """Return the first 8 words unchanged, and the last 8 shifted right by 2 bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.lshr(args[0], ir.Constant(_INTS, [0] * (LANES // 2) + [2] * (LANES // 2)))
-
-    return lanes(lanes), generate
-
-
-@intrinsic
 def bytes_minus(typing: Any, words: Any, n: Any) -> Any:
     """Subtract n from each byte of 16 words."""
 
@@ -200,7 +191,7 @@ def bytes_minus(typing: Any, words: Any, n: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
-    """Return signed bytes 16 `part` to 16 `part` + 15 of 16 words as floats; `part` must be a literal."""
+    """Return 16 of the 64 signed bytes of 16 words as floats, from byte `16 * part` on; `part` must be a literal."""
     if not isinstance(part, types.IntegerLiteral):
         return None
     first = LANES * part.literal_value
@@ -253,7 +244,7 @@ def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
 
 
 def _spread(builder: Any, bits: Any) -> Any:
-    """Return 16 in the lanes whose bit of an i16 is 1, else 0."""
+    """Return 16 words: 16 in lane i if bit i of an i16 is 1, else 0."""
     sixteen = ir.Constant(_INTS, [16] * LANES)
     if register_lanes() == LANES:  # AVX-512: the bits become a mask register
         mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), LANES))
@@ -316,8 +307,6 @@ def load_half_power(typing: Any, data: Any, at: Any) -> Any:
 
 
 # ---- quants that are indices of 16 levels ----
-
-# Quants of 4 bits that are indices of 16 levels.
 
 _BYTES = ir.VectorType(_I8, LANES)
 

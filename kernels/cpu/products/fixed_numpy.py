@@ -1,10 +1,10 @@
 """The NumPy definition of products in fixed point, to the last bit: int16 activations, and the order of summation.
 
 Columns are cut into blocks of 32. A token has int16 quants, and a `token_scale` for each block. A weight is
-`scale * quant + offset`. The sum of a block's products of quants is an exact integer; a format with a scale for each 16
-columns has two sums per block. A product starts with y = 0 and adds the blocks in order: `y = fma(offset, total, y)` if
-the format has offsets, then `y = fma(sum, scale * token_scale, y)`. `total` is `token_scale` times the sum of the
-token's quants in these columns.
+`scale * quant + offset`. The sum of a block's products of quants is an exact integer, which is then rounded to float32;
+a format with a scale for each 16 columns has two sums per block. A product starts with y = 0 and adds the blocks in
+order: `y = fma(offset, total, y)` if the format has offsets, then `y = fma(sum, scale * token_scale, y)`. `total` is
+`token_scale` times the sum of the token's quants in these columns.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ Floats = NDArray[np.float32]
 
 # Columns of a block.
 BLOCK = 32
-# The largest quant: it is 127 * 256 + 127, and so also two signed bytes.
+# The largest quant, 127 * 256 + 127. Some kernels split a quant into signed bytes, `256 * high + low`; a larger quant
+# would need a high byte of 128.
 LIMIT = np.float32(32639)
-# A block whose largest value is below this becomes zero, because LIMIT divided by the value may be infinite.
+# A block whose largest magnitude is below this becomes zero, because LIMIT divided by the value may be infinite.
 LEAST = np.float32(1e-34)
 
 
