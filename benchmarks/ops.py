@@ -149,9 +149,9 @@ def operations(engine: Engine) -> Iterator[Sized]:
 
 def projections(be: Backend, layers: Sequence[Any], rng: np.random.Generator, T: int) -> Iterator[Sized]:
     """Yield the four products of a layer, as a model calls them, one plain product and a norm."""
-    D = layers[0].out.weight.shape[0]
+    D = layers[0].branches[0].out.weight.shape[0]
     F = layers[0].ffn.down.weight.shape[1]
-    HE = layers[0].out.weight.shape[1]
+    HE = layers[0].branches[0].out.weight.shape[1]
     x, wide, heads = (be.array(rng.standard_normal((T, n)).astype(np.float32)) for n in (D, F, HE))
 
     def sized(op: str, what: str, arguments: list[tuple[Any, ...]], linears: list[Linear]) -> Sized:

@@ -334,7 +334,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(server: Served, 
     assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
     assert error["param"] == ("messages" if path == CHAT else "prompt")
     assert "4,096 tokens" in error["message"]
-    assert "a token has at most 13" in error["message"]
+    assert "bytes, which are at least 4,6" in error["message"]
     assert gated.texts == []
 
 
