@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,8 +209,10 @@ class Relay:
 
     def step(self, longest: float = 1.0) -> None:
         """Wait for bytes or for the next arrival, at most `longest` seconds, and forward the bytes that are due."""
-        full = [wire for wire in self.wires if wire.write()]
+        full, before = [wire for wire in self.wires if wire.write()], sockets(self.wires)
         self.wires = [wire for wire in self.wires if wire.is_open or wire.queue]
+        for each in before - sockets(self.wires):
+            each.close()
         ready = [wire for wire in self.wires if wire.is_open and wire.n_queued < wire.capacity]
         dues = [wire.queue[0][0] for wire in self.wires if wire.queue and wire not in full]
         wait = max(0.0, min([longest, *(due - time.perf_counter() for due in dues)]))
@@ -224,8 +226,13 @@ class Relay:
 
     def close(self) -> None:
         """Close all sockets."""
-        for each in {*self.listening, *(end for wire in self.wires for end in (wire.source, wire.sink))}:
+        for each in {*self.listening, *sockets(self.wires)}:
             each.close()
+
+
+def sockets(wires: Iterable[Wire]) -> set[socket.socket]:
+    """Return the sockets of wires."""
+    return {end for wire in wires for end in (wire.source, wire.sink)}
 
 
 def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:

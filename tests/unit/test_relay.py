@@ -60,6 +60,22 @@ def test_bytes_arrive_in_order_and_not_before_the_link_allows():
         assert least <= found
 
 
+def test_a_connection_that_both_ends_have_closed_is_closed():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        relay = Relay({0: server.getsockname()[1]}, 1e8, 0.0)
+        with connected(("127.0.0.1", relay.ports[0])):
+            relay.step(10.0)
+            server.accept()[0].close()
+        ends = {end for wire in relay.wires for end in (wire.source, wire.sink)}
+        for _ in range(100):
+            relay.step(0.1)
+            if not relay.wires:
+                break
+        relay.close()
+    assert [end.fileno() for end in ends] == [-1, -1]
+    assert relay.wires == []
+
+
 def test_a_worker_measures_each_size(monkeypatch):
     monkeypatch.setattr(links, "SECONDS", 0.0)
     found = run_ranks(2, lambda group: worker([4096, 65536], group))
