@@ -192,7 +192,7 @@ def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, P
 
 def _named(of: str | Path) -> tuple[str, str | Path]:
     name, equals, path = str(of).partition("=")
-    if equals and not Path(of).exists():
+    if equals and not Path(of).expanduser().exists():
         return name, path
     return Path(of).expanduser().resolve().name, of
 
