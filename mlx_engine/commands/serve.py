@@ -533,13 +533,6 @@ class OpenedModel:
         return scheduler
 
 
-def load_engine(
-    source: str, backend: str, capacity: CapacityOptions, options: Mapping[str, Any], warnings: Sequence[str]
-) -> tuple[Engine, Scheduler]:
-    """Load the only model of a server, and make its scheduler; `options` are keyword arguments of `open_source`."""
-    return Loading(backend, capacity, options, warnings=warnings).open(source).load()
-
-
 def kv_memory(engine: Engine, capacity: CapacityOptions, room: int | None = None) -> int | None:
     """Return the bytes for keys and values: without --kv-memory, at most what --context-len takes in every slot.
 
