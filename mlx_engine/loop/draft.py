@@ -5,8 +5,8 @@ it has proposed: these are pending until the ids of the answer are known, and ar
 models with states work, too. All sequences that ask share the passes of the draft model: one for the first proposed
 token, which also reads the ids that have followed, and one for each further token.
 
-The draft model draws with the random numbers of the answer, so at a temperature it proposes what the large model is
-most likely to draw. Without memory for a sequence it proposes nothing for it.
+The draft model samples with the same random numbers as the answer, so that both often choose the same token. It
+proposes no tokens for a sequence for which its pool has no memory.
 """
 
 from __future__ import annotations
