@@ -28,7 +28,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import model_file
 from tests.contract.check import EMULATED
-from tests.golden.goldens import BACKENDS, DATA, LATENT, SAMPLED, check_close, engine, in_chunks
+from tests.golden.goldens import BACKENDS, DATA, LATENT, check_close, engine, in_chunks
 from tests.published import weights
 from tests.random_blocks import random_blocks
 from tests.unit.test_gguf_form import bytes_only
@@ -54,15 +54,8 @@ ONE_OF = {
 }  # fmt: skip
 
 
-def is_slow(column: str, name: str, backend: str) -> bool:
-    """Return whether a cell is left to `-m slow`."""
-    if backend == "scalar" and column == "mlx-4bit":
-        return name in SAMPLED
-    return name in SAMPLED or name not in DEFAULT.get(backend, ARCHITECTURES)
-
-
 CELLS = [
-    pytest.param(column, name, backend, marks=[pytest.mark.slow] * is_slow(column, name, backend))
+    pytest.param(column, name, backend, marks=[pytest.mark.slow] * (name not in DEFAULT.get(backend, ARCHITECTURES)))
     for column in COLUMNS
     for name in ARCHITECTURES
     for backend in BACKENDS
@@ -79,6 +72,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
     return cache(lambda column, name: make[column](name, made))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("column", "name", "backend"), CELLS)
 def test_logits_and_greedy_ids(
     files: Callable[[str, str], tuple[Path, Path]], column: str, name: str, backend: str
