@@ -34,9 +34,9 @@ MLX_LM, LLAMA_CPP = tuple(_MLX_LM.split()), tuple(_LLAMA_CPP.split())
 
 _LACKS: dict[str, str] = {
     "a model file; no mechanism is known to be missing": """
-        afmoe baichuan bailing_moe bailingmoe bailingmoe2 chatglm codeshell cohere command-r deepseek dots1 exaone
-        exaone-moe exaone_moe gemma glm gpt_bigcode helium internlm2 internlm3 jais2 lille-130m maincoder mellum mimo
-        minicpm minicpm3 nemotron orion pangu-embedded plamo plamo3 plm solar_open starcoder telechat3 xverse
+        baichuan bailing_moe bailingmoe bailingmoe2 chatglm codeshell cohere command-r deepseek exaone
+        gemma glm gpt_bigcode helium internlm2 internlm3 jais2 lille-130m maincoder mellum mimo
+        minicpm minicpm3 nemotron orion pangu-embedded plamo plamo3 plm starcoder telechat3 xverse
         youtu_llm""",
     "ALiBi, biases of attention scores by distance": "bloom jais mpt refact",
     "two norms in a parallel block": "falcon gpt_neox gptneox",

@@ -302,6 +302,8 @@ class RotationSetting:
         keys: dict[str, object] = {"rope_type": value.rule, "rope_theta": value.theta}
         if value.n_rotated is not None:
             keys["partial_rotary_factor"] = part_of(value.n_rotated, config.head_dim)
+        elif self.part != 1:
+            keys["partial_rotary_factor"] = 1.0
         if value.rule in WITH_FACTOR:
             keys["factor"] = value.factor
         if value.rule in WITH_CONTEXT:

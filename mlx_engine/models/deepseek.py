@@ -124,15 +124,22 @@ class OfHead:
         return {self.hf: value}
 
 
+@dataclass(frozen=True)
 class DenseLayers:
-    """The setting of the number of dense layers, which are the first ones; config.json may have the kinds of all."""
+    """The setting of the number of dense layers, which are the first ones; config.json may have the kinds of all.
+
+    Attributes:
+        usual: the number if config.json has neither.
+    """
+
+    usual: Any = REQUIRED
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number."""
         if naming == "gguf":
             return s.whole_or_zero("leading_dense_block_count")
         kinds = s.words("mlp_layer_types", known.n_layers, "dense", "sparse")
-        n = s.whole_or_zero("first_k_dense_replace", REQUIRED if kinds is None else kinds.count("dense"))
+        n = s.whole_or_zero("first_k_dense_replace", self.usual if kinds is None else kinds.count("dense"))
         if kinds is not None and kinds != ["dense"] * n + ["sparse"] * (known.n_layers - n):
             raise s.error("mlp_layer_types", f"{n} dense layers, then sparse ones", kinds)
         return n

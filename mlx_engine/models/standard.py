@@ -24,7 +24,7 @@ from mlx_engine.config.declared import SETTING, ConfigBase
 from mlx_engine.errors import ModelError
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors, Mixture, Plain
-from mlx_engine.weights.experts import Names, experts, with_experts
+from mlx_engine.weights.experts import Names, experts, with_experts, with_shared_expert
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.rope_divisors import FREQUENCIES, with_divisors
@@ -71,7 +71,9 @@ def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
     activation: Activation = getattr(config, "activation", "silu")
     name = "attn_norm" if config.is_parallel else "ffn_norm"
     if t.has("ffn_gate_inp"):
-        return Mixture(t.norm(name), experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation))
+        chosen = experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation)
+        post = t.rms_norm("post_ffw_norm") if t.has("post_ffw_norm") else None
+        return Mixture(t.norm(name), replace(chosen, post_norm=post))
     norm = t.norm_or_none(name)
     if t.has("ffn_gate"):
         return replace(Gated.read(t, activation), norm=norm)
@@ -99,6 +101,7 @@ def plan(
         table: the tensors.
         tied: whether the head is tied to the embedding table if config.json does not say so.
         experts_of: the names of router and experts in folders, whose FFN size is `expert_size` or `intermediate_size`.
+            The config may have `n_shared`: the number of shared experts without a weight, which are one expert.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
@@ -106,8 +109,10 @@ def plan(
         made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table, tied=tied))
         if experts_of is None:
             return made
-        size = getattr(made.config, "expert_size", made.config.intermediate_size)
-        return with_experts(made, checkpoint, experts_of, size)
+        cfg: Any = made.config
+        size = getattr(cfg, "expert_size", cfg.intermediate_size)
+        made, n_shared = with_experts(made, checkpoint, experts_of, size), getattr(cfg, "n_shared", 0)
+        return with_shared_expert(made, experts_of, n_shared * size, has_weight=False) if n_shared else made
 
     return planned
 

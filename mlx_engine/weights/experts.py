@@ -144,14 +144,15 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Normalize:
-    """Whether the weights of a token's experts add up to 1. In GGUF files it is always `in_gguf`, as in llama.cpp."""
+class OfFolders:
+    """A flag of config.json; in GGUF files, which have no key for it, it is always `in_gguf`, as in llama.cpp."""
 
     in_gguf: bool
+    hf: str
 
     def read(self, s: Settings, naming: Naming, known: Any) -> bool:
         """Return the flag."""
-        return self.in_gguf if naming == "gguf" else s.flag("norm_topk_prob", False)
+        return self.in_gguf if naming == "gguf" else s.flag(self.hf, False)
 
     def to_gguf(self, value: bool) -> Mapping[str, object]:
         """Return no key."""
@@ -159,7 +160,14 @@ class Normalize:
 
     def to_hf(self, value: bool, config: Any) -> Mapping[str, object]:
         """Return the key."""
-        return {"norm_topk_prob": value}
+        return {self.hf: value}
+
+
+@dataclass(frozen=True)
+class Normalize(OfFolders):
+    """Whether the weights of a token's experts add up to 1."""
+
+    hf: str = "norm_topk_prob"
 
 
 def most_experts(n_layers: int) -> int:
@@ -206,7 +214,9 @@ def expert_tensors(
     made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
     if names.bias:
         outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
-        bias = TensorLayout(f"{blocks[0]}.{names.bias}", outer=outer)
+        # mlx-lm has EXAONE's in the router.
+        biases = f"{blocks[0]}.{names.bias}", f"{blocks[0]}.gate.{names.bias}"
+        bias = TensorLayout(next((name for name in biases if name in checkpoint.shapes), biases[0]), outer=outer)
         made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
     for part in names.own_parts:
         made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))

@@ -19,6 +19,7 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "afmoe": ARCH.AFMOE, "dots1": ARCH.DOTS1, "exaone_moe": ARCH.EXAONE_MOE, "solar_open": ARCH.GLM4_MOE,
     "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2, "glm4_moe_lite": ARCH.DEEPSEEK2,
     "ernie4_5_moe": ARCH.ERNIE4_5_MOE, "granitemoe": ARCH.GRANITE_MOE, "hunyuan_v1_moe": ARCH.HUNYUAN_MOE,
     "lfm2_moe": ARCH.LFM2MOE, "qwen3_next": ARCH.QWEN3NEXT,
@@ -51,7 +52,7 @@ PERMUTED = (
     "mixtral",
     "smollm3",
 )
-WINDOWED = ("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3")
+WINDOWED = ("afmoe", "cohere2", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "olmo3")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
 LAYER_NORMS = ("cohere2", "starcoder2")
 KEYS_OF_EXPERTS = {
@@ -84,7 +85,14 @@ _ROUTER = {
     "routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": "expert_weights_norm",
     "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
 }  # fmt: skip
+_FIRST_DENSE = {**_ROUTER, "first_k_dense_replace": "leading_dense_block_count"}
 KEYS_OF_KIND = {
+    "afmoe": {
+        "num_shared_experts": "expert_shared_count", "num_dense_layers": "leading_dense_block_count",
+        "route_scale": "expert_weights_scale",
+    },
+    "dots1": _FIRST_DENSE, "exaone_moe": {**_FIRST_DENSE, "num_shared_experts": "expert_shared_count"},
+    "solar_open": _ROUTER,
     "deepseek_v2": _LATENT, "deepseek_v3": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
     "glm4_moe_lite": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
     "ernie4_5_moe": {
@@ -99,7 +107,7 @@ KEYS_OF_KIND = {
         "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
         "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank",
     },
-    "glm4_moe": {**_ROUTER, "first_k_dense_replace": "leading_dense_block_count"},
+    "glm4_moe": _FIRST_DENSE,
     "falcon_h1": SPACE,
     "granitemoehybrid": {
         **SPACE, **MULTIPLIERS, "shared_intermediate_size": "expert_shared_feed_forward_length",
@@ -169,7 +177,7 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
     eps = "layer_norm_epsilon" if kind in LAYER_NORMS else "layer_norm_rms_epsilon"
     made = {
         "block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],
-        "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
+        "embedding_length": c["hidden_size"], "feed_forward_length": c.get("intermediate_size", 10_240),
         "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
         "rope.freq_base": float(rope["rope_theta"]), "vocab_size": c["vocab_size"],
         f"attention.{eps}": next(c[key] for key in EPSILONS if key in c),
@@ -177,11 +185,11 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
     if c.get("head_dim"):
         made |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     part = rope.get("partial_rotary_factor", 1)
-    if kind in ("glm4", "glm4_moe", "minimax_m2", "phi3", "llama", "cohere2", "qwen3_next"):
+    if kind in ("glm4", "glm4_moe", "minimax_m2", "phi3", "llama", "cohere2", "qwen3_next", "solar_open"):
         made["rope.dimension_count"] = int(head_dim * part)
     if kind in WINDOWED:
         made["attention.sliding_window"] = c["sliding_window"]
-    if "layer_types" in c and kind in ("cohere2", "exaone4", "gemma3_text", "olmo3"):
+    if "layer_types" in c and kind in ("cohere2", "exaone4", "exaone_moe", "gemma3_text", "olmo3"):
         made["attention.sliding_window_pattern"] = [of == "sliding_attention" for of in c["layer_types"]]
     if kind in ("gemma2", "gemma3_text"):
         made["attention.scale"] = c["query_pre_attn_scalar"] ** -0.5
@@ -189,7 +197,7 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made |= {"attention.sliding_window": c["sliding_window"]}
     if kind.startswith("hunyuan_v1"):
         made["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
-    if kind in ("cohere2", "hunyuan_v1_dense", "hunyuan_v1_moe"):
+    if kind in ("cohere2", "exaone_moe", "hunyuan_v1_dense", "hunyuan_v1_moe"):
         made["rope.scaling.type"] = "none"
     if kind in LATENT:
         made["attention.head_count_kv"] = 1
@@ -197,10 +205,12 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made["attention.value_length"] = c["kv_lora_rank"]
         made["attention.key_length_mla"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
         made["expert_gating_func"] = 1 if kind == "deepseek_v2" else 2
-    if kind in ("glm4_moe", "lfm2_moe", "minimax_m2"):
+    if kind in ("dots1", "exaone_moe", "glm4_moe", "lfm2_moe", "minimax_m2", "solar_open"):
         made["expert_gating_func"] = 2
     if kind == "ernie4_5_moe" and c["moe_num_shared_experts"]:
         made["expert_shared_feed_forward_length"] = c["intermediate_size"] // c["num_key_value_heads"]
+    if kind == "exaone_moe":
+        made["expert_shared_feed_forward_length"] = c["num_shared_experts"] * c["moe_intermediate_size"]
     if kind == "lfm2_moe":
         heads = [c["num_key_value_heads"] * (of == "full_attention") for of in c["layer_types"]]
         made["attention.head_count_kv"] = heads

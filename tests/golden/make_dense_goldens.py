@@ -20,13 +20,16 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
+from transformers.models.afmoe import modeling_afmoe
 from transformers.models.arcee import modeling_arcee
 from transformers.models.cohere2 import modeling_cohere2
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.dots1 import modeling_dots1
 from transformers.models.ernie4_5 import modeling_ernie4_5
 from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
 from transformers.models.exaone4 import modeling_exaone4
+from transformers.models.exaone_moe import modeling_exaone_moe
 from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.glm4 import modeling_glm4
@@ -51,12 +54,14 @@ from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.seed_oss import modeling_seed_oss
 from transformers.models.smollm3 import modeling_smollm3
+from transformers.models.solar_open import modeling_solar_open
 from transformers.models.starcoder2 import modeling_starcoder2
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
+    modeling_afmoe, modeling_dots1, modeling_exaone_moe, modeling_solar_open,
     modeling_deepseek_v2, modeling_deepseek_v3, modeling_glm4_moe_lite,
     modeling_ernie4_5_moe, modeling_granitemoe, modeling_hunyuan_v1_moe, modeling_lfm2_moe, modeling_qwen3_next,
     modeling_falcon_h1, modeling_mamba2, modeling_nemotron_h,
@@ -107,6 +112,11 @@ LATENT = {
 }  # fmt: skip
 # A setting of SIZES that a class does not have.
 ABSENT = object()
+# Experts that are chosen by sigmoids.
+SIGMOIDS = {
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 32, "tie_word_embeddings": False,
+    "rope_parameters": PLAIN, "experts_implementation": "eager",
+}  # fmt: skip
 SPACE = {
     "mamba_d_ssm": 64,
     "mamba_n_heads": 4,
@@ -121,6 +131,22 @@ NEMOTRON = {
     "ssm_state_size": 16, "chunk_size": 16, "tie_word_embeddings": False,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "dots1": {
+        "model_type": "dots1", **SIGMOIDS, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True, "sliding_window": None,
+    },
+    "solaropen": {
+        "model_type": "solar_open", **SIGMOIDS, "intermediate_size": ABSENT, "n_routed_experts": 8,
+        "n_shared_experts": 1, "rope_parameters": YARN,
+    },
+    "exaonemoe": {
+        "model_type": "exaone_moe", **SIGMOIDS, "num_hidden_layers": 4, "sliding_window": 8, "num_experts": 8,
+        "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+    },
+    "afmoe": {
+        "model_type": "afmoe", **SIGMOIDS, "num_hidden_layers": 4, "sliding_window": 8, "num_experts": 8,
+        "num_shared_experts": 1, "num_dense_layers": 1, "route_scale": 2.5, "mup_enabled": True,
+    },
     "granite4h": {
         "model_type": "granitemoehybrid", **NO_HEAD_DIM, "rope_parameters": PLAIN, **MULTIPLIERS,
         "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
