@@ -66,9 +66,9 @@ PROMPTS = (1, 7, 41)
 CLEAR_CHOICE = 1e-4
 # The names of tensors that are not quantised, at their ends.
 FLOATS = (
-    "mlp.gate.weight", "router.gate.weight", "mixer.gate.weight", "feed_forward.gate.weight", "gate.wg.weight", "moe.router.weight",
-    "router.proj.weight", "kv_b_proj.weight", "shared_expert_gate.weight", "e_score_correction_bias",
-    "conv1d.weight", "conv.conv.weight",
+    "mlp.gate.weight", "router.gate.weight", "mixer.gate.weight", "feed_forward.gate.weight", "gate.wg.weight",
+    "moe.router.weight", "router.proj.weight", "kv_b_proj.weight", "shared_expert_gate.weight",
+    "e_score_correction_bias", "conv1d.weight", "conv.conv.weight",
 )  # fmt: skip
 # The class, its settings, and a seed for which no greedy step is nearly a tie.
 MODELS = {
