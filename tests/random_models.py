@@ -28,6 +28,7 @@ _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
+    "minicpm3", "mistral4",
     "afmoe", "dots1", "exaone-moe", "solar_open",
     "deepseek2", "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
     "falcon-h1", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe",
@@ -54,6 +55,18 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("gguf", {**_SPARSE, "expert_group_count": 3, "expert_group_used_count": 2}),
     "exaone-moe": ("gguf", {
         **_SPARSE, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
+    }),
+    "minicpm3": ("gguf", {
+        **_DECODER, "attention.head_count_kv": 4, "attention.key_length": 320, "attention.value_length": 64,
+        "attention.kv_lora_rank": 256, "attention.q_lora_rank": 256, "rope.dimension_count": 64,
+    }),
+    "mistral4": ("gguf", {
+        **_SPARSE, "attention.head_count_kv": 1, "attention.key_length": 320, "attention.value_length": 256,
+        "attention.key_length_mla": 320, "attention.value_length_mla": 64, "attention.kv_lora_rank": 256,
+        "attention.q_lora_rank": 256, "rope.dimension_count": 64, "expert_group_count": 3,
+        "expert_group_used_count": 2, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32, "rope.scaling.yarn_log_multiplier": 0.1,
+        "attention.temperature_scale": 0.1,
     }),
     "solar_open": ("hf", {
         "num_hidden_layers": LAYERS, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -405,7 +405,7 @@ class RotationSetting:
         )  # fmt: skip
 
     def _longrope(self, s: Settings, r: Rotation, known: Any) -> Rotation:
-        n = (r.n_rotated or known.head_dim) // 2
+        n = (r.n_rotated or getattr(known, "rope_dim", None) or known.head_dim) // 2
         usual = longrope_attention(s.number("factor", known.context_length / r.context), r.context)
         return replace(
             r, attention_factor=s.number("attention_factor", usual), short=_divisors(s, "short_factor", n),

@@ -82,7 +82,7 @@ def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
 
 def rope_of(p: Parameters, cfg: Any) -> Rope:
     """Return the rotary embedding; GGUF files of Llama 3 have a tensor of divisors in place of a scaling rule."""
-    rope: Rope = cfg.rope.for_heads(cfg.head_dim)
+    rope: Rope = cfg.rope.for_heads(getattr(cfg, "rope_dim", cfg.head_dim))
     if f"{FREQUENCIES}.weight" not in p:
         return rope
     factors = p.values(FREQUENCIES).tolist()

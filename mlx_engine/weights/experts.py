@@ -145,20 +145,26 @@ class Count:
 
 @dataclass(frozen=True)
 class OfFolders:
-    """A flag of config.json; in GGUF files, which have no key for it, it is always `in_gguf`, as in llama.cpp."""
+    """A setting of config.json; in GGUF files, which have no key for it, it is always `in_gguf`, as in llama.cpp.
 
-    in_gguf: bool
+    Attributes:
+        kind: the method of `Settings` that reads it. The default of a flag is False, that of a number `in_gguf`.
+    """
+
+    in_gguf: Any
     hf: str
+    kind: Callable[[Settings, str, Any], Any] = Settings.flag
 
-    def read(self, s: Settings, naming: Naming, known: Any) -> bool:
-        """Return the flag."""
-        return self.in_gguf if naming == "gguf" else s.flag(self.hf, False)
+    def read(self, s: Settings, naming: Naming, known: Any) -> Any:
+        """Return the value."""
+        usual = False if self.kind is Settings.flag else self.in_gguf
+        return self.in_gguf if naming == "gguf" else self.kind(s, self.hf, usual)
 
-    def to_gguf(self, value: bool) -> Mapping[str, object]:
+    def to_gguf(self, value: Any) -> Mapping[str, object]:
         """Return no key."""
         return {}
 
-    def to_hf(self, value: bool, config: Any) -> Mapping[str, object]:
+    def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
         """Return the key."""
         return {self.hf: value}
 

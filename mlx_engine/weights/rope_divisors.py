@@ -98,7 +98,7 @@ def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
         return plan
     if checkpoint.naming == "hf":
         return replace(plan, gguf_only={name: getattr(config.rope, field) for field, name in TENSORS.items()})
-    n = (config.rope.n_rotated or config.head_dim) // 2
+    n = (config.rope.n_rotated or getattr(config, "rope_dim", config.head_dim)) // 2
     found = {field: _divisors(checkpoint, name, n) for field, name in TENSORS.items()}
     unused = (*plan.unused, *TENSORS.values())  # the model does not read them: this function does
     return replace(plan, config=replace(config, rope=replace(config.rope, **found)), unused=unused)

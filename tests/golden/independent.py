@@ -19,6 +19,7 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "minicpm3": ARCH.MINICPM3, "mistral4": ARCH.MISTRAL4, "youtu": ARCH.DEEPSEEK2,
     "afmoe": ARCH.AFMOE, "dots1": ARCH.DOTS1, "exaone_moe": ARCH.EXAONE_MOE, "solar_open": ARCH.GLM4_MOE,
     "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2, "glm4_moe_lite": ARCH.DEEPSEEK2,
     "ernie4_5_moe": ARCH.ERNIE4_5_MOE, "granitemoe": ARCH.GRANITE_MOE, "hunyuan_v1_moe": ARCH.HUNYUAN_MOE,
@@ -72,7 +73,7 @@ _LATENT = {
     "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
     "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
 }  # fmt: skip
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu")
 SPACE = {
     "mamba_d_conv": "ssm.conv_kernel",
     "mamba_d_ssm": "ssm.inner_size",
@@ -91,6 +92,8 @@ KEYS_OF_KIND = {
         "num_shared_experts": "expert_shared_count", "num_dense_layers": "leading_dense_block_count",
         "route_scale": "expert_weights_scale",
     },
+    "minicpm3": {key: _LATENT[key] for key in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim")},
+    "mistral4": _LATENT | {"norm_topk_prob": "expert_weights_norm"}, "youtu": _LATENT,
     "dots1": _FIRST_DENSE, "exaone_moe": {**_FIRST_DENSE, "num_shared_experts": "expert_shared_count"},
     "solar_open": _ROUTER,
     "deepseek_v2": _LATENT, "deepseek_v3": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
@@ -147,6 +150,8 @@ def write(folder: Path, path: Path) -> None:
             "expert_bias", "expert_bias.bias"
         )
         name = name.replace(".dt_bias", ".dt_proj.bias")
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            name += ".weight"
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known, name
         writer.add_tensor(known, np.ascontiguousarray(converted(c, name, values), dtype=np.float32))
@@ -204,7 +209,14 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made["attention.key_length"] = c["kv_lora_rank"] + c["qk_rope_head_dim"]
         made["attention.value_length"] = c["kv_lora_rank"]
         made["attention.key_length_mla"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
-        made["expert_gating_func"] = 1 if kind == "deepseek_v2" else 2
+        made["expert_gating_func"] = 1 if kind in ("deepseek_v2", "mistral4") else 2
+    if kind == "youtu":
+        made |= {"leading_dense_block_count": c["num_hidden_layers"], "expert_shared_count": 0}
+        made["expert_feed_forward_length"] = made["feed_forward_length"]
+        made.pop("expert_gating_func")
+    if kind == "minicpm3":
+        made["attention.key_length"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
+        made.pop("attention.value_length")
     if kind in ("dots1", "exaone_moe", "glm4_moe", "lfm2_moe", "minimax_m2", "solar_open"):
         made["expert_gating_func"] = 2
     if kind == "ernie4_5_moe" and c["moe_num_shared_experts"]:
@@ -271,7 +283,7 @@ def scaling(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
             made["yarn_log_multiplier"] = rope["mscale_all_dim"]
         if c["model_type"] in LATENT:
             made["yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
-    if rope["rope_type"] == "longrope":
+    if rope["rope_type"] == "longrope" and c["model_type"] != "minicpm3":
         original = c["original_max_position_embeddings"]
         factor = float(np.sqrt(1 + np.log(c["max_position_embeddings"] / original) / np.log(original)))
         made |= {"original_context_length": original, "attn_factor": factor}
@@ -332,7 +344,7 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
             of_heads = np.split(values.reshape(groups, -1, values.shape[1]), np.cumsum([key, key, value]), axis=1)
             q, k, v, z = (of.reshape(-1, values.shape[1]) for of in of_heads)
             made[f"{stem}.in_proj_qkv.weight"], made[f"{stem}.in_proj_z.weight"] = np.concatenate([q, k, v]), z
-        elif last == "kv_b_proj":
+        elif last == "kv_b_proj" and c["model_type"] != "minicpm3":
             n, heads = c["qk_nope_head_dim"], c["num_attention_heads"]
             of_each = values.reshape(heads, -1, values.shape[1])
             made[f"{stem}.k_b_proj.weight"] = of_each[:, :n].transpose(0, 2, 1)

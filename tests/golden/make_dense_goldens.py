@@ -43,8 +43,10 @@ from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.llama import modeling_llama
 from transformers.models.mamba2 import modeling_mamba2
+from transformers.models.minicpm3 import modeling_minicpm3
 from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.ministral3 import modeling_ministral3
+from transformers.models.mistral4 import modeling_mistral4
 from transformers.models.nanochat import modeling_nanochat
 from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.olmo2 import modeling_olmo2
@@ -56,12 +58,14 @@ from transformers.models.seed_oss import modeling_seed_oss
 from transformers.models.smollm3 import modeling_smollm3
 from transformers.models.solar_open import modeling_solar_open
 from transformers.models.starcoder2 import modeling_starcoder2
+from transformers.models.youtu import modeling_youtu
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
     modeling_afmoe, modeling_dots1, modeling_exaone_moe, modeling_solar_open,
+    modeling_minicpm3, modeling_mistral4, modeling_youtu,
     modeling_deepseek_v2, modeling_deepseek_v3, modeling_glm4_moe_lite,
     modeling_ernie4_5_moe, modeling_granitemoe, modeling_hunyuan_v1_moe, modeling_lfm2_moe, modeling_qwen3_next,
     modeling_falcon_h1, modeling_mamba2, modeling_nemotron_h,
@@ -73,6 +77,8 @@ MODULES = (
     modeling_llama, modeling_nanochat, modeling_seed_oss, modeling_starcoder2, modeling_gemma4, modeling_granite,
     modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2, modeling_olmo3, modeling_phi3, modeling_smollm3,
 )  # fmt: skip
+# transformers has it as a part of Mistral 3 alone.
+AutoModelForCausalLM.register(modeling_mistral4.Mistral4Config, modeling_mistral4.Mistral4ForCausalLM, exist_ok=True)
 VOCAB = 64
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
@@ -112,6 +118,7 @@ LATENT = {
 }  # fmt: skip
 # A setting of SIZES that a class does not have.
 ABSENT = object()
+DENSE_LATENT = {key: LATENT[key] for key in ("kv_lora_rank", "qk_rope_head_dim", "num_key_value_heads")}
 # Experts that are chosen by sigmoids.
 SIGMOIDS = {
     "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 32, "tie_word_embeddings": False,
@@ -131,6 +138,26 @@ NEMOTRON = {
     "ssm_state_size": 16, "chunk_size": 16, "tie_word_embeddings": False,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "youtu": {
+        "model_type": "youtu", **DENSE_LATENT, "head_dim": ABSENT, "q_lora_rank": 32, "qk_nope_head_dim": 32,
+        "v_head_dim": 32, "rope_parameters": PLAIN,
+    },
+    "minicpm3": {
+        "model_type": "minicpm3", **DENSE_LATENT, "head_dim": ABSENT, "q_lora_rank": 32, "qk_nope_head_dim": 32,
+        "v_head_dim": 8, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 0.05,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1 + j / 8 for j in range(8)],
+            "long_factor": [1 + j / 2 for j in range(8)], "original_max_position_embeddings": 512,
+        },
+    },
+    "mistral4": {
+        "model_type": "mistral4", **LATENT, "head_dim": ABSENT, "q_lora_rank": 32, "qk_nope_head_dim": 32,
+        "v_head_dim": 32, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+        "rope_parameters": {
+            **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+            "partial_rotary_factor": 1 / 3,
+        },
+    },
     "dots1": {
         "model_type": "dots1", **SIGMOIDS, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
         "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True, "sliding_window": None,

@@ -165,7 +165,8 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         made["per_layer_config"] = {i: of | {"head_dim": of["head_dim"] * times} for i, of in layers.items()}
     for key in ("rope_scaling", "rope_parameters"):
         if "long_factor" in (config.get(key) or {}):
-            factors = {of: np.repeat(config[key][of], times).tolist() for of in ("long_factor", "short_factor")}
+            n = 1 if "kv_lora_rank" in config else times  # the rotated part of latent attention keeps its size
+            factors = {of: np.repeat(config[key][of], n).tolist() for of in ("long_factor", "short_factor")}
             made[key] = config[key] | factors
     return made
 

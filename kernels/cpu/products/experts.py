@@ -80,12 +80,12 @@ def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
 
 
 @jit
-def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, scores: Any) -> None:
+def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups: int, scores: Any) -> None:
     """Write the score of each expert: the sigmoid of its logit, or `exp(logit - largest logit)` for a softmax.
 
     `choose` takes the experts with the largest numbers in `logits`. If these are not the logits themselves, replace
-    each logit: with sigmoids by its sigmoid, with a softmax and a bias by its probability, and add the bias if there is
-    one. `bias` is the address of a number for each expert, or 0. `logits` and `scores` have n_experts floats, rounded
+    each logit: with sigmoids by its sigmoid, with a softmax and a bias or groups by its probability, and add the bias if
+    there is one. `bias` is the address of a number for each expert, or 0; `groups` is the number of groups. `logits` and `scores` have n_experts floats, rounded
     up to whole SIMD vectors.
     """
     total = np.float32(1)
@@ -97,7 +97,7 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, scores:
             top = max(top, get(logits, at + e))
         for e in range(0, n_experts, LANES):
             store(scores, e, exp(sub(load(logits, at + e), splat(top))))
-        if bias == 0:
+        if bias == 0 and groups == 0:
             return
         total = np.float32(0)
         for e in range(n_experts):
@@ -240,7 +240,9 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     invoke(b[EX_PROJECT], (address, b[EX_ROUTER], n_tokens, routed, 0, rest, logits))
     sum_eps = np.float32(number(b[EX_SUM_EPS]))
     for t in range(n_tokens):
-        score(floats(logits), t * n_experts, n_experts, b[EX_SIGMOID], b[EX_CHOICE_BIAS], floats(scores))
+        score(
+            floats(logits), t * n_experts, n_experts, b[EX_SIGMOID], b[EX_CHOICE_BIAS], b[EX_GROUPS], floats(scores)
+        )  # fmt: skip
         if b[EX_GROUPS] != 0:
             keep_groups(floats(logits), t * n_experts, n_experts, b[EX_GROUPS], b[EX_GROUPS_USED], floats(first))
         choose(floats(logits), t * n_experts, n_experts, n_used, words(ids), t * n_used)
