@@ -84,9 +84,9 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups:
     """Write the score of each expert: the sigmoid of its logit, or `exp(logit - largest logit)` for a softmax.
 
     `choose` takes the experts with the largest numbers in `logits`. If these are not the logits themselves, replace
-    each logit: with sigmoids by its sigmoid, with a softmax and a bias or groups by its probability, and add the bias if
-    there is one. `bias` is the address of a number for each expert, or 0; `groups` is the number of groups. `logits` and `scores` have n_experts floats, rounded
-    up to whole SIMD vectors.
+    each logit: with sigmoids by its sigmoid, with a softmax and a bias or groups by its probability, and add the bias
+    if there is one. `bias` is the address of a number for each expert, or 0; `groups` is the number of groups, or 0.
+    `logits` and `scores` have n_experts floats, rounded up to whole SIMD vectors.
     """
     total = np.float32(1)
     if sigmoid != 0:
