@@ -54,7 +54,6 @@ _LACKS: dict[str, str] = {
     "a router that reads the input of attention": "smallthinker",
     "experts in groups with a small expert for each": "grovemoe",
     "experts that do nothing, and two attentions in a layer": "longcat_flash longcat_flash_ngram",
-    "chunked attention, and weights of experts before the experts": "llama4 llama4_text",
     "a different number of heads in each layer": "deci laguna nemotron-nas openelm step35 step3p5",
     "values narrower than keys": "mimo2 mimo_v2_flash",
     "keys and values of other layers": "afm7 hunyuan",

@@ -114,7 +114,8 @@ def llama3(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
     def slowed(f: float) -> float:
         rotations = r.context * f / (2 * math.pi)
-        kept = min(1.0, max(0.0, (rotations - r.low) / (r.high - r.low)))
+        width = r.high - r.low or 1e-9  # Llama 4 has equal limits: a step
+        kept = min(1.0, max(0.0, (rotations - r.low) / width))
         return kept * f + (1 - kept) * f / r.factor
 
     return tuple(map(slowed, frequencies))
@@ -383,8 +384,8 @@ class RotationSetting:
 
     def _llama3(self, s: Settings, r: Rotation, known: Any) -> Rotation:
         factor, low, high = s.number("factor"), s.number("low_freq_factor"), s.number("high_freq_factor")
-        if high <= low:
-            raise s.error("high_freq_factor", f"more than low_freq_factor, {low:g}", high)
+        if high < low:
+            raise s.error("high_freq_factor", f"at least low_freq_factor, {low:g}", high)
         return replace(r, factor=factor, low=low, high=high)
 
     def _yarn(self, s: Settings, r: Rotation, known: Any) -> Rotation:
@@ -545,7 +546,7 @@ def context_notes(config: Any) -> tuple[str, ...]:
     """Return a line for the user if a loaded model could have a longer context."""
     rope, whole = by_length(config), getattr(config, "beyond_chunk", None) or 0
     if whole > config.context_length:
-        reached = "dual chunk attention, which is not implemented, would reach"
+        reached = "attention beyond it, which is not implemented, would reach"
         return (f"context {config.context_length:,} tokens, one chunk; {reached} {whole:,}",)
     if rope is None or rope.is_long:
         return ()

@@ -35,9 +35,9 @@ class Config(deepseek.Latent):
     value_dim: int = declared(deepseek.OfHead("value", "v_head_dim", per_head))
     mscale: float = constant(0.0)
     rope: Rotation = rotation(rules=("longrope",))
-    embedding_multiplier: float = declared(OfFolders(12.0, "scale_emb", Settings.number))
-    depth: float = declared(OfFolders(1.4, "scale_depth", Settings.number))
-    base_width: float = declared(OfFolders(256.0, "dim_model_base", Settings.number))
+    embedding_multiplier: float = declared(OfFolders(12.0, "scale_emb", Settings.number, 12.0))
+    depth: float = declared(OfFolders(1.4, "scale_depth", Settings.number, 1.4))
+    base_width: float = declared(OfFolders(256.0, "dim_model_base", Settings.number, 256.0))
 
     expected = Expected(
         gguf={"attention.causal": True, "attention.head_count_kv": deepseek.one_or_all},

@@ -24,6 +24,8 @@ GGUF_ARCHITECTURE = "mistral3"
 # Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
+    "boi_token_index",
+    "eoi_token_index",
     "image_token_index",
     "multimodal_projector_bias",
     "projector_hidden_act",
@@ -81,8 +83,9 @@ def text_plan(checkpoint: Checkpoint, planned: Callable[[Checkpoint, Settings | 
         return planned(checkpoint, None)
     text, unused = settings.mapping("text_config"), list[str]()
     if text is not None:
+        settings.expect("tie_word_embeddings", False)
         settings.refuse_rest(AROUND_TEXT)
-        unused = [name for name in checkpoint.shapes if "vision_tower." in name or "multi_modal_projector." in name]
+        unused = [name for name in checkpoint.shapes if "vision_" in name or "multi_modal_projector." in name]
     model, head = next((of for of in STEMS if f"{of[0]}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
 
     def full(name: str) -> str:

@@ -45,7 +45,7 @@ class Model(Decoder):
                 norm=t.norm_or_none("attn_norm"),
                 branches=(
                     Branch(
-                        Attention.read(t, config, rope if is_rotated else None, window=window),
+                        self.mixer(config, t, rope if is_rotated else None, window),
                         t.linear("attn_output"), t.norm_or_none("post_attention_norm"),
                     ),
                 ),
@@ -57,6 +57,10 @@ class Model(Decoder):
             "output_norm", config.norm_eps, getattr(config, "logit_scale", 1.0), is_layer_norm=config.layer_norms
         )
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+    def mixer(self, config: Any, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
+        """Return the attention of a layer."""
+        return Attention.read(t, config, rope, window=window)
 
 
 def has_rope(config: Any) -> tuple[bool, ...]:

@@ -19,6 +19,7 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "llama4_text": ARCH.LLAMA4,
     "minicpm3": ARCH.MINICPM3, "mistral4": ARCH.MISTRAL4, "youtu": ARCH.DEEPSEEK2,
     "afmoe": ARCH.AFMOE, "dots1": ARCH.DOTS1, "exaone_moe": ARCH.EXAONE_MOE, "solar_open": ARCH.GLM4_MOE,
     "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2, "glm4_moe_lite": ARCH.DEEPSEEK2,
@@ -91,6 +92,11 @@ KEYS_OF_KIND = {
     "afmoe": {
         "num_shared_experts": "expert_shared_count", "num_dense_layers": "leading_dense_block_count",
         "route_scale": "expert_weights_scale",
+    },
+    "llama4_text": {
+        "intermediate_size": "expert_feed_forward_length", "interleave_moe_layer_step": "interleave_moe_layer_step",
+        "intermediate_size_mlp": "feed_forward_length", "attn_scale": "attention.temperature_scale",
+        "floor_scale": "attention.temperature_length",
     },
     "minicpm3": {key: _LATENT[key] for key in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim")},
     "mistral4": _LATENT | {"norm_topk_prob": "expert_weights_norm"}, "youtu": _LATENT,
@@ -338,6 +344,10 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
             of_layer, half = stem.removesuffix("block_sparse_moe"), values.shape[1] // 2
             made[f"{of_layer}mlp.experts.gate_proj.weight"] = values[:, :half]
             made[f"{of_layer}mlp.experts.up_proj.weight"] = values[:, half:]
+        elif c["model_type"] == "llama4_text" and ".experts." in name:
+            parts = ("down_proj",) if last == "down_proj" else ("gate_proj", "up_proj")
+            for part, of in zip(parts, np.split(values, len(parts), axis=2), strict=True):
+                made[f"{stem}.{part}.weight"] = of.swapaxes(1, 2)
         elif last == "in_proj_qkvz":
             groups, key, value = (c[f"linear_{of}"] for of in ("num_key_heads", "key_head_dim", "value_head_dim"))
             value *= c["linear_num_value_heads"] // groups
@@ -400,5 +410,5 @@ def divisors(c: dict[str, Any]) -> dict[str, np.ndarray]:
     half = (c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]) // 2
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
     turns = rope["original_max_position_embeddings"] * rope["rope_theta"] ** (-np.arange(half) / half) / (2 * np.pi)
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    smooth = np.clip((turns - low) / (high - low or 1e-9), 0, 1)
     return {"rope_freqs.weight": (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)}

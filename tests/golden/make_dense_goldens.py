@@ -42,6 +42,7 @@ from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.llama import modeling_llama
+from transformers.models.llama4 import modeling_llama4
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.minicpm3 import modeling_minicpm3
 from transformers.models.minimax_m2 import modeling_minimax_m2
@@ -65,7 +66,7 @@ from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
     modeling_afmoe, modeling_dots1, modeling_exaone_moe, modeling_solar_open,
-    modeling_minicpm3, modeling_mistral4, modeling_youtu,
+    modeling_llama4, modeling_minicpm3, modeling_mistral4, modeling_youtu,
     modeling_deepseek_v2, modeling_deepseek_v3, modeling_glm4_moe_lite,
     modeling_ernie4_5_moe, modeling_granitemoe, modeling_hunyuan_v1_moe, modeling_lfm2_moe, modeling_qwen3_next,
     modeling_falcon_h1, modeling_mamba2, modeling_nemotron_h,
@@ -138,6 +139,16 @@ NEMOTRON = {
     "ssm_state_size": 16, "chunk_size": 16, "tie_word_embeddings": False,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    # Every second layer has experts, and layer 3 of 4 has no rotary embedding.
+    "llama4": {
+        "model_type": "llama4_text", "num_hidden_layers": 4, "intermediate_size": 32, "intermediate_size_mlp": 64,
+        "num_local_experts": 6, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 512,
+        "floor_scale": 8, "attn_scale": 0.5, "rms_norm_eps": 0.05, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
     "youtu": {
         "model_type": "youtu", **DENSE_LATENT, "head_dim": ABSENT, "q_lora_rank": 32, "qk_nope_head_dim": 32,
         "v_head_dim": 32, "rope_parameters": PLAIN,

@@ -145,7 +145,7 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         for key in (
             *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size"),
             *("shared_expert_intermediate_size", "hidden_size_per_layer_input", "kv_lora_rank", "q_lora_rank"),
-            "moe_shared_expert_intermediate_size",
+            *("moe_shared_expert_intermediate_size", "intermediate_size_mlp"),
         )
         if config.get(key)
     }

@@ -37,6 +37,7 @@ from ..build.layout import (
     EX_SUM_EPS,
     EX_TABLE,
     EX_USED,
+    EX_WEIGHS_INPUTS,
     EX_WIDTH,
     LANES,
 )
@@ -187,6 +188,16 @@ def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out
 
 
 @jit
+def _weigh_inputs(x: Any, width: int, pairs: Any, first: int, n: int, weights: Any) -> None:
+    """Multiply the gathered rows of n pairs by their weights, which then are 1 for the results."""
+    for i in range(n):
+        pair = pairs[first + i]
+        for j in range(width):
+            put(x, i * width + j, get(x, i * width + j) * get(weights, pair))
+        put(weights, pair, np.float32(1))
+
+
+@jit
 def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weights: Any, out: Any) -> None:
     """Add the results `y` of one expert, times the weights, to the rows of its n pairs in `out`."""
     whole = width // LANES * LANES
@@ -259,9 +270,11 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         if n == 0:
             continue
         source = normed
-        if n < n_tokens:
+        if n < n_tokens or b[EX_WEIGHS_INPUTS] != 0:
             _gather(h, width, words(pairs), begin, n, n_used, floats(some))
             source = some
+        if b[EX_WEIGHS_INPUTS] != 0:
+            _weigh_inputs(floats(some), width, words(pairs), begin, n, floats(weights))
         invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e], n, source, 0, rest, middle))
         invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e + 1], n, middle, 0, rest, results))
         _add(floats(results), width, words(pairs), begin, n, n_used, floats(weights), out)
