@@ -41,6 +41,8 @@ ARCHITECTURES = ("llama4_text", "llama4")
 GGUF_ARCHITECTURE = "llama4"
 # Tokens of a chunk, if the file does not say so; GGUF has no key.
 CHUNK = 8192
+# Keys next to `text_config` in config.json; `plan` checks the last one.
+AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
 # The number of experts of the model whose heads are not normed; GGUF has no key.
 OF_MAVERICK = 128
 
@@ -147,7 +149,9 @@ NAMES = Names("feed_forward", router="router", stacked="experts", are_transposed
 
 def plan(checkpoint: Checkpoint) -> Plan:
     """Return the config and the expected tensors of a checkpoint; the folder may have an image encoder, too."""
-    return ministral3.text_plan(checkpoint, of_text)
+    if "text_config" in checkpoint.settings:
+        Settings(checkpoint.settings, where=checkpoint.where).expect("tie_word_embeddings", False)
+    return ministral3.text_plan(checkpoint, of_text, AROUND_TEXT)
 
 
 def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:

@@ -7,7 +7,7 @@ of the text model under `text_config`; the image encoder is not used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -24,8 +24,6 @@ GGUF_ARCHITECTURE = "mistral3"
 # Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
-    "boi_token_index",
-    "eoi_token_index",
     "image_token_index",
     "multimodal_projector_bias",
     "projector_hidden_act",
@@ -72,7 +70,11 @@ def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
     return standard.with_rotation(checkpoint, made)
 
 
-def text_plan(checkpoint: Checkpoint, planned: Callable[[Checkpoint, Settings | None], Plan]) -> Plan:
+def text_plan(
+    checkpoint: Checkpoint,
+    planned: Callable[[Checkpoint, Settings | None], Plan],
+    around: Collection[str] = AROUND_TEXT,
+) -> Plan:
     """Return the plan of the text model in a folder that may have an image encoder, too, by the plan of the text alone.
 
     Raises:
@@ -83,8 +85,7 @@ def text_plan(checkpoint: Checkpoint, planned: Callable[[Checkpoint, Settings | 
         return planned(checkpoint, None)
     text, unused = settings.mapping("text_config"), list[str]()
     if text is not None:
-        settings.expect("tie_word_embeddings", False)
-        settings.refuse_rest(AROUND_TEXT)
+        settings.refuse_rest(around)
         unused = [name for name in checkpoint.shapes if "vision_" in name or "multi_modal_projector." in name]
     model, head = next((of for of in STEMS if f"{of[0]}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
 
