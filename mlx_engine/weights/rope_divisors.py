@@ -70,7 +70,12 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
         return [part]
     slowest = float(divisors.max())
     llama3 = replace(plain, rule="llama3", factor=slowest, low=LOW, high=HIGH)
-    return [replace(llama3, context=context) for context in _contexts(plain, divisors, slowest)]
+    # Llama 4 has a step: its two limits are equal.
+    return [
+        replace(llama3, high=high, context=context)
+        for high in (HIGH, LOW)
+        for context in _contexts(plain, divisors, slowest)
+    ]
 
 
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
