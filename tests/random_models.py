@@ -28,7 +28,7 @@ _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
-    "llama4", "minicpm3", "mistral4",
+    "deepseek", "llama4", "minicpm3", "mistral4",
     "afmoe", "dots1", "exaone-moe", "solar_open",
     "deepseek2", "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
     "falcon-h1", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe",
@@ -56,6 +56,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone-moe": ("gguf", {
         **_SPARSE, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
     }),
+    "deepseek": ("gguf", _SPARSE),
     "llama4": ("gguf", {
         **{key: of for key, of in _SPARSE.items() if key not in ("expert_shared_count", "leading_dense_block_count")},
         "expert_used_count": 1, "interleave_moe_layer_step": 2,

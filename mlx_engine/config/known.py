@@ -34,7 +34,7 @@ MLX_LM, LLAMA_CPP = tuple(_MLX_LM.split()), tuple(_LLAMA_CPP.split())
 
 _LACKS: dict[str, str] = {
     "a model file; no mechanism is known to be missing": """
-        baichuan bailing_moe bailingmoe bailingmoe2 chatglm codeshell cohere command-r deepseek exaone
+        baichuan bailing_moe bailingmoe bailingmoe2 chatglm codeshell cohere command-r exaone
         gemma glm gpt_bigcode helium internlm2 internlm3 jais2 lille-130m maincoder mellum mimo
         minicpm nemotron orion pangu-embedded plamo plamo3 plm starcoder telechat3 xverse""",
     "ALiBi, biases of attention scores by distance": "bloom jais mpt refact",

@@ -19,7 +19,7 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
-    "llama4_text": ARCH.LLAMA4,
+    "deepseek": ARCH.DEEPSEEK, "llama4_text": ARCH.LLAMA4,
     "minicpm3": ARCH.MINICPM3, "mistral4": ARCH.MISTRAL4, "youtu": ARCH.DEEPSEEK2,
     "afmoe": ARCH.AFMOE, "dots1": ARCH.DOTS1, "exaone_moe": ARCH.EXAONE_MOE, "solar_open": ARCH.GLM4_MOE,
     "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2, "glm4_moe_lite": ARCH.DEEPSEEK2,
@@ -45,6 +45,7 @@ ELSEWHERE = {
 # Their converters permute rows of queries and keys.
 PERMUTED = (
     "arcee",
+    "deepseek",
     "granite",
     "granitemoe",
     "granitemoehybrid",
@@ -92,6 +93,10 @@ KEYS_OF_KIND = {
     "afmoe": {
         "num_shared_experts": "expert_shared_count", "num_dense_layers": "leading_dense_block_count",
         "route_scale": "expert_weights_scale",
+    },
+    "deepseek": {
+        "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+        "first_k_dense_replace": "leading_dense_block_count",
     },
     "llama4_text": {
         "intermediate_size": "expert_feed_forward_length", "interleave_moe_layer_step": "interleave_moe_layer_step",
@@ -216,6 +221,8 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made["attention.value_length"] = c["kv_lora_rank"]
         made["attention.key_length_mla"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
         made["expert_gating_func"] = 1 if kind in ("deepseek_v2", "mistral4") else 2
+    if kind == "deepseek":
+        made |= {"expert_weights_scale": 1.0, "rope.scaling.type": "none", "rope.dimension_count": head_dim}
     if kind == "youtu":
         made |= {"leading_dense_block_count": c["num_hidden_layers"], "expert_shared_count": 0}
         made["expert_feed_forward_length"] = made["feed_forward_length"]
@@ -344,10 +351,11 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
             of_layer, half = stem.removesuffix("block_sparse_moe"), values.shape[1] // 2
             made[f"{of_layer}mlp.experts.gate_proj.weight"] = values[:, :half]
             made[f"{of_layer}mlp.experts.up_proj.weight"] = values[:, half:]
-        elif c["model_type"] == "llama4_text" and ".experts." in name:
+        elif c["model_type"] in ("deepseek", "llama4_text") and name.endswith("_proj") and ".experts." in name:
+            values = values.swapaxes(1, 2) if c["model_type"] == "llama4_text" else values
             parts = ("down_proj",) if last == "down_proj" else ("gate_proj", "up_proj")
-            for part, of in zip(parts, np.split(values, len(parts), axis=2), strict=True):
-                made[f"{stem}.{part}.weight"] = of.swapaxes(1, 2)
+            for part, of in zip(parts, np.split(values, len(parts), axis=1), strict=True):
+                made[f"{stem}.{part}.weight"] = of
         elif last == "in_proj_qkvz":
             groups, key, value = (c[f"linear_{of}"] for of in ("num_key_heads", "key_head_dim", "value_head_dim"))
             value *= c["linear_num_value_heads"] // groups

@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
 from transformers.models.afmoe import modeling_afmoe
 from transformers.models.arcee import modeling_arcee
@@ -139,6 +139,11 @@ NEMOTRON = {
     "ssm_state_size": 16, "chunk_size": 16, "tie_word_embeddings": False,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "deepseekmoe": {
+        "model_type": "deepseek", **{key: of for key, of in SIGMOIDS.items() if key != "intermediate_size"},
+        "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "topk_method": "greedy",
+        "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+    },
     # Every second layer has experts, and layer 3 of 4 has no rotary embedding.
     "llama4": {
         "model_type": "llama4_text", "num_hidden_layers": 4, "intermediate_size": 32, "intermediate_size_mlp": 64,
@@ -374,6 +379,28 @@ CONTEXT, HEAD_DIM = 131_072, 64
 
 # Biases of the choice of experts.
 CHOICE = ("e_score_correction_bias", "expert_bias")
+
+
+class DeepseekConfig(LlamaConfig):
+    """The settings of the first DeepSeek with experts."""
+
+    model_type = "deepseek"
+    attribute_map: ClassVar[dict[str, str]] = {"num_experts": "n_routed_experts"}
+
+
+class DeepseekForCausalLM(modeling_llama.LlamaForCausalLM):
+    """The first DeepSeek with experts: Llama's attention, and DeepSeek-V2's experts without groups."""
+
+    config_class = DeepseekConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers[config.first_k_dense_replace :]:
+            layer.mlp = modeling_deepseek_v2.DeepseekV2Moe(config)
+
+
+AutoConfig.register("deepseek", DeepseekConfig)
+AutoModelForCausalLM.register(DeepseekConfig, DeepseekForCausalLM)
 
 
 def build(name: str, seed: int) -> PreTrainedModel:
