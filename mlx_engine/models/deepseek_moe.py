@@ -39,6 +39,10 @@ class Config(Routed, llama.Config):
         harmless=("aux_loss_alpha", "seq_aux", "output_router_logits", "router_aux_loss_coef"),
     )  # fmt: skip
 
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys; llama.cpp needs a scale of the experts' weights."""
+        return {**super().to_gguf(), "expert_weights_scale": 1.0}
+
 
 TENSORS = {
     name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row
