@@ -28,6 +28,8 @@ _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
+    "deepseek", "llama4", "minicpm3", "mistral4",
+    "afmoe", "dots1", "exaone-moe", "solar_open",
     "deepseek2", "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
     "falcon-h1", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe",
     "glm4moe", "minimax-m2", "olmoe",
@@ -44,7 +46,38 @@ _SPACE = {
     "ssm.inner_size": 256,
 }
 _MIXERS = {key: of for key, of in _DECODER.items() if not key.startswith(("feed", "rope", "attention.head"))} | _SPACE
+_SPARSE = {
+    **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+    "expert_shared_count": 1, "leading_dense_block_count": 1,
+}  # fmt: skip
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "afmoe": ("gguf", {**_SPARSE, "attention.sliding_window": WINDOW}),
+    "dots1": ("gguf", {**_SPARSE, "expert_group_count": 3, "expert_group_used_count": 2}),
+    "exaone-moe": ("gguf", {
+        **_SPARSE, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
+    }),
+    "deepseek": ("gguf", _SPARSE),
+    "llama4": ("gguf", {
+        **{key: of for key, of in _SPARSE.items() if key not in ("expert_shared_count", "leading_dense_block_count")},
+        "expert_used_count": 1, "interleave_moe_layer_step": 2,
+    }),
+    "minicpm3": ("gguf", {
+        **_DECODER, "attention.head_count_kv": 4, "attention.key_length": 320, "attention.value_length": 64,
+        "attention.kv_lora_rank": 256, "attention.q_lora_rank": 256, "rope.dimension_count": 64,
+    }),
+    "mistral4": ("gguf", {
+        **_SPARSE, "attention.head_count_kv": 1, "attention.key_length": 320, "attention.value_length": 256,
+        "attention.key_length_mla": 320, "attention.value_length_mla": 64, "attention.kv_lora_rank": 256,
+        "attention.q_lora_rank": 256, "rope.dimension_count": 64, "expert_group_count": 3,
+        "expert_group_used_count": 2, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32, "rope.scaling.yarn_log_multiplier": 0.1,
+        "attention.temperature_scale": 0.1,
+    }),
+    "solar_open": ("hf", {
+        "num_hidden_layers": LAYERS, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "tie_word_embeddings": True,
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+    }),
     "deepseek2": ("gguf", {
         **_DECODER, "attention.head_count_kv": 1, "attention.key_length": 320, "attention.value_length": 256,
         "attention.key_length_mla": 320, "attention.value_length_mla": 64, "attention.kv_lora_rank": 256,

@@ -24,7 +24,7 @@ from mlx_engine.config.declared import SETTING, ConfigBase
 from mlx_engine.errors import ModelError
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors, Mixture, Plain
-from mlx_engine.weights.experts import Names, experts, with_experts
+from mlx_engine.weights.experts import Names, experts, with_experts, with_shared_expert
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.rope_divisors import FREQUENCIES, with_divisors
@@ -45,7 +45,7 @@ class Model(Decoder):
                 norm=t.norm_or_none("attn_norm"),
                 branches=(
                     Branch(
-                        Attention.read(t, config, rope if is_rotated else None, window=window),
+                        self.mixer(config, t, rope if is_rotated else None, window),
                         t.linear("attn_output"), t.norm_or_none("post_attention_norm"),
                     ),
                 ),
@@ -57,6 +57,10 @@ class Model(Decoder):
             "output_norm", config.norm_eps, getattr(config, "logit_scale", 1.0), is_layer_norm=config.layer_norms
         )
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+    def mixer(self, config: Any, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
+        """Return the attention of a layer."""
+        return Attention.read(t, config, rope, window=window)
 
 
 def has_rope(config: Any) -> tuple[bool, ...]:
@@ -71,7 +75,9 @@ def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
     activation: Activation = getattr(config, "activation", "silu")
     name = "attn_norm" if config.is_parallel else "ffn_norm"
     if t.has("ffn_gate_inp"):
-        return Mixture(t.norm(name), experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation))
+        chosen = experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation)
+        post = t.rms_norm("post_ffw_norm") if t.has("post_ffw_norm") else None
+        return Mixture(t.norm(name), replace(chosen, post_norm=post))
     norm = t.norm_or_none(name)
     if t.has("ffn_gate"):
         return replace(Gated.read(t, activation), norm=norm)
@@ -80,7 +86,7 @@ def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
 
 def rope_of(p: Parameters, cfg: Any) -> Rope:
     """Return the rotary embedding; GGUF files of Llama 3 have a tensor of divisors in place of a scaling rule."""
-    rope: Rope = cfg.rope.for_heads(cfg.head_dim)
+    rope: Rope = cfg.rope.for_heads(getattr(cfg, "rope_dim", cfg.head_dim))
     if f"{FREQUENCIES}.weight" not in p:
         return rope
     factors = p.values(FREQUENCIES).tolist()
@@ -99,6 +105,7 @@ def plan(
         table: the tensors.
         tied: whether the head is tied to the embedding table if config.json does not say so.
         experts_of: the names of router and experts in folders, whose FFN size is `expert_size` or `intermediate_size`.
+            The config may have `n_shared`: the number of shared experts without a weight, which are one expert.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
@@ -106,8 +113,10 @@ def plan(
         made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table, tied=tied))
         if experts_of is None:
             return made
-        size = getattr(made.config, "expert_size", made.config.intermediate_size)
-        return with_experts(made, checkpoint, experts_of, size)
+        cfg: Any = made.config
+        size = getattr(cfg, "expert_size", cfg.intermediate_size)
+        made, n_shared = with_experts(made, checkpoint, experts_of, size), getattr(cfg, "n_shared", 0)
+        return with_shared_expert(made, experts_of, n_shared * size, has_weight=False) if n_shared else made
 
     return planned
 

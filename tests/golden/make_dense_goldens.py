@@ -13,20 +13,23 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
+from transformers.models.afmoe import modeling_afmoe
 from transformers.models.arcee import modeling_arcee
 from transformers.models.cohere2 import modeling_cohere2
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.dots1 import modeling_dots1
 from transformers.models.ernie4_5 import modeling_ernie4_5
 from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
 from transformers.models.exaone4 import modeling_exaone4
+from transformers.models.exaone_moe import modeling_exaone_moe
 from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.glm4 import modeling_glm4
@@ -39,9 +42,12 @@ from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.llama import modeling_llama
+from transformers.models.llama4 import modeling_llama4
 from transformers.models.mamba2 import modeling_mamba2
+from transformers.models.minicpm3 import modeling_minicpm3
 from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.ministral3 import modeling_ministral3
+from transformers.models.mistral4 import modeling_mistral4
 from transformers.models.nanochat import modeling_nanochat
 from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.olmo2 import modeling_olmo2
@@ -51,12 +57,16 @@ from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.seed_oss import modeling_seed_oss
 from transformers.models.smollm3 import modeling_smollm3
+from transformers.models.solar_open import modeling_solar_open
 from transformers.models.starcoder2 import modeling_starcoder2
+from transformers.models.youtu import modeling_youtu
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
+    modeling_afmoe, modeling_dots1, modeling_exaone_moe, modeling_solar_open,
+    modeling_llama4, modeling_minicpm3, modeling_mistral4, modeling_youtu,
     modeling_deepseek_v2, modeling_deepseek_v3, modeling_glm4_moe_lite,
     modeling_ernie4_5_moe, modeling_granitemoe, modeling_hunyuan_v1_moe, modeling_lfm2_moe, modeling_qwen3_next,
     modeling_falcon_h1, modeling_mamba2, modeling_nemotron_h,
@@ -68,6 +78,8 @@ MODULES = (
     modeling_llama, modeling_nanochat, modeling_seed_oss, modeling_starcoder2, modeling_gemma4, modeling_granite,
     modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2, modeling_olmo3, modeling_phi3, modeling_smollm3,
 )  # fmt: skip
+# transformers has it as a part of Mistral 3 alone.
+AutoModelForCausalLM.register(modeling_mistral4.Mistral4Config, modeling_mistral4.Mistral4ForCausalLM, exist_ok=True)
 VOCAB = 64
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
@@ -107,6 +119,12 @@ LATENT = {
 }  # fmt: skip
 # A setting of SIZES that a class does not have.
 ABSENT = object()
+DENSE_LATENT = {key: LATENT[key] for key in ("kv_lora_rank", "qk_rope_head_dim", "num_key_value_heads")}
+# Experts that are chosen by sigmoids.
+SIGMOIDS = {
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 32, "tie_word_embeddings": False,
+    "rope_parameters": PLAIN, "experts_implementation": "eager",
+}  # fmt: skip
 SPACE = {
     "mamba_d_ssm": 64,
     "mamba_n_heads": 4,
@@ -121,6 +139,57 @@ NEMOTRON = {
     "ssm_state_size": 16, "chunk_size": 16, "tie_word_embeddings": False,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "deepseekmoe": {
+        "model_type": "deepseek", **{key: of for key, of in SIGMOIDS.items() if key != "intermediate_size"},
+        "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "topk_method": "greedy",
+        "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+    },
+    # Every second layer has experts, and layer 3 of 4 has no rotary embedding.
+    "llama4": {
+        "model_type": "llama4_text", "num_hidden_layers": 4, "intermediate_size": 32, "intermediate_size_mlp": 64,
+        "num_local_experts": 6, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 512,
+        "floor_scale": 8, "attn_scale": 0.5, "rms_norm_eps": 0.05, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "youtu": {
+        "model_type": "youtu", **DENSE_LATENT, "head_dim": ABSENT, "q_lora_rank": 32, "qk_nope_head_dim": 32,
+        "v_head_dim": 32, "rope_parameters": PLAIN,
+    },
+    "minicpm3": {
+        "model_type": "minicpm3", **DENSE_LATENT, "head_dim": ABSENT, "q_lora_rank": 32, "qk_nope_head_dim": 32,
+        "v_head_dim": 8, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 0.05,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1 + j / 8 for j in range(8)],
+            "long_factor": [1 + j / 2 for j in range(8)], "original_max_position_embeddings": 512,
+        },
+    },
+    "mistral4": {
+        "model_type": "mistral4", **LATENT, "head_dim": ABSENT, "q_lora_rank": 32, "qk_nope_head_dim": 32,
+        "v_head_dim": 32, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+        "rope_parameters": {
+            **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+            "partial_rotary_factor": 1 / 3,
+        },
+    },
+    "dots1": {
+        "model_type": "dots1", **SIGMOIDS, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True, "sliding_window": None,
+    },
+    "solaropen": {
+        "model_type": "solar_open", **SIGMOIDS, "intermediate_size": ABSENT, "n_routed_experts": 8,
+        "n_shared_experts": 1, "rope_parameters": YARN,
+    },
+    "exaonemoe": {
+        "model_type": "exaone_moe", **SIGMOIDS, "num_hidden_layers": 4, "sliding_window": 8, "num_experts": 8,
+        "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+    },
+    "afmoe": {
+        "model_type": "afmoe", **SIGMOIDS, "num_hidden_layers": 4, "sliding_window": 8, "num_experts": 8,
+        "num_shared_experts": 1, "num_dense_layers": 1, "route_scale": 2.5, "mup_enabled": True,
+    },
     "granite4h": {
         "model_type": "granitemoehybrid", **NO_HEAD_DIM, "rope_parameters": PLAIN, **MULTIPLIERS,
         "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -310,6 +379,28 @@ CONTEXT, HEAD_DIM = 131_072, 64
 
 # Biases of the choice of experts.
 CHOICE = ("e_score_correction_bias", "expert_bias")
+
+
+class DeepseekConfig(LlamaConfig):
+    """The settings of the first DeepSeek with experts."""
+
+    model_type = "deepseek"
+    attribute_map: ClassVar[dict[str, str]] = {"num_experts": "n_routed_experts"}
+
+
+class DeepseekForCausalLM(modeling_llama.LlamaForCausalLM):
+    """The first DeepSeek with experts: Llama's attention, and DeepSeek-V2's experts without groups."""
+
+    config_class = DeepseekConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers[config.first_k_dense_replace :]:
+            layer.mlp = modeling_deepseek_v2.DeepseekV2Moe(config)
+
+
+AutoConfig.register("deepseek", DeepseekConfig)
+AutoModelForCausalLM.register(DeepseekConfig, DeepseekForCausalLM)
 
 
 def build(name: str, seed: int) -> PreTrainedModel:

@@ -139,7 +139,7 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         for key in (
             *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size"),
             *("shared_expert_intermediate_size", "hidden_size_per_layer_input", "kv_lora_rank", "q_lora_rank"),
-            "moe_shared_expert_intermediate_size",
+            *("moe_shared_expert_intermediate_size", "intermediate_size_mlp"),
         )
         if config.get(key)
     }
@@ -159,7 +159,8 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         made["per_layer_config"] = {i: of | {"head_dim": of["head_dim"] * times} for i, of in layers.items()}
     for key in ("rope_scaling", "rope_parameters"):
         if "long_factor" in (config.get(key) or {}):
-            factors = {of: np.repeat(config[key][of], times).tolist() for of in ("long_factor", "short_factor")}
+            n = 1 if "kv_lora_rank" in config else times  # the rotated part of latent attention keeps its size
+            factors = {of: np.repeat(config[key][of], n).tolist() for of in ("long_factor", "short_factor")}
             made[key] = config[key] | factors
     return made
 
