@@ -10,7 +10,7 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_int8, mul
-from .fixed_rows import MANY, eight_rows_of_groups
+from .fixed_rows import eight_rows_of_groups
 from .format import TWO_PANELS
 from .panels import load_32, panel_of_groups
 from .rows import dequantize_32
@@ -39,4 +39,4 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 scales = scales_of("f16", has_offset=False)
 panel = panel_of_groups(BLOCK, BLOCK_BYTES, scales, quants)
-eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, quants, most=MANY)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, quants)
