@@ -212,7 +212,7 @@ class PassCosts:
         return bool(self._seconds)
 
     def lacks(self, n_rows: int) -> bool:
-        """Return whether the time of a pass with so many rows is guessed from the times of passes with other numbers."""
+        """Return whether the time of a pass with so many rows would be guessed from those of other passes."""
         return self.is_known and n_rows not in self._seconds
 
     def add(self, n_rows: int, seconds: float) -> None:
