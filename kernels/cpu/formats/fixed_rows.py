@@ -47,9 +47,10 @@ TOGETHER = 2 if _REGISTERS == 2 else 1
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
 # A kernel multiplies one or two tokens.
 PAIR = 2
-# The most tokens that are multiplied with rows as they are stored; for more tokens tiles are faster. With VNNI, a tile of
-# 8 tokens takes 0.65 of the time for Q8_0, 0.75 for Q4_K and 0.55 for Q6_K (Xeon, CPU time of one thread).
-TOKENS = 4 if DIGITS and not QUADS else PAIR
+# The most tokens that are multiplied with rows as they are stored; for more tokens tiles are faster. With VNNI a tile
+# of 8 tokens takes 0.65 of the time for Q8_0, 0.75 for Q4_K and 0.55 for Q6_K; with AVX2 it takes 0.87 for Q8_0, and
+# one of 4 tokens takes 1.23 (Xeon, CPU time of one thread).
+TOKENS = PAIR if QUADS else 4
 RECORD_BYTES = 96
 # Byte offsets in a record: scale, total, totals of 16 columns; total and totals of 16 columns as integers.
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
