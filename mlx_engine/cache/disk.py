@@ -508,17 +508,22 @@ class DiskPrefixes:
 
     # ---- reading ----
 
-    def reach(self, chain: Sequence[bytes], first: int) -> int:
+    def reach(self, chain: Sequence[bytes], first: int, most: int) -> int:
         """Return how many pages of a prefix can be used, at least the `first` pages that are in memory already.
 
-        Groups without a window need the file of every page after `first`, groups with a window those that later tokens
-        read. Models with states need the states after the last page.
+        At most `most` tokens are used, which may end inside the last page. Groups without a window need the file of
+        every page after `first`, groups with a window those that later tokens read. Models with states need the states
+        after the last page.
         """
         n = len(chain)
         self.folder.wait_briefly()
         for group, window in enumerate(self._pool.windows):
             if window is None:
                 n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
+        page, windows = self._pool.page, self._pool.windows
+        # A prefix with states ends after a page. Windows of these sizes reach back one more page if it ends inside one.
+        if n * page > most and (STATE in self._pieces or any(window and window % page == 1 for window in windows)):
+            n -= 1
         while n > first and not self._ends_at(chain, first, n):
             n -= 1
         return n
