@@ -299,6 +299,7 @@ class PrefixFolder(SavedPrefixes):
         self._known: dict[str, float] = {}
         self._claimed: set[str] = set()
         self._bad: set[str] = set()
+        self._about = ""
         self._n_new, self._paused_until, self._has_warned = 0, 0.0, False
         self._has_waited = False
         self._process, self._is_open = os.getpid(), threading.Event()
@@ -346,19 +347,25 @@ class PrefixFolder(SavedPrefixes):
         Raises:
             OSError: it cannot be made, or another user could read or change it.
         """
-        text, self.identity = identity_of(about)
+        self._about, self.identity = identity_of(about)
         plain = "".join(c if c.isalnum() or c in "-._" else "_" for c in model).lstrip(".")[:60]
         ours = self.path / f"{plain}-{self.identity[:8].hex()}"
         ours.mkdir(mode=0o700, exist_ok=True)
         check_private(ours)
         (ours / "drafts").mkdir(mode=0o700, exist_ok=True)
         remove_dead(ours / "drafts")
-        for file, content in ((self.path / README, TEXT), (ours / ABOUT, text)):
-            if not file.exists():
-                file.write_text(content, encoding="utf-8")
-        self._known |= {entry.name: 0.0 for entry in os.scandir(ours) if entry.name.endswith(ENDING)}
+        self._mark(ours)
+        self._known |= dict.fromkeys(_names(ours), 0.0)
         self.stats.nbytes = sum(size for _, size, _ in files_in(self.path))
         self.ours = ours
+
+    def _mark(self, ours: Path) -> None:
+        """Write the files that describe the folders, unless they exist. Folders without them are not bounded."""
+        for file, content in ((self.path / README, TEXT), (ours / ABOUT, self._about)):
+            if not file.exists():
+                with draft(file) as new:
+                    new.write_text(content, encoding="utf-8")
+                    new.replace(file)
 
     def has(self, key: Key) -> bool:
         """Return whether there is a file, perhaps written by another process."""
@@ -399,8 +406,13 @@ class PrefixFolder(SavedPrefixes):
         """Remove a file that cannot be used. If the removal fails, ignore the file from now on."""
         assert self.ours is not None  # noqa: S101 - `has` has found the file
         path = self.ours / key.name
-        self.stats.damaged += os.path.lexists(path)
         self._known.pop(key.name, None)
+        if not os.path.lexists(path):
+            # Another process has removed this file, and perhaps many. Each one that is tried costs a look-up in which
+            # all files of the prefix are read again.
+            self._known = {name: self._known.get(name, 0.0) for name in _names(self.ours)}
+            return
+        self.stats.damaged += 1
         with contextlib.suppress(OSError):
             path.unlink()
         if os.path.lexists(path):
@@ -414,6 +426,7 @@ class PrefixFolder(SavedPrefixes):
         """
         assert self.ours is not None  # noqa: S101 - the writer starts when it is known
         header = header_of(self.identity, key, content.nbytes)
+        (self.ours / "drafts").mkdir(mode=0o700, exist_ok=True)  # programs that clean up remove empty folders
         with draft(self.ours / "drafts" / key.name) as path:
             with path.open("wb", buffering=0) as file:
                 write_all(file, header + check(header, content))
@@ -431,6 +444,8 @@ class PrefixFolder(SavedPrefixes):
 
     def bound(self) -> None:
         """If all files take more than the bound, remove the least recently used until they take 15/16 of it."""
+        assert self.ours is not None  # noqa: S101 - called after a write
+        self._mark(self.ours)
         found = sorted(files_in(self.path))
         self.stats.nbytes, self._n_new = sum(size for _, size, _ in found), 0
         most = self.max_nbytes - self.max_nbytes // 16 if self.stats.nbytes > self.max_nbytes else self.max_nbytes
@@ -737,6 +752,14 @@ def check_private(folder: Path) -> None:
     is_ours = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
     if not stat.S_ISDIR(found.st_mode) or not is_ours:
         raise PermissionError(f"{folder.name} is not a folder that this user alone can read and write")
+
+
+def _names(ours: Path) -> list[str]:
+    """Return the names of the files in the folder of an identity."""
+    try:
+        return [entry.name for entry in os.scandir(ours) if entry.name.endswith(ENDING)]
+    except OSError:
+        return []
 
 
 def files_in(path: Path) -> list[tuple[int, int, Path]]:
