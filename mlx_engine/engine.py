@@ -283,7 +283,8 @@ class Engine:
         identify = partial(_identified, self.path, about, self._files)
         made = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
         if self._prefixes is not None:
-            made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
+            if self._prefixes.saved:  # else the identity may be unknown, and `made` may know its own already
+                made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
             self._prefixes.close()
         self._prefixes = made
 

@@ -22,6 +22,7 @@ prefix go from its end.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import math
 import os
@@ -442,13 +443,18 @@ class PrefixFolder(SavedPrefixes):
         if self.stats.nbytes > self.max_nbytes or self._n_new > self.max_nbytes // 16:
             self.bound()
 
-    def bound(self) -> None:
-        """If all files take more than the bound, remove the least recently used until they take 15/16 of it."""
+    def bound(self, *, is_full: bool = False) -> None:
+        """If all files take more than the bound, remove the least recently used until they take 15/16 of it.
+
+        If the disk is full, remove files until they take 15/16 of what they took.
+        """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)
         found = sorted(files_in(self.path))
         self.stats.nbytes, self._n_new = sum(size for _, size, _ in found), 0
-        most = self.max_nbytes - self.max_nbytes // 16 if self.stats.nbytes > self.max_nbytes else self.max_nbytes
+        most = min(self.max_nbytes, self.stats.nbytes) if is_full else self.max_nbytes
+        if is_full or self.stats.nbytes > most:
+            most -= -(-most // 16)
         for _, size, path in found:
             if self.stats.nbytes <= most:
                 return
@@ -471,7 +477,8 @@ class PrefixFolder(SavedPrefixes):
     def keep(self, key: Key, content: np.ndarray, used: int) -> None:
         """Write a file.
 
-        If the write fails, forget the file and write nothing for a while, because the disk may be full.
+        If the write fails, forget the file and write nothing for a while. If the disk is full, make room, because the
+        bound may be larger than the disk.
         """
         if time.monotonic() < self._paused_until:
             self.forget(key)
@@ -482,6 +489,9 @@ class PrefixFolder(SavedPrefixes):
             self.forget(key)
             self.warn(error)
             self._paused_until = time.monotonic() + PAUSE
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                with contextlib.suppress(OSError):  # the description of a folder is not written on a full disk
+                    self.bound(is_full=True)
 
     def warn(self, error: Exception) -> None:
         """Warn once that prefixes are not kept."""

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ pytest.importorskip("numba")
 
 import mlx_engine
 from mlx_engine.cache import disk
-from mlx_engine.cache.disk import DiskPrefixes, Key, PrefixFolder, chains, files_in
+from mlx_engine.cache.disk import DiskPrefixes, Key, PrefixFolder, SavedPrefixes, chains, files_in
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint import identity
 from mlx_engine.checkpoint.sources import BUILTIN
@@ -147,9 +148,11 @@ def test_a_full_disk_leaves_no_empty_description(tmp_path: Path, monkeypatch: py
     folder.close()
 
 
-def test_a_full_disk_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]):
+def test_a_full_disk_costs_one_warning_and_the_oldest_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+):
     folder = folder_of(tmp_path)
-    first = kept(folder, 1)
+    first, *newer = (kept(folder, i) for i in range(10, 18))
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -157,7 +160,7 @@ def test_a_full_disk_costs_one_warning(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patched:
         patched.setattr(disk.os, "utime", full)
         others = [kept(folder, i) for i in (2, 3)]
-    assert folder.has(first)
+    assert [folder.has(key) for key in (first, *newer)] == [False, *[True] * 7]
     assert not any(map(folder.has, others))
     assert warnings == [f"{tmp_path}: prefixes are not kept there (No space left on device); prompts are computed"]
     folder._paused_until = 0.0
@@ -325,6 +328,19 @@ def test_a_model_file_that_is_replaced_after_it_was_loaded_has_no_identity(tmp_p
         assert not engine._prefixes.wait()
     assert len(warnings) == 1
     assert not files_in(tmp_path / "prefixes")
+
+
+def test_a_second_folder_keeps_its_own_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def opened_at_once(*given: Any) -> PrefixFolder:
+        folder = PrefixFolder(*given)
+        assert folder.wait()
+        return folder
+
+    monkeypatch.setattr("mlx_engine.engine.PrefixFolder", opened_at_once)
+    with mlx_engine.load("builtin", "simd") as engine:
+        engine._prefixes = SavedPrefixes()  # as an earlier folder that is not open yet
+        engine.keep_prefixes(tmp_path)
+        assert engine._prefixes.identity == engine.prefix_identity()
 
 
 def test_a_saved_prefix_is_used_and_its_damage_is_computed(tmp_path: Path):
