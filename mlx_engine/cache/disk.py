@@ -363,9 +363,9 @@ class PrefixFolder(SavedPrefixes):
     def _mark(self, ours: Path) -> None:
         """Write the files that describe the folders, unless they exist. Folders without them are not bounded."""
         for file, content in ((self.path / README, TEXT), (ours / ABOUT, self._about)):
-            if not file.exists():
+            if not (file.exists() if file.name == README else is_ours(ours)):
                 with draft(file) as new:
-                    new.write_text(content, encoding="utf-8")
+                    new.write_bytes(content.encode())
                     new.replace(file)
 
     def has(self, key: Key) -> bool:
@@ -772,12 +772,21 @@ def _names(ours: Path) -> list[str]:
         return []
 
 
+def is_ours(folder: Path) -> bool:
+    """Return whether a folder is of an identity: its name ends with the digest of its description."""
+    try:
+        text = (folder / ABOUT).read_bytes() if not folder.is_symlink() else b""
+    except OSError:
+        return False
+    return folder.name.endswith(f"-{hashlib.sha256(text).hexdigest()[:16]}")
+
+
 def files_in(path: Path) -> list[tuple[int, int, Path]]:
     """Return the time of the last use in ns, the bytes and the path of each file of a folder of prefixes."""
     found = []
     with contextlib.suppress(OSError):
         for ours in sorted(path.iterdir()):
-            if not ours.is_symlink() and (ours / ABOUT).is_file():
+            if is_ours(ours):
                 for entry in os.scandir(ours):
                     if entry.name.endswith(ENDING):
                         with contextlib.suppress(OSError):
@@ -848,13 +857,18 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return what this module made in a folder of prefixes: folders of identities and of digests, and a README."""
+    """Return what this module made in a folder of prefixes: folders of identities and of digests, and a README.
+
+    The user may have other files and folders there.
+    """
+    digests, readme = path / DIGESTS, path / README
     try:
-        entries = sorted(path.iterdir())
+        ours = list(filter(is_ours, sorted(path.iterdir())))
+        others = [digests] if digests.is_dir() and {file.suffix for file in digests.iterdir()} <= {".sha256"} else []
+        others += [readme] if readme.is_file() and readme.read_bytes() == TEXT.encode() else []
     except OSError:
         return []
-    ours = [e for e in entries if (e / ABOUT).is_file() and not e.is_symlink()]
-    return [*ours, *(path / name for name in (DIGESTS, README) if (path / name).exists())] if ours else []
+    return [*ours, *others] if ours else []
 
 
 def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None]) -> None:

@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_no_empty_description(tmp_path: Path, monkeypatch: py
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr(Path, "write_bytes", full)
         assert not PrefixFolder(tmp_path, 1 << 30, "a model", lambda _: {"model": "x"}).wait()
     assert len(warnings) == 1
     folder = folder_of(tmp_path)
@@ -550,6 +550,18 @@ def test_prefixes_are_listed_and_removed(tmp_path: Path):
         refused = CliRunner().invoke(app, [*command, "--prefix-dir", str(tmp_path / "other.txt")])
         said = " ".join(refused.stderr.replace("│", " ").split())  # a long path wraps the line anywhere
         assert (refused.exit_code, "is a file" in said) == (2, True)
+
+
+def test_files_of_the_user_beside_prefixes_are_left_alone(tmp_path: Path):
+    for name in ("project/about.txt", "project/notes.kv", "README.txt", "digests/mine.txt"):
+        (tmp_path / name).parent.mkdir(mode=0o700, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    folder = folder_of(tmp_path, 2000)
+    for i in range(4):
+        kept(folder, i)
+    folder.close()
+    assert (tmp_path / "project" / "notes.kv").exists()
+    assert disk.parts_of(tmp_path) == [folder.ours]
 
 
 def test_a_server_without_a_prefix_cache_refuses_a_folder(tmp_path: Path):
