@@ -34,6 +34,18 @@ SAMPLED = (
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
     "starcoder2",
+    "command-r",
+    "chatglm",
+    "helium",
+    "nemotron",
+    "gemma",
+    "stablelm",
+    "phi2",
+    "gptneox",
+    "starcoder",
+    "exaone",
+    "olmo",
+    "internlm3",
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 _SPACE = {
@@ -182,6 +194,25 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
         "expert_shared_feed_forward_length": 256,
     }),
+    "command-r": ("gguf", {**_LAYER_NORMS, "logit_scale": 0.25}),
+    "chatglm": ("gguf", {**_DECODER, "rope.dimension_count": 32}),
+    "helium": ("gguf", _DECODER),
+    "nemotron": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 32}),
+    "gemma": ("gguf", {**_DECODER, **_HEADS}),
+    "stablelm": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 16}),
+    "phi2": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 32}),
+    "gptneox": ("gguf", {**_LAYER_NORMS, "attention.head_count_kv": 4, "rope.dimension_count": 16}),
+    "starcoder": ("gguf", {
+        "block_count": LAYERS, "context_length": CONTEXT, "embedding_length": 256, "feed_forward_length": 512,
+        "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5,
+    }),
+    "exaone": ("gguf", _DECODER),
+    "internlm3": ("hf", {
+        "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "hidden_act": "silu",
+    }),
+    "olmo": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 64}),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.
 _FLOATS = ("position_embd", "conv")

@@ -448,6 +448,10 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
         config.setdefault("n_ctx", config["n_positions"])
     if config.get("model_type") in GEMMA4 and "vocab_size" in config:
         config.setdefault("vocab_size_per_layer_input", config["vocab_size"])
+    if config.get("model_type") == "gpt_neox":
+        rope = {**config, **(config.get("rope_parameters") or {})}
+        names = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
+        config |= {key: rope[name] for key, name in names.items() if name in rope and key not in config}
     if config.get("model_type") == "minimax_m2" and "head_dim" in config:
         part = {**config, **(config.get("rope_parameters") or {})}.get("partial_rotary_factor", 1)
         config.setdefault("rotary_dim", int(config["head_dim"] * part))

@@ -13,7 +13,7 @@ whole rows), the biases, and whether the FFN has a gate or is a mixture of exper
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -67,9 +67,9 @@ def has_rope(config: Any) -> tuple[bool, ...]:
 
 
 def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
-    """Return the FFN of a layer: with experts, with a gate, or plain. A parallel block has one norm for both parts."""
+    """Return the FFN of a layer: with experts, with a gate, or plain. A parallel block has one norm or two."""
     activation: Activation = getattr(config, "activation", "silu")
-    name = "attn_norm" if config.is_parallel else "ffn_norm"
+    name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
         return Mixture(t.norm(name), experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation))
     norm = t.norm_or_none(name)
@@ -90,26 +90,45 @@ def rope_of(p: Parameters, cfg: Any) -> Rope:
 
 
 def plan(
-    config_type: type[ConfigBase], table: Table, *, tied: bool = False, experts_of: Names | None = None
-) -> Callable[[Checkpoint], Plan]:
+    config_type: type[ConfigBase], table: Table | Callable[[Any], Table], *, tied: bool = False,
+    experts_of: Names | None = None, aliases: Mapping[str, str] | None = None,
+) -> Callable[[Checkpoint], Plan]:  # fmt: skip
     """Return the function `plan` of a model file.
 
     Args:
         config_type: the class of the config.
-        table: the tensors.
+        table: the tensors, or a function that returns them for a config.
         tied: whether the head is tied to the embedding table if config.json does not say so.
         experts_of: the names of router and experts in folders, whose FFN size is `expert_size` or `intermediate_size`.
+        aliases: other names of keys in config.json.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
         """Return the config and the expected tensors of a checkpoint."""
-        made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table, tied=tied))
+        if aliases is not None:
+            settings = {aliases.get(key, key): value for key, value in checkpoint.settings.items()}
+            checkpoint = replace(checkpoint, settings=settings)
+        is_fused = checkpoint.naming == "gguf" and "blk.0.attn_qkv.weight" in checkpoint.shapes
+        of_file = with_fused_qkv(table) if is_fused and not callable(table) else table
+        made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, of_file, tied=tied))
         if experts_of is None:
             return made
         size = getattr(made.config, "expert_size", made.config.intermediate_size)
         return with_experts(made, checkpoint, experts_of, size)
 
     return planned
+
+
+def with_fused_qkv(table: Table) -> Table:
+    """Return a table for GGUF files that store queries, keys and values as one tensor."""
+    sizes, made = ("HE", "GE", "GE"), dict(table)
+    for i, name in enumerate(("attn_q", "attn_k", "attn_v")):
+        for kind in ("weight", "bias"):
+            row = table.get(f"blk.*.{name}.{kind}")
+            if row is not None:
+                gguf, before, after = f"blk.*.attn_qkv.{kind}", sizes[:i], sizes[i + 1 :]
+                made[f"blk.*.{name}.{kind}"] = replace(row, gguf=gguf, before=before, after=after)
+    return made
 
 
 def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:

@@ -29,6 +29,18 @@ SAMPLED = (
     "glm4moe", "minimaxm2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "hunyuan", "llamabias", "nanochat", "seed_oss", "starcoder2",
+    "cohere",
+    "glm",
+    "helium",
+    "nemotron",
+    "gemma",
+    "stablelm",
+    "phi",
+    "gptneox",
+    "bigcode",
+    "exaone",
+    "olmo",
+    "internlm3",
 )  # fmt: skip
 # With Mamba2 mixers, which --shard tensor does not cut.
 MIXERS = ("falconh1", "granite4h", "mamba2", "nemotron3", "nemotronh")

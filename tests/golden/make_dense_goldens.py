@@ -21,6 +21,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
 from transformers.models.arcee import modeling_arcee
+from transformers.models.cohere import modeling_cohere
 from transformers.models.cohere2 import modeling_cohere2
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
@@ -28,13 +29,18 @@ from transformers.models.ernie4_5 import modeling_ernie4_5
 from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
 from transformers.models.exaone4 import modeling_exaone4
 from transformers.models.falcon_h1 import modeling_falcon_h1
+from transformers.models.gemma import modeling_gemma
 from transformers.models.gemma4 import modeling_gemma4
+from transformers.models.glm import modeling_glm
 from transformers.models.glm4 import modeling_glm4
 from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite
+from transformers.models.gpt_bigcode import modeling_gpt_bigcode
+from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.granite import modeling_granite
 from transformers.models.granitemoe import modeling_granitemoe
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+from transformers.models.helium import modeling_helium
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe
 from transformers.models.lfm2_moe import modeling_lfm2_moe
@@ -43,14 +49,18 @@ from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.ministral3 import modeling_ministral3
 from transformers.models.nanochat import modeling_nanochat
+from transformers.models.nemotron import modeling_nemotron
 from transformers.models.nemotron_h import modeling_nemotron_h
+from transformers.models.olmo import modeling_olmo
 from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.olmo3 import modeling_olmo3
 from transformers.models.olmoe import modeling_olmoe
+from transformers.models.phi import modeling_phi
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.seed_oss import modeling_seed_oss
 from transformers.models.smollm3 import modeling_smollm3
+from transformers.models.stablelm import modeling_stablelm
 from transformers.models.starcoder2 import modeling_starcoder2
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
@@ -67,6 +77,16 @@ MODULES = (
     rope_utils, modeling_cohere2, modeling_ernie4_5, modeling_exaone4, modeling_glm4, modeling_hunyuan_v1_dense,
     modeling_llama, modeling_nanochat, modeling_seed_oss, modeling_starcoder2, modeling_gemma4, modeling_granite,
     modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2, modeling_olmo3, modeling_phi3, modeling_smollm3,
+    modeling_cohere,
+    modeling_glm,
+    modeling_helium,
+    modeling_nemotron,
+    modeling_gemma,
+    modeling_stablelm,
+    modeling_phi,
+    modeling_gpt_neox,
+    modeling_gpt_bigcode,
+    modeling_olmo,
 )  # fmt: skip
 VOCAB = 64
 SIZES: dict[str, Any] = {
@@ -273,6 +293,51 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_parameters": {
             "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         },
+    },
+    "cohere": {
+        "model_type": "cohere", **NO_HEAD_DIM, "attention_bias": True, "logit_scale": 0.25, "rope_parameters": PLAIN,
+        "head_dim": ABSENT,
+    },
+    "glm": {
+        "model_type": "glm", "tie_word_embeddings": False, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
+    },
+    "helium": {
+        "model_type": "helium", "tie_word_embeddings": False, **NO_HEAD_DIM, "attention_bias": True,
+        "mlp_bias": True, "rope_parameters": PLAIN,
+    },
+    "nemotron": {
+        "model_type": "nemotron", "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True,
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
+    },
+    "gemma": {"model_type": "gemma", "rope_parameters": PLAIN},
+    "stablelm": {
+        "model_type": "stablelm", **NO_HEAD_DIM, "head_dim": ABSENT, "tie_word_embeddings": False, "use_qkv_bias": True,
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25},
+    },
+    "phi": {
+        "model_type": "phi", **NO_HEAD_DIM, "head_dim": ABSENT, "tie_word_embeddings": False,
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
+    },
+    "gptneox": {
+        "model_type": "gpt_neox", **NO_HEAD_DIM, "head_dim": ABSENT, "num_key_value_heads": ABSENT,
+        "hidden_act": "gelu_new", "tie_word_embeddings": False,
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25},
+    },
+    "bigcode": {
+        "model_type": "gpt_bigcode", **NO_HEAD_DIM,
+        **dict.fromkeys(("head_dim", "intermediate_size", "num_key_value_heads"), ABSENT),
+    },
+    "exaone": {
+        "model_type": "exaone", **NO_HEAD_DIM, "head_dim": ABSENT, "tie_word_embeddings": False,
+        "rope_parameters": PLAIN,
+    },
+    "olmo": {
+        "model_type": "olmo", **NO_HEAD_DIM, "head_dim": ABSENT, "tie_word_embeddings": False,
+        "rope_parameters": PLAIN,
+    },
+    "internlm3": {
+        "model_type": "internlm3", "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True,
+        "rope_parameters": PLAIN,
     },
 }  # fmt: skip
 # Attention scores of these models have the scale 1: the norms of queries make up for the head dim.
