@@ -24,6 +24,11 @@ _DECODER = {
     "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-6,
     "rope.freq_base": 1e4, "vocab_size": VOCAB,
 }  # fmt: skip
+_FOLDER = {
+    "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True, "hidden_act": "silu",
+}  # fmt: skip
 _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
@@ -46,6 +51,11 @@ SAMPLED = (
     "exaone",
     "olmo",
     "internlm3",
+    "lille-130m",
+    "telechat3",
+    "mimo",
+    "internlm2",
+    "minicpm",
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 _SPACE = {
@@ -196,7 +206,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "command-r": ("gguf", {**_LAYER_NORMS, "logit_scale": 0.25}),
     "chatglm": ("gguf", {**_DECODER, "rope.dimension_count": 32}),
-    "helium": ("gguf", _DECODER),
+    "helium": ("hf", {**_FOLDER, "head_dim": 64}),
     "nemotron": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 32}),
     "gemma": ("gguf", {**_DECODER, **_HEADS}),
     "stablelm": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 16}),
@@ -207,11 +217,15 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5,
     }),
     "exaone": ("gguf", _DECODER),
-    "internlm3": ("hf", {
-        "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT,
-        "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "hidden_act": "silu",
+    "minicpm": ("gguf", {**_DECODER, "embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 4.0}),
+    "internlm2": ("gguf", _DECODER),
+    "mimo": ("hf", _FOLDER),
+    "telechat3": ("hf", _FOLDER),
+    "lille-130m": ("hf", {
+        "n_layer": LAYERS, "n_embd": 256, "n_head": 4, "n_kv_heads": 2, "vocab_size": VOCAB, "block_size": CONTEXT,
+        "layer_norm_eps": 1e-6,
     }),
+    "internlm3": ("hf", {**_FOLDER, "head_dim": 64}),
     "olmo": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 64}),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.

@@ -1,6 +1,7 @@
 """Helium 1.
 
-Reference: Hugging Face transformers, models/helium. Difference from Llama: rotary pairs are neighboring rows.
+Reference: Hugging Face transformers, models/helium. Difference from Llama: rotary pairs are neighboring rows. GGUF
+files have the architecture "llama", and this order of rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.models import llama, standard
 
 ARCHITECTURES = ("helium",)
-GGUF_ARCHITECTURE = "helium"  # llama.cpp has no such architecture
+GGUF_ARCHITECTURE = "llama"
 
 
 @dataclass(frozen=True)

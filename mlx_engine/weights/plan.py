@@ -20,7 +20,7 @@ BUFFER = re.compile(
     r"|^gpt_neox\.layers\.\d+\.attention\.(?:masked_)?bias$"
 )
 # Layers of multi-token prediction (MTP), in a separate module or after the model's layers.
-MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
+MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ SAMPLED = (
     "exaone",
     "olmo",
     "internlm3",
+    "lille",
+    "telechat3",
+    "mimo",
+    "internlm2",
+    "minicpm",
 )  # fmt: skip
 # With Mamba2 mixers, which --shard tensor does not cut.
 MIXERS = ("falconh1", "granite4h", "mamba2", "nemotron3", "nemotronh")

@@ -35,6 +35,7 @@ ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
     "cohere": ARCH.COMMAND_R,
     "glm": ARCH.CHATGLM,
     "nemotron": ARCH.NEMOTRON,
+    "helium": ARCH.LLAMA,
     "gemma": ARCH.GEMMA,
     "stablelm": ARCH.STABLELM,
     "phi": ARCH.PHI2,
@@ -42,13 +43,18 @@ ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
     "gpt_bigcode": ARCH.STARCODER,
     "exaone": ARCH.EXAONE,
     "internlm3": ARCH.LLAMA,
+    "minicpm": ARCH.MINICPM,
+    "internlm2": ARCH.INTERNLM2,
+    "mimo": ARCH.QWEN2,
+    "telechat3": ARCH.LLAMA,
+    "lille-130m": ARCH.LLAMA,
     "olmo": ARCH.OLMO,
 }  # fmt: skip
 # What their converters do beside renaming, which is more than half of them; `convert.py` or other tests have it.
 ELSEWHERE = {
     "gpt2": "convert.py", "lfm2": "convert.py", "qwen3_5_text": "convert.py", "qwen3_5_moe_text": "convert.py",
     "gemma4_text": "arrays of settings for each layer, and computed rope_freqs", "gpt_oss": "blocks of MXFP4",
-    "nanochat": "llama.cpp has no such architecture", "helium": "llama.cpp has no such architecture",
+    "nanochat": "llama.cpp has no such architecture",
 }  # fmt: skip
 # Their converters permute rows of queries and keys.
 PERMUTED = (
@@ -56,13 +62,16 @@ PERMUTED = (
     "granite",
     "granitemoe",
     "granitemoehybrid",
+    "internlm2",
     "internlm3",
     "llama",
     "ministral3",
     "mistral",
+    "minicpm",
     "mixtral",
     "olmo",
     "smollm3",
+    "telechat3",
 )
 # The part of each head that is rotated is a setting.
 PARTLY_ROTATED = (
@@ -142,6 +151,10 @@ def config_of(folder: Path) -> dict[str, Any]:
     if c["model_type"] == "gpt_bigcode":
         c |= {"num_hidden_layers": c["n_layer"], "hidden_size": c["n_embd"], "intermediate_size": 4 * c["n_embd"]}
         c |= {"num_attention_heads": c["n_head"], "max_position_embeddings": c["n_positions"]}
+    if c["model_type"] == "lille-130m":
+        c |= {"num_hidden_layers": c["n_layer"], "hidden_size": c["n_embd"], "intermediate_size": 256}
+        c |= {"num_attention_heads": c["n_head"], "num_key_value_heads": c["n_kv_heads"]}
+        c |= {"max_position_embeddings": c["block_size"], "rms_norm_eps": c["layer_norm_eps"]}
     c.setdefault("num_hidden_layers", len(c.get("layers_block_type", ())))
     c.setdefault("num_key_value_heads", c.get("num_attention_heads"))
     return c
@@ -196,6 +209,9 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         "rope.freq_base": float(rope["rope_theta"]), "vocab_size": c["vocab_size"],
         f"attention.{eps}": next((c[key] for key in EPSILONS if key in c), 1e-5),
     }  # fmt: skip
+    if kind == "minicpm":
+        made["embedding_scale"], made["logit_scale"] = c["scale_emb"], c["hidden_size"] / c["dim_model_base"]
+        made["residual_scale"] = c["scale_depth"] / c["num_hidden_layers"] ** 0.5
     if kind == "gpt_bigcode":
         del made["rope.freq_base"]
     if c.get("head_dim"):
@@ -358,6 +374,23 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
             of_heads = np.split(values.reshape(groups, -1, values.shape[1]), np.cumsum([key, key, value]), axis=1)
             q, k, v, z = (of.reshape(-1, values.shape[1]) for of in of_heads)
             made[f"{stem}.in_proj_qkv.weight"], made[f"{stem}.in_proj_z.weight"] = np.concatenate([q, k, v]), z
+        elif name.rsplit(".", 2)[-2] in ("wqkv", "qkv_proj") and c["model_type"] in ("internlm2", "lille-130m"):
+            of_layer, kind = name.rsplit(".", 3)[0], name.rsplit(".", 1)[1]
+            of_layer = of_layer.replace("transformer.", "model.") + ".self_attn."
+            heads, groups, rest = c["num_attention_heads"], c["num_key_value_heads"], values.shape[1:]
+            n = heads // groups
+            if c["model_type"] == "internlm2":
+                of_groups = values.reshape(groups, n + 2, -1, *rest)
+                parts = [of_groups[:, :n], of_groups[:, n], of_groups[:, n + 1]]
+            else:
+                parts = np.split(values.reshape(heads + 2 * groups, -1, *rest), (heads, heads + groups))
+            for part, of_part in zip("qkv", parts, strict=True):
+                made[f"{of_layer}{part}_proj.{kind}"] = of_part.reshape(-1, *rest)
+        elif c["model_type"] == "lille-130m":
+            usual = name.replace("transformer.", "model.").replace("tok_embeddings", "embed_tokens")
+            usual = usual.replace("attention.norm", "input_layernorm").replace("attention.out_proj", "self_attn.o_proj")
+            usual = usual.replace("feed_forward.norm", "post_attention_layernorm").replace("feed_forward.", "mlp.")
+            made[usual] = values
         elif last == "kv_b_proj":
             n, heads = c["qk_nope_head_dim"], c["num_attention_heads"]
             of_each = values.reshape(heads, -1, values.shape[1])

@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
 from transformers.models.arcee import modeling_arcee
@@ -57,6 +59,7 @@ from transformers.models.olmo3 import modeling_olmo3
 from transformers.models.olmoe import modeling_olmoe
 from transformers.models.phi import modeling_phi
 from transformers.models.phi3 import modeling_phi3
+from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.seed_oss import modeling_seed_oss
 from transformers.models.smollm3 import modeling_smollm3
@@ -77,7 +80,7 @@ MODULES = (
     rope_utils, modeling_cohere2, modeling_ernie4_5, modeling_exaone4, modeling_glm4, modeling_hunyuan_v1_dense,
     modeling_llama, modeling_nanochat, modeling_seed_oss, modeling_starcoder2, modeling_gemma4, modeling_granite,
     modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2, modeling_olmo3, modeling_phi3, modeling_smollm3,
-    modeling_cohere,
+    modeling_cohere, modeling_qwen2,
     modeling_glm,
     modeling_helium,
     modeling_nemotron,
@@ -302,8 +305,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "glm", "tie_word_embeddings": False, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
     },
     "helium": {
-        "model_type": "helium", "tie_word_embeddings": False, **NO_HEAD_DIM, "attention_bias": True,
-        "mlp_bias": True, "rope_parameters": PLAIN,
+        "model_type": "helium", "tie_word_embeddings": False, **NO_HEAD_DIM, "mlp_bias": True, "rope_parameters": PLAIN,
     },
     "nemotron": {
         "model_type": "nemotron", "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True,
@@ -335,10 +337,54 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "olmo", **NO_HEAD_DIM, "head_dim": ABSENT, "tie_word_embeddings": False,
         "rope_parameters": PLAIN,
     },
+    "minicpm": {
+        "model_type": "granite", **NO_HEAD_DIM, "rope_parameters": PLAIN, **MULTIPLIERS, "attention_multiplier": 0.25,
+    },
+    "internlm2": {
+        "model_type": "llama", **NO_HEAD_DIM, "head_dim": ABSENT, "num_key_value_heads": 2,
+        "tie_word_embeddings": False, "attention_bias": True, "rope_parameters": PLAIN,
+    },
+    "mimo": {
+        "model_type": "qwen2", **NO_HEAD_DIM, "head_dim": ABSENT, "tie_word_embeddings": False,
+        "rope_parameters": PLAIN,
+    },
+    "telechat3": {"model_type": "llama", "tie_word_embeddings": False, "rope_parameters": YARN},
+    "lille": {
+        "model_type": "helium", **NO_HEAD_DIM, "intermediate_size": 256, "rope_parameters": PLAIN, "rms_norm_eps": 0.05,
+    },
     "internlm3": {
         "model_type": "internlm3", "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True,
         "rope_parameters": PLAIN,
     },
+}  # fmt: skip
+# Models that transformers does not have: `model_type`, other settings, and other parts of the names of tensors. Each
+# computes what the class in MODELS computes.
+RENAMED: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "minicpm": ("minicpm", {"scale_emb": 1.5, "scale_depth": 0.22 * 2**0.5, "dim_model_base": 8}, {}),
+    "mimo": ("mimo", {}, {}),
+    "telechat3": ("telechat3", {}, {}),
+    "internlm2": ("internlm2", {"bias": True}, {
+        "embed_tokens": "tok_embeddings", "lm_head": "output", "self_attn.o_proj": "attention.wo",
+        "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2",
+        "self_attn.qkv": "attention.wqkv",
+    }),
+    "lille": ("lille-130m", {
+        "n_layer": 2, "n_embd": 64, "n_head": 4, "n_kv_heads": 1, "block_size": 512, "layer_norm_eps": 0.05,
+    }, {
+        "model.": "transformer.", "embed_tokens": "tok_embeddings", "self_attn.o_proj": "attention.out_proj",
+        "input_layernorm": "attention.norm", "post_attention_layernorm": "feed_forward.norm", "mlp.": "feed_forward.",
+        "self_attn.qkv": "attention.qkv_proj",
+    }),
+}  # fmt: skip
+# Keys of the classes in MODELS that these models do not have.
+DROPPED: dict[str, tuple[str, ...]] = {
+    "minicpm": ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+    "internlm2": ("attention_bias", "mlp_bias", "head_dim"),
+    "lille": (
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
+        "rms_norm_eps", "head_dim", "intermediate_size", "hidden_act",
+    ),
 }  # fmt: skip
 # Attention scores of these models have the scale 1: the norms of queries make up for the head dim.
 SMALL_QUERIES = ("gemma4", "gemma4e", "gemma4moe")
@@ -434,6 +480,8 @@ def computed(name: str, seed: int, folder: Any) -> dict[str, np.ndarray]:
         if model.config.tie_word_embeddings:
             del stored["lm_head.weight"]
         model.save_pretrained(folder / "hf", state_dict=stored)
+        if name in RENAMED:
+            rename(name, folder / "hf")
         if name in LONG:
             golden["long"] = random.integers(0, VOCAB, LONG[name]).astype(np.int32)
             golden["logits_long"] = logits_of(model, golden["long"].tolist()).astype(np.float32)
@@ -446,6 +494,33 @@ def computed(name: str, seed: int, folder: Any) -> dict[str, np.ndarray]:
                 golden[f"logits{i}{suffix}"] = logits_of(model, prompt).astype(np.float32)
                 golden[f"greedy{i}{suffix}"] = np.array(greedy(model, prompt), np.int32)
     return golden
+
+
+def rename(name: str, folder: Path) -> None:
+    """Rewrite a folder with the names of a model that transformers does not have."""
+    kind, settings, names = RENAMED[name]
+    config = json.loads((folder / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in DROPPED.get(name, ())}
+    (folder / "config.json").write_text(json.dumps(config | settings | {"model_type": kind}, indent=2) + "\n")
+    tensors = fused(name, load_file(folder / "model.safetensors"))
+    made = {}
+    for stem, values in tensors.items():
+        for part, other in names.items():
+            stem = stem.replace(part, other)
+        made[stem] = values.contiguous()
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def fused(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors with queries, keys and values in one."""
+    made = dict(tensors)
+    for stem in [stem for stem in tensors if ".q_proj." in stem and name in ("internlm2", "lille")]:
+        parts = [made.pop(stem.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        if name == "internlm2":  # the heads that share a key head, the key head, the value head
+            n, rest = MODELS[name]["num_key_value_heads"], parts[0].shape[1:]
+            parts = [torch.cat([part.reshape(n, -1, *rest) for part in parts], 1).reshape(-1, *rest)]
+        made[stem.replace("q_proj", "qkv")] = torch.cat(parts)
+    return made
 
 
 def make_rotations() -> None:
