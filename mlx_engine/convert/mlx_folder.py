@@ -462,11 +462,21 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 # Architectures for which mlx-lm ignores `head_dim` and uses hidden_size / n_heads.
-HEADS_OF_SIZE = ("granite", "granitemoehybrid", "lfm2", "mixtral", "phi3", "qwen2", "qwen2_moe")
+HEADS_OF_SIZE = (
+    "cohere", "gpt_neox", "granite", "granitemoehybrid", "internlm2", "internlm3", "lfm2", "mimo", "minicpm", "mixtral",
+    "phi", "phi3", "qwen2", "qwen2_moe", "stablelm",
+)  # fmt: skip
 # Architectures for which mlx-lm has no list of layer types, only the interval between layers with full attention.
 BY_INTERVAL = ("gemma3", "gemma3_text", "qwen3_5", "qwen3_5_moe")
 # Architectures whose sliding window mlx-lm ignores.
 WITHOUT_WINDOW = ("gemma2", "phi3")
+# What mlx-lm computes otherwise, by architecture.
+OTHERWISE = {
+    "gemma": "its gate has GELU without Gemma's approximation, so its results differ a little",
+    "glm": "it rotates whole heads, so its results differ",
+    "gpt_bigcode": "it has GELU without the approximation, so its results differ a little",
+    "olmo": "it loads only files of OLMo's first implementation",
+}
 
 
 def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> None:
@@ -487,6 +497,10 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
             "splits in two; --to q8_0 or q4_0 writes a GGUF file"
         )
     problem = _gpt2(config, has_head=has_head) if model_type == "gpt2" else _layers(model_type, config)
+    if model_type == "gpt_neox":
+        problem = _gpt2(config, has_head=False)
+    if model_type == "minicpm" and not has_head:
+        problem = "a matrix for the head, found a head that is tied to the embedding table"
     if model_type in HEADS_OF_SIZE and config.head_dim * config.n_heads != config.hidden_size:
         size = config.hidden_size // config.n_heads
         problem = f"heads of {size} elements, hidden_size / n_heads, found {config.head_dim}"
@@ -525,7 +539,7 @@ def _layers(model_type: str, config: Any) -> str | None:
 def notes_on(model_type: str, config: Any) -> list[str]:
     """Return lines for the user about results of mlx-lm that differ from this engine's."""
     windows = [window for window in config.windows if window is not None]
-    found, rope = [], getattr(config, "rope", None)
+    found, rope = [OTHERWISE[model_type]] if model_type in OTHERWISE else [], getattr(config, "rope", None)
     if model_type in WITHOUT_WINDOW and windows:
         found.append(f"its attention ignores the window, so its results differ after {min(windows):,} tokens")
     if isinstance(rope, Rotation) and rope.rule == "yarn" and not rope.truncate:

@@ -322,7 +322,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "gptneox": {
         "model_type": "gpt_neox", **NO_HEAD_DIM, "head_dim": ABSENT, "num_key_value_heads": ABSENT,
-        "hidden_act": "gelu_new", "tie_word_embeddings": False,
+        "hidden_act": "gelu_new", "intermediate_size": 256, "tie_word_embeddings": False,
         "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25},
     },
     "bigcode": {
@@ -339,6 +339,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "minicpm": {
         "model_type": "granite", **NO_HEAD_DIM, "rope_parameters": PLAIN, **MULTIPLIERS, "attention_multiplier": 0.25,
+        "tie_word_embeddings": False,
     },
     "internlm2": {
         "model_type": "llama", **NO_HEAD_DIM, "head_dim": ABSENT, "num_key_value_heads": 2,
