@@ -56,6 +56,7 @@ SAMPLED = (
     "mimo",
     "internlm2",
     "minicpm",
+    "mellum",
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 _SPACE = {
@@ -227,6 +228,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "internlm3": ("hf", {**_FOLDER, "head_dim": 64}),
     "olmo": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 64}),
+    "mellum": ("gguf", {
+        **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
+    }),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.
 _FLOATS = ("position_embd", "conv")

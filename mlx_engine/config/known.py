@@ -35,7 +35,7 @@ MLX_LM, LLAMA_CPP = tuple(_MLX_LM.split()), tuple(_LLAMA_CPP.split())
 _LACKS: dict[str, str] = {
     "a model file; no mechanism is known to be missing": """
         afmoe baichuan bailing_moe bailingmoe bailingmoe2 codeshell deepseek dots1 exaone-moe exaone_moe jais2 maincoder
-        mellum minicpm3 orion pangu-embedded plamo plamo3 plm solar_open xverse youtu_llm""",
+        minicpm3 orion pangu-embedded plamo plamo3 plm solar_open xverse youtu_llm""",
     "ALiBi, biases of attention scores by distance": "bloom jais mpt refact",
     "another order of rows in a fused matrix, in a parallel block": "falcon",
     "a bias of the head": "gptj phixtral",

@@ -358,7 +358,7 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures whose nested settings mlx-lm reads.
-NESTED = ("ministral3", *INNER, *INNER.values(), *GEMMA4)
+NESTED = ("mellum", "ministral3", *INNER, *INNER.values(), *GEMMA4)
 # Architectures whose `vocab_size` mlx-lm reads outside of `text_config`.
 SIZE_OUTSIDE = ("gemma3", "gemma4")
 # The names of rotary settings in transformers 4.
@@ -419,7 +419,7 @@ def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head
 
 def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config with the published names of settings that transformers 5 saves under other names."""
-    if config.get("model_type") == "qwen3_moe" and "num_local_experts" in config:
+    if config.get("model_type") in ("mellum", "qwen3_moe") and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
         words = {GLOBAL: "attention", DELTA: "mamba"}

@@ -5,9 +5,9 @@ A model file whose layers are of this kind needs no code, only settings and a te
     Model = standard.Model
     plan = standard.plan(Config, TENSORS)
 
-In addition to the sizes, the config may have `windows` and `has_rope` of each layer, `activation`, `routing`,
-`logit_scale`, and the class variables of `ConfigBase`. The tensors determine which norms a layer has (of heads or of
-whole rows), the biases, and whether the FFN has a gate or is a mixture of experts.
+In addition to the sizes, the config may have `windows` and `has_rope` of each layer, `local_rope` of layers with a
+window, `activation`, `routing`, `logit_scale`, and the class variables of `ConfigBase`. The tensors determine which
+norms a layer has (of heads or of whole rows), the biases, and whether the FFN has a gate or is a mixture of experts.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Model(Decoder):
 
     def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:
         rope = rope_of(parameters, config)
+        local = config.local_rope.for_heads(config.head_dim) if hasattr(config, "local_rope") else rope
         of_layers = zip(
             LayerTensors.of(parameters, config.n_layers, config.norm_eps, layer_norms=config.layer_norms),
             has_rope(config), config.windows, strict=True,
@@ -45,13 +46,14 @@ class Model(Decoder):
                 norm=t.norm_or_none("attn_norm"),
                 branches=(
                     Branch(
-                        Attention.read(t, config, rope if is_rotated else None, window=window),
+                        Attention.read(t, config, of_layer if is_rotated else None, window=window),
                         t.linear("attn_output"), t.norm_or_none("post_attention_norm"),
                     ),
                 ),
                 ffn=feed_forward(t, config), is_parallel=config.is_parallel,
             )
             for t, is_rotated, window in of_layers
+            for of_layer in (rope if window is None else local,)
         ]  # fmt: skip
         output_norm = parameters.norm(
             "output_norm", config.norm_eps, getattr(config, "logit_scale", 1.0), is_layer_norm=config.layer_norms

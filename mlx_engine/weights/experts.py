@@ -148,10 +148,11 @@ class Normalize:
     """Whether the weights of a token's experts add up to 1. In GGUF files it is always `in_gguf`, as in llama.cpp."""
 
     in_gguf: bool
+    usual: bool = False
 
     def read(self, s: Settings, naming: Naming, known: Any) -> bool:
-        """Return the flag."""
-        return self.in_gguf if naming == "gguf" else s.flag("norm_topk_prob", False)
+        """Return the flag; without the key it is `usual`."""
+        return self.in_gguf if naming == "gguf" else s.flag("norm_topk_prob", self.usual)
 
     def to_gguf(self, value: bool) -> Mapping[str, object]:
         """Return no key."""

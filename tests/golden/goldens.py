@@ -46,6 +46,7 @@ SAMPLED = (
     "mimo",
     "internlm2",
     "minicpm",
+    "mellum",
 )  # fmt: skip
 # With Mamba2 mixers, which --shard tensor does not cut.
 MIXERS = ("falconh1", "granite4h", "mamba2", "nemotron3", "nemotronh")

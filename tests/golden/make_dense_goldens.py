@@ -48,6 +48,7 @@ from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.llama import modeling_llama
 from transformers.models.mamba2 import modeling_mamba2
+from transformers.models.mellum import modeling_mellum
 from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.ministral3 import modeling_ministral3
 from transformers.models.nanochat import modeling_nanochat
@@ -90,6 +91,7 @@ MODULES = (
     modeling_gpt_neox,
     modeling_gpt_bigcode,
     modeling_olmo,
+    modeling_mellum,
 )  # fmt: skip
 VOCAB = 64
 SIZES: dict[str, Any] = {
@@ -356,6 +358,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "internlm3": {
         "model_type": "internlm3", "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True,
         "rope_parameters": PLAIN,
+    },
+    "mellum": {
+        "model_type": "mellum", **TWO_HEADS, "tie_word_embeddings": False, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}, "experts_implementation": "eager",
     },
 }  # fmt: skip
 # Models that transformers does not have: `model_type`, other settings, and other parts of the names of tensors. Each

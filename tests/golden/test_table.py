@@ -50,7 +50,7 @@ BOUNDS = {EMULATED: (2e-5, 4e-5)}
 # 1.2e-4, 3.0e-5, 7.7e-5, 2.8e-5, 9.5e-5 and 3.1e-5 between backends. How much depends on the processor, too.
 ONE_OF = {
     "qwen3_5": 1e-4, "qwen3_5moe": 1.5e-4, "gptoss": 4e-5, "qwen2moe": 1e-4, "mixtral": 4e-5, "qwen3_next": 1.2e-4,
-    "deepseek3": 4e-5, "mamba2": 1e-4, "granite4h": 6e-5,
+    "deepseek3": 4e-5, "mamba2": 1e-4, "granite4h": 6e-5, "mellum": 4e-5,
 }  # fmt: skip
 
 
