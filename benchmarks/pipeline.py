@@ -29,7 +29,7 @@ SEQUENCES, TOKENS, PROMPT = 8, 48, 16
 
 def rank(model: str, quant: str, split: str | None, prompt: int) -> dict[str, Any]:
     """Generate as one rank, or alone; return the rate of decode, the peak memory and the CPU time of the passes."""
-    from mlx_engine.cache.size import CacheSize
+    from mlx_engine.cache.pool import CacheSize
     from mlx_engine.distributed.pipeline import parsed
     from mlx_engine.distributed.shard import join
     from mlx_engine.engine import Engine, open_source

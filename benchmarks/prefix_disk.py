@@ -18,7 +18,7 @@ from pathlib import Path
 import mlx_engine
 from benchmarks.log import Log, Row
 from mlx_engine.cache.disk import files_in
-from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
 from mlx_engine.options import Options

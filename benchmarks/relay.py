@@ -159,6 +159,7 @@ class Wire:
                 return True
             except OSError:
                 self.queue.clear()
+                self.n_queued = 0  # what the source still sends is read, so that its end is seen
                 return False
             self.n_queued -= n
             if n < len(data):

@@ -36,8 +36,8 @@ from mlx_engine.cache.disk import (
     identity_of,
     source_digest,
 )
+from mlx_engine.cache.pool import pool_nbytes, tokens_that_fit
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
 from mlx_engine.checkpoint.identity import kept_digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.pooling import read_pooling
@@ -100,8 +100,8 @@ if TYPE_CHECKING:
     from mlx_engine.chat import Answer
     from mlx_engine.conversation.functions import Tool
     from mlx_engine.distributed.shard import Shard
-    from mlx_engine.loop.async_stream import AsyncStream
     from mlx_engine.loop.hidden import Tap
+    from mlx_engine.loop.stream import AsyncStream
     from mlx_engine.research import Session, TextChoice
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import History
@@ -642,7 +642,7 @@ class Engine:
         the task is cancelled, the run ends when the current pass ends. Wrong options raise here, all other errors while
         pieces are read. `timeout` starts when the first piece is requested.
         """
-        from mlx_engine.loop.async_stream import AsyncStream
+        from mlx_engine.loop.stream import AsyncStream
 
         _ = self.model  # a closed engine is refused here
         return AsyncStream(partial(self.run, prompt, Options.of(max_tokens, **options)))
@@ -1045,7 +1045,7 @@ class RequestBuilder:
             ModelError: the model's files do not say that it is a reranker.
             ContextLengthError: query and document are longer than the context.
         """
-        from mlx_engine.tokenizer.ranking import label_ids, ranking_ids
+        from mlx_engine.tokenizer.chat import label_ids, ranking_ids
 
         ranking = self.pooling.ranking
         if ranking is None:

@@ -210,18 +210,18 @@ def again(error: E) -> E:
     For an error that ends several requests. Each request raises an exception of its own: raising one exception in
     several threads or tasks would join their tracebacks.
     """
-    made = type(error).__new__(type(error), *error.args)
-    # The constructor of a class of ours takes other arguments, and has set only attributes, which are copied.
-    builtin: Any = next(of for of in type(error).__mro__ if of.__module__ == "builtins")
-    builtin.__init__(made, *error.args)
-    made.__dict__.update(error.__dict__)
-    made.__cause__, made.__context__ = error.__cause__, error.__context__
-    made.__suppress_context__ = error.__suppress_context__
     try:
+        made = type(error).__new__(type(error), *error.args)
+        # The constructor of a class of ours takes other arguments, and has set only attributes, which are copied.
+        builtin: Any = next(of for of in type(error).__mro__ if of.__module__ == "builtins")
+        builtin.__init__(made, *error.args)
+        made.__dict__.update(error.__dict__)
         if str(made) != str(error):  # it keeps values outside of `__dict__`, such as the file of an `OSError`
             return error
-    except AttributeError:
+    except Exception:  # a constructor or a text of an exception that is not ours
         return error
+    made.__cause__, made.__context__ = error.__cause__, error.__context__
+    made.__suppress_context__ = error.__suppress_context__
     return made.with_traceback(error.__traceback__)
 
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mlx_engine.cache import KVPool, KVSequence, SequenceInput
-from mlx_engine.cache.pool import PAGE
-from mlx_engine.cache.size import tokens_that_fit
+from mlx_engine.cache.pool import PAGE, tokens_that_fit
 from mlx_engine.errors import ClosedError, ContextLengthError, NotCopyableError, OptionError, is_whole, shown
 from mlx_engine.loop.forward import check_logits, forward, forward_logits, wanted_logits
 from mlx_engine.loop.logprobs import token_logprobs

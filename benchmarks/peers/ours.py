@@ -18,8 +18,7 @@ from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.cache import SequenceInput
-from mlx_engine.cache.pool import LONGEST_PASS, PAGE
-from mlx_engine.cache.size import CacheSize
+from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheSize
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.loop.forward import forward, forward_logits
 from mlx_engine.loop.sampler import Sampler

@@ -1,7 +1,7 @@
 """Kernels that measure the machine's limits: memory bandwidth, and multiply-adds in registers.
 
-No kernel exceeds these limits; reports give each kernel's speed as a share of them. `roofline_numpy.py` has the NumPy
-references, for machines without compiled kernels.
+No kernel exceeds these limits; reports give each kernel's speed as a share of them. `mlx_engine/bench/roofline.py` has
+the NumPy references, for machines without compiled kernels.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from ..launch import ExecutorName, Launch
 from ..launch import executor as default_executor
 from ..metal.reference import Expected
 from .arrays import FLOATS, Sizes, in_numpy
-from .experiment import Experiment
+from .experiment import Experiment, check_orders, check_sizes, check_switches
 from .metal_experiment import MetalExperiment, MetalLaunch
 from .run import (
     BUILDS,
@@ -35,7 +35,6 @@ from .run import (
     undefined_reads,
     writer_of,
 )
-from .validate import check_orders, check_sizes, check_switches
 
 # ---- the result of a check ----
 

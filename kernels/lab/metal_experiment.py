@@ -17,7 +17,7 @@ from ..emulator import Unwritten, WholeKernel, library
 from ..emulator.signature import TYPES, dtype_name
 from ..launch import Shape, Size
 from .arrays import Sizes, in_numpy
-from .validate import check_names, check_parameters, check_switches, check_threadgroup, three
+from .experiment import check_names, check_parameters, check_switches, check_threadgroup, three
 
 # A launch of a kernel of a whole .metal file, with those parts of the interface of `kernels.launch.Launch` that a check
 # needs.

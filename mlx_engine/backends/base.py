@@ -11,14 +11,14 @@ Shapes are written in the axis letters of `primitives.py`.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from mlx_engine.backends.batch import Batch, KVView
+from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.experts import Experts, SharedExpert
 from mlx_engine.backends.parameters import (
     Activation,
@@ -36,13 +36,36 @@ from mlx_engine.backends.parameters import (
     Token,
 )
 from mlx_engine.backends.primitives import Primitives, block, dispatch, exchange, storage
-from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.sampling import Draw, packed, unpacked
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.kernels.cpu.products.order_numpy import sum_exp
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.key_values import types_text
 from mlx_engine.quant.weight import Weight
+
+
+class Layers(Protocol):
+    """The definition of all layers: a function that calls the operations of a backend."""
+
+    def __call__(self, be: Any, x: Array, batch: Any, *, want: Wanted) -> Array:
+        """Return hidden states (T, D) of every token, or (R, D) of the wanted tokens."""
+
+
+class Program(ABC):
+    """All layers of a model, compiled for one backend. The model owns its program.
+
+    Attributes:
+        reason: why the layers run operation by operation on a backend that could compile them; None if they do not.
+    """
+
+    reason: str | None = None
+
+    @abstractmethod
+    def run(self, x: Array, batch: Batch) -> Array:
+        """Return hidden states (R, D) after the last layer, of the wanted tokens, from (T, D) before the first layer.
+
+        Keys and values are written to the batch's slots. If no logits are wanted, the returned array is undefined.
+        """
 
 
 class Ranks(Protocol):
@@ -470,3 +493,15 @@ class Backend(Primitives):
         if self.tap is not None:
             self.tap(name, x)
         return x
+
+
+class OpByOp(Program):
+    """A program that runs the definition, operation by operation."""
+
+    def __init__(self, backend: Backend, layers: Layers, reason: str | None = None) -> None:
+        self._backend, self._layers = backend, layers
+        self.reason = reason
+
+    def run(self, x: Array, batch: Batch) -> Array:
+        """Run the definition on the backend."""
+        return self._layers(self._backend, x, batch, want=batch.want)

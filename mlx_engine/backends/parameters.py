@@ -85,7 +85,7 @@ class Linear:
     Attributes:
         is_partial: whether the product is a partial sum, to be added over all ranks, because this rank has only some
             columns.
-        lora: the matrices of LoRA adapters (`backends/adapted.py`); None without adapters.
+        lora: the matrices of LoRA adapters (`weights/adapters.py`); None without adapters.
     """
 
     name: str

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from logging import DEBUG
 from typing import Any, cast
 
-from mlx_engine.backends.base import Backend
+from mlx_engine.backends.base import Backend, OpByOp
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.costs import arrays_of, cost_of, flattened, shape_of
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.primitives import OPERATIONS
-from mlx_engine.backends.program import OpByOp
 from mlx_engine.observe.log import LOGGER, TRACE, event
 from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 

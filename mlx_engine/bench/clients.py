@@ -21,8 +21,7 @@ from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from mlx_engine.bench.work import Sizes, Work, pass_work
-from mlx_engine.cache.pool import PAGE
-from mlx_engine.cache.size import CacheSize
+from mlx_engine.cache.pool import PAGE, CacheSize
 from mlx_engine.engine import Engine
 from mlx_engine.errors import SourceError, require
 from mlx_engine.loop.request import Request

@@ -25,7 +25,6 @@ from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.origin import cache_bytes
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
-from mlx_engine.kernels.cpu.roofline_numpy import read
 from mlx_engine.loop.memory import linears
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
@@ -37,8 +36,33 @@ if TYPE_CHECKING:
 SECONDS = 0.01
 
 
+class InNumPy:
+    """The NumPy references of the kernels, for machines without compiled kernels."""
+
+    # Two square matrices and their product fit into a core's second-level cache.
+    SIDE = 192
+
+    def read_in_order(self, words: np.ndarray) -> int:
+        """Return the exclusive or of int64s."""
+        return int(np.bitwise_xor.reduce(words))
+
+    # NumPy cannot read several streams in one loop.
+    read = read_in_order
+
+    def compute(self, rounds: int) -> float:
+        """Run `rounds` products of square matrices by BLAS, whose loops approach the processor's limit."""
+        a, product = np.ones((self.SIDE, self.SIDE), np.float32), np.empty((self.SIDE, self.SIDE), np.float32)
+        for _ in range(rounds):
+            np.matmul(a, a, out=product)
+        return float(product[0, 0]) if rounds else 0.0
+
+    def flops(self, rounds: int) -> int:
+        """Return the number of additions and multiplications of `compute(rounds)`."""
+        return 2 * rounds * self.SIDE**3
+
+
 class Compiled:
-    """The compiled kernels as methods, with the names that their references in `roofline_numpy.py` have."""
+    """The compiled kernels, with the methods of `InNumPy`."""
 
     def __init__(self, library: Library) -> None:
         library.need(["roofline"])
@@ -71,12 +95,10 @@ class Compiled:
         return out
 
 
-def kernels(*, jit: bool) -> Any:
-    """Return the compiled kernels, or the module of NumPy versions if `jit` is false or there is no machine code."""
-    from mlx_engine.kernels.cpu import roofline_numpy
-
+def kernels(*, jit: bool) -> Compiled | InNumPy:
+    """Return the compiled kernels, or their NumPy references if `jit` is false or there is no machine code."""
     library = load_kernels() if jit else None
-    return roofline_numpy if library is None else Compiled(library)
+    return InNumPy() if library is None else Compiled(library)
 
 
 class Limits:
@@ -210,7 +232,7 @@ def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
 
     def read_all(share: Sequence[np.ndarray]) -> None:
         for array in share:
-            read(array)
+            InNumPy().read(array)
 
     rates = []
     with ThreadPoolExecutor(threads) as pool:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -13,10 +18,7 @@ from mlx_engine.commands.console import notice, reports_errors
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, exact, plain, print_json
-from mlx_engine.errors import OptionError, size
-
-if TYPE_CHECKING:
-    from mlx_engine.checkpoint.on_disk import Kept
+from mlx_engine.errors import OptionError, SourceError, size
 
 cache = typer.Typer(
     cls=Group,
@@ -25,11 +27,33 @@ cache = typer.Typer(
     help="List and remove what is kept on disk: models, compiled kernels and prefixes.",
 )
 
+HUB_PREFIX = "models--"
+# Folders of compiled kernels are named by a digest of their source. NUMBA_CACHE_DIR may have other folders, too.
+_DIGEST = re.compile(r"[0-9a-f]{16}")
 
 PrefixDir: TypeAlias = Annotated[
     Path | None,
     typer.Option("--prefix-dir", metavar="DIR", file_okay=False, help="The folder of --prefix-dir of serve or chat."),
 ]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Something on disk.
+
+    Attributes:
+        name: the name for the user: a hub id, shape:NAME, kernels, emulator or tuning.
+        kind: how it comes back after deletion: "download" by a download; "made" if it is made again when it is needed.
+        path: the file or folder.
+        parts: the paths that `delete` deletes: the path itself, or the engine's files in it.
+        nbytes: total bytes, not following links.
+    """
+
+    name: str
+    kind: Literal["download", "made"]
+    path: Path
+    parts: tuple[Path, ...]
+    nbytes: int
 
 
 @cache.command("list", cls=Command)
@@ -61,8 +85,6 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove models, prefixes or compiled kernels from disk. Other programs that use the hub share its downloads."""
-    from mlx_engine.checkpoint import on_disk
-
     if bool(names) == everything:
         message = "cache remove: give either names or --all, not both" if names else "cache remove needs names or --all"
         raise OptionError(message, option="cache remove")
@@ -74,14 +96,13 @@ def remove(
         notice("nothing was removed")
         return
     for item in chosen:
-        on_disk.remove(item)
+        delete(item)
     notice(f"removed {size(sum(item.nbytes for item in chosen))}")
 
 
 def everything_kept(prefix_dir: Path | None) -> list[Kept]:
     """Return all items on disk, and the prefixes in a folder that was given to `serve` or `chat`."""
     from mlx_engine.cache.disk import parts_of
-    from mlx_engine.checkpoint.on_disk import Kept, kept, size_of
 
     items = kept()
     parts = [] if prefix_dir is None else parts_of(prefix_dir.expanduser())
@@ -123,3 +144,90 @@ def lines_of(items: Sequence[Kept]) -> list[str]:
     again = {"download": "downloaded", "made": "made when needed"}
     rows = [(plain(item.name), size(item.nbytes), again[item.kind], plain(str(item.path))) for item in items]
     return columns(rows, "<><<") if rows else []
+
+
+# ---- what is on disk ----
+
+
+def kept() -> list[Kept]:
+    """Return what is on disk, models first. The hub's folder is shared with other programs that use the hub."""
+    from mlx_engine.checkpoint import shapes
+    from mlx_engine.kernels.files import remove_dead
+
+    remove_dead(shapes.cache_folder())
+    return [*_downloads(), *_shapes(), *_kernels()]
+
+
+def delete(item: Kept) -> None:
+    """Delete an item from disk. A process that has its files open can still read them.
+
+    Raises:
+        SourceError: a part cannot be removed.
+    """
+    for part in item.parts:
+        try:
+            if part.is_dir() and not part.is_symlink():
+                shutil.rmtree(part)
+            else:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            raise SourceError(
+                f"{error.filename or part}: cannot be removed ({error.strerror or error}); check its permissions"
+            ) from error
+
+
+def _downloads() -> Iterator[Kept]:
+    from huggingface_hub import constants
+
+    for folder in _folders(Path(constants.HF_HUB_CACHE)):
+        if folder.name.startswith(HUB_PREFIX):
+            name = folder.name.removeprefix(HUB_PREFIX).replace("--", "/", 1)
+            yield Kept(name, "download", folder, (folder,), size_of(folder))
+
+
+def _shapes() -> Iterator[Kept]:
+    from mlx_engine.checkpoint import shapes
+    from mlx_engine.checkpoint.sources import PREFIX
+
+    for name in shapes.SHAPES:
+        path = shapes.file_of(name)
+        if path.exists():
+            yield Kept(f"{PREFIX}{name}", "made", path, (path,), size_of(path))
+
+
+def _kernels() -> Iterator[Kept]:
+    from mlx_engine.checkpoint import shapes
+    from mlx_engine.kernels.files import ENDING, cache_folder, remove_dead
+
+    compiled = cache_folder("kernels", given=os.environ.get("NUMBA_CACHE_DIR"))
+    emulator = cache_folder("emulator")
+    remove_dead(emulator)
+    found = {
+        "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
+        # remove_dead has deleted abandoned drafts; other drafts are in use.
+        "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
+        "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
+    }
+    for name, (path, parts) in found.items():
+        if parts:
+            yield Kept(name, "made", path, tuple(parts), sum(map(size_of, parts)))
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
+        return []
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder; links do not count."""
+    files = [path] if not path.is_dir() else [Path(root, name) for root, _, names in os.walk(path) for name in names]
+    sizes = 0
+    for file in files:
+        try:
+            status = file.lstat()
+        except OSError:  # removed meanwhile
+            continue
+        sizes += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return sizes

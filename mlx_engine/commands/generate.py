@@ -46,7 +46,7 @@ from mlx_engine.errors import size as size_of
 from mlx_engine.options import AUTO_SPECULATION, Options, Sampling
 
 if TYPE_CHECKING:
-    from mlx_engine.cache.size import CacheSize
+    from mlx_engine.cache.pool import CacheSize
     from mlx_engine.engine import Engine, Prompt, RequestBuilder
     from mlx_engine.loop.logprobs import TokenLogprobs
     from mlx_engine.loop.request import Request
@@ -529,7 +529,7 @@ def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: i
     kind = f"{engine.tokenizer.vocab_size:,} tokens ({engine.tokenizer.kind}, {Path(engine.tokenizer.where).name})"
     if not kv:
         return [f"Tokenizer: {kind}", "KV cache: none"]
-    from mlx_engine.cache.size import CacheSize
+    from mlx_engine.cache.pool import CacheSize
 
     layers = engine.model.kv_layers
     lines = [kv_cache(CacheSize(layers, max(run.n_read for run in runs)))]

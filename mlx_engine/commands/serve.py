@@ -486,7 +486,7 @@ class OpenedModel:
     @property
     def need(self) -> Need:
         """The memory that it needs: without --kv-memory, with keys and values of one long request."""
-        from mlx_engine.cache.size import pool_nbytes
+        from mlx_engine.cache.pool import pool_nbytes
         from mlx_engine.weights.outline import need_of, outlined
 
         outline, capacity = outlined(self.opened.planned, self.opened.made), self.loading.capacity
@@ -533,19 +533,12 @@ class OpenedModel:
         return scheduler
 
 
-def load_engine(
-    source: str, backend: str, capacity: CapacityOptions, options: Mapping[str, Any], warnings: Sequence[str]
-) -> tuple[Engine, Scheduler]:
-    """Load the only model of a server, and make its scheduler; `options` are keyword arguments of `open_source`."""
-    return Loading(backend, capacity, options, warnings=warnings).open(source).load()
-
-
 def kv_memory(engine: Engine, capacity: CapacityOptions, room: int | None = None) -> int | None:
     """Return the bytes for keys and values: without --kv-memory, at most what --context-len takes in every slot.
 
     Beside other models that is half of the `room` that they leave, and at least the keys and values of a long request.
     """
-    from mlx_engine.cache.size import pool_nbytes
+    from mlx_engine.cache.pool import pool_nbytes
     from mlx_engine.loop.memory import SPARE_SHARE, spare_bytes
 
     if capacity.kv_memory is not None or (capacity.context_len is None and room is None):

@@ -21,7 +21,6 @@ GROUPS = {
         "delta_gate",
         "ssm_alpha",
         "ssm_beta",
-        "ssm_in",
         "ssm_out",
         "ssm_ba",
         "ssm_in",

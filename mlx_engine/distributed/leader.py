@@ -22,7 +22,7 @@ from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import CacheLayer, KVPool
-from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.distributed.group import Group, gather_values
 from mlx_engine.distributed.messages import BatchMessages, Message, receive_message, send_message
 from mlx_engine.errors import DistributedError, ModelError

@@ -26,7 +26,7 @@ from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array, Linear
 from mlx_engine.backends.sampling import packed, packs, unpacked
 from mlx_engine.cache import CacheLayer
-from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.distributed.group import Group, gather_values
 from mlx_engine.distributed.leader import END, FOUND, MOST_SPANS, FaultSearch, SharedModel, Span, messages, nothing
 from mlx_engine.distributed.messages import Message, StagePools

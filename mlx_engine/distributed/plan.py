@@ -18,8 +18,7 @@ from mlx_engine.backends.experts import Experts, share_read
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.sampling import packs
 from mlx_engine.cache import CacheLayer, KVLayer
-from mlx_engine.cache.pool import LONGEST_PASS, state_of
-from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.cache.pool import LONGEST_PASS, pool_nbytes, state_of
 from mlx_engine.errors import OptionError
 from mlx_engine.models.layer import Attention, GatedAndMixture, LatentAttention, Layer, RowNorms, SharedAttention
 from mlx_engine.weights.outline import ACTIVATIONS, Outline, Outlined

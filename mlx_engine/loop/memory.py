@@ -10,7 +10,7 @@ from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import Experts, share_read
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache import KVPool, SequenceInput
-from mlx_engine.cache.size import pool_nbytes, state_nbytes, tokens_that_fit
+from mlx_engine.cache.pool import pool_nbytes, state_nbytes, tokens_that_fit
 from mlx_engine.errors import OptionError
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.loop.request import ScheduledChunk

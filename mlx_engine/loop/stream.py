@@ -10,8 +10,9 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 from mlx_engine.errors import ConstraintError, NotCopyableError, NotFiniteError, ProcessorError
 from mlx_engine.loop.logprobs import TokenLogprobs, digest
@@ -20,9 +21,6 @@ from mlx_engine.loop.output import FinishReason
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.options import name_of
-
-if TYPE_CHECKING:
-    from mlx_engine.loop.async_stream import AsyncStream
 
 Progress = Callable[[int, int], None]
 
@@ -169,8 +167,6 @@ class Stream:
 
     def __aiter__(self) -> AsyncStream:
         """Return an asynchronous iterator, whose forward passes run in a thread; see `Engine.astream`."""
-        from mlx_engine.loop.async_stream import AsyncStream
-
         return AsyncStream(lambda: self)
 
     @property
@@ -255,3 +251,91 @@ def outcome(stream: Stream) -> Generation:
 def failed(stream: Stream, error: RunError) -> Generation:
     """Return the result so far of a stream that has raised an error, with the error."""
     return replace(stream.generation, finish_reason="error", error=error.with_traceback(None))
+
+
+class AsyncStream:
+    """An asynchronous iterator over pieces of text: `async for piece in engine.astream(prompt)`.
+
+    The forward passes run in a separate thread, so that the event loop is never blocked.
+
+    The run begins with the first piece, and each piece is computed when it is asked for. Cancelling the task,
+    `aclose()` and the end of `async with` end the run after the current forward pass. Several streams may
+    run at once: their passes take turns. One task at a time reads a stream.
+    """
+
+    def __init__(self, begin: Callable[[], Stream]) -> None:
+        """Make a stream; `begin` submits the request, and is called in the thread."""
+        self._begin = begin
+        self._stream: Stream | None = None
+        self._thread = ThreadPoolExecutor(1, "mlx_engine-stream")
+        self._is_closed = False
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> str:
+        if self._is_closed:
+            raise StopAsyncIteration
+        import asyncio  # not at the top: it takes 30 ms, and most programs need no event loop
+
+        running = self._thread.submit(self._advance)
+        try:
+            piece = await asyncio.wrap_future(running)
+        except BaseException:  # an error of the run, or the cancellation of the task
+            self._leave()
+            raise
+        if piece is None:
+            self._leave()
+            raise StopAsyncIteration
+        return piece
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the run, and wait until its keys and values are free; `generation` keeps the result so far."""
+        import asyncio
+
+        ended = self._leave()
+        if ended is not None:
+            await asyncio.shield(asyncio.wrap_future(ended))
+
+    @property
+    def generation(self) -> Generation:
+        """The result so far.
+
+        Raises:
+            RuntimeError: the run has not begun.
+        """
+        if self._stream is None:
+            raise RuntimeError("generation: expected a stream that has begun, found one without a piece; read it first")
+        return self._stream.generation
+
+    def _advance(self) -> str | None:
+        """Return the next piece, or None at the end; called in the thread."""
+        if self._is_closed:
+            return None
+        if self._stream is None:
+            self._stream = self._begin()
+        return next(self._stream, None)
+
+    def _leave(self) -> Future[None] | None:
+        """Begin to end the run.
+
+        Return a future that is done when the run has ended, or None if an earlier call did this.
+        """
+        if self._is_closed:
+            return None
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.cancel()  # a long prompt may need many passes until the next piece
+        ended = self._thread.submit(self._end)
+        self._thread.shutdown(wait=False)
+        return ended
+
+    def _end(self) -> None:
+        if self._stream is not None:
+            self._stream.close()

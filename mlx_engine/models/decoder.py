@@ -11,10 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mlx_engine.backends.base import Backend
+from mlx_engine.backends.base import Backend, Layers, Program
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.parameters import Array, Linear, Mamba2, Norm, Token
-from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, StateLayer
 from mlx_engine.errors import OptionError
 from mlx_engine.models.layer import Attention, LatentAttention, Layer, SharedAttention, decoder_layer

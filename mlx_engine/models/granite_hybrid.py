@@ -204,10 +204,11 @@ class Model(granite.Model):
 
     def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
         """Return the mixer of a layer, and the projection of its output."""
-        if getattr(config, "kinds", (ATTENTION,) * config.n_layers)[t.i] == ATTENTION:
-            return super().branch(config, t, rope if getattr(config, "is_rotated", True) else None, scores)
-        # The input of the norm inside of a mixer has the model's own scale.
-        return Branch(mamba2.mixer(config, t._replace(eps=config.norm_eps)), t.linear("ssm_out"))
+        if isinstance(config, Config) and config.kinds[t.i] == MAMBA:
+            # The input of the norm inside of a mixer has the model's own scale.
+            return Branch(mamba2.mixer(config, t._replace(eps=config.norm_eps)), t.linear("ssm_out"))
+        is_rotated = not isinstance(config, Config) or config.is_rotated
+        return super().branch(config, t, rope if is_rotated else None, scores)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

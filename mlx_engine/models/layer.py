@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from mlx_engine.backends.adapted import adapted
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.experts import ExpertLinear, Experts
@@ -32,6 +31,7 @@ from mlx_engine.backends.parameters import (
     Rope,
     Scores,
 )
+from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
 # Intermediate values whose names have the layer's index within its stage.

@@ -130,6 +130,11 @@ def unread(s: Settings, key: str, config: Any) -> None:
     s.number_or_zero(key)
 
 
+def same_number(s: Settings, key: str, config: Any) -> None:
+    """Check that the number of layers, if it stands beside their list, is the length of the list."""
+    s.expect(key, config.n_layers)
+
+
 def same_size(s: Settings, key: str, config: Any) -> None:
     """Check that the size of an expert is that of the list of each layer's size."""
     s.expect(key, config.intermediate_size)
@@ -146,7 +151,7 @@ OF_EXPERTS = (
     *("moe_shared_expert_intermediate_size", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob"),
 )
 HARMLESS = (
-    *("num_hidden_layers", "chunk_size", "expand", "num_logits_to_keep", "use_mamba_kernels", "mamba_ssm_cache_dtype"),
+    *("chunk_size", "expand", "num_logits_to_keep", "use_mamba_kernels", "mamba_ssm_cache_dtype"),
     *("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max", "time_step_min"),
     *("time_step_rank", "rms_norm_eps", "norm_eps", "rope_theta", "partial_rotary_factor", "rope_parameters"),
     # transformers does not read these two; a bias would be an unknown tensor.
@@ -189,8 +194,7 @@ class Config(mamba2.Sizes):
         },
         hf={
             "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "mlp_bias": False, "use_bias": False,
-            "time_step_limit": mamba2.unlimited,
-            "moe_latent_size": None,
+            "time_step_limit": mamba2.unlimited, "moe_latent_size": None, "num_hidden_layers": same_number,
         },
         harmless=(*HARMLESS, *OF_EXPERTS),
     )  # fmt: skip

@@ -120,6 +120,7 @@ class Worker:
         fault: the error that ended the thread, or None.
         begun: set when the model has been loaded, or the thread has died.
         is_closing: whether new requests are refused because the server stops.
+        on_update, on_fault: called in the event loop after each step, and when the thread has died.
     """
 
     def __init__(
@@ -127,9 +128,7 @@ class Worker:
         make: Callable[[], tuple[Engine, Scheduler]],
         *,
         queue: int = 64,
-        on_update: Callable[[StepUpdate], None] = lambda update: None,
         on_ready: Callable[[], None] = lambda: None,
-        on_fault: Callable[[BaseException], None] = lambda fault: None,
         measure: Callable[[Engine], object] = lambda engine: None,
         snapshot: Callable[[Scheduler, StepOutput], Any] | None = None,
         cores: Cores | None = None,
@@ -140,9 +139,7 @@ class Worker:
         Args:
             make: loads the model and returns it with its scheduler; called in the thread.
             queue: the largest number of answers that wait for a slot.
-            on_update: called in the event loop after each step.
             on_ready: called in the event loop when the model has been loaded, unless `close` has been called.
-            on_fault: called in the event loop when the thread has died.
             measure: called once in the thread, after `on_ready`; requests that arrive meanwhile wait for it.
             snapshot: called in the thread after each step; a result that is not None goes to the readers of
                 `snapshots`.
@@ -155,8 +152,9 @@ class Worker:
         self.fault: BaseException | None = None
         self.is_closing = False
         self.rates = Rates(clock)
-        self.on_update, self.on_ready, self.measure = on_update, on_ready, measure
-        self.on_fault, self._cores = on_fault, cores or Cores()
+        self.on_ready, self.measure, self._cores = on_ready, measure, cores or Cores()
+        self.on_update: Callable[[StepUpdate], None] = lambda update: None
+        self.on_fault: Callable[[BaseException], None] = lambda fault: None
         self._make, self._snapshot, self._clock = make, snapshot, clock
         self._wake, self._inbox, self._is_stopping = threading.Condition(), deque[Command](), False
         self._beat = clock()

@@ -1,4 +1,4 @@
-"""Encode a conversation with the model's chat template. Messages cannot forge control tokens.
+"""Encode a conversation with the model's chat template, or the prompt of a reranker. Texts cannot forge control tokens.
 
 A control token (marker) that the template writes becomes one id; the same characters in a message are encoded as plain
 text. If no message spells a control token, the whole rendered text is encoded at once, without a split between
@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mlx_engine.errors import ChatTemplateError, OptionError
+from mlx_engine.errors import ChatTemplateError, OptionError, TokenizerError
 from mlx_engine.kernels.cached import cached_property
 from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.tokenizer.chat_prompt import HALF, ROLES, ChatPrompt, Message, TemplateInput
@@ -379,3 +379,62 @@ def _template(tokenizer: Tokenizer) -> str:
         found = "one that is not UTF-8"
         raise ChatTemplateError(where=tokenizer.where, found=found, hint="convert or download the file again")
     return template
+
+
+# ---- the prompt of a reranker ----
+
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+# The prompt in the model card of Qwen3-Reranker; INSTRUCTION is the default instruction.
+RANKING_TEMPLATE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n'
+    "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+PLACES = re.compile(r"(\{(?:instruction|query|document)\})")
+
+
+def ranking_ids(
+    tokenizer: Tokenizer, template: str | None, query: str, document: str, instruction: str | None
+) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Only the template can write control tokens; control tokens spelled in other texts are encoded as plain text.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        template: a text with {query} and {document}; None for the template of Qwen3-Reranker. A template without
+            {instruction} has a fixed instruction, and is replaced by Qwen3-Reranker's if an instruction is given.
+        query: the query.
+        document: the document.
+        instruction: describes which documents are relevant; None is the instruction for a web search.
+    """
+    if template is None or (instruction is not None and "{instruction}" not in template):
+        template = RANKING_TEMPLATE
+    texts = {"{query}": query, "{document}": document, "{instruction}": instruction or INSTRUCTION}
+    control = sorted(tokenizer.special_tokens, key=len, reverse=True)
+    cut = re.compile(f"({'|'.join(map(re.escape, control))})") if control else re.compile(r"((?!))")
+    ids, run = list[int](), ""
+    for piece in PLACES.split(template):
+        if piece in texts:
+            run += texts[piece]
+            continue
+        for i, part in enumerate(cut.split(piece)):
+            if i % 2 == 0:
+                run += part
+            else:
+                ids += [*(tokenizer.encode(run) if run else ()), tokenizer.special_tokens[part]]
+                run = ""
+    return [*ids, *(tokenizer.encode(run) if run else ())]
+
+
+def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
+    """Return the token of each label.
+
+    Raises:
+        TokenizerError: a label is no single token.
+    """
+    found = [tokenizer.encode(label) for label in labels]
+    for label, ids in zip(labels, found, strict=True):
+        if len(ids) != 1:
+            raise TokenizerError(f"{tokenizer.where}: expected the label {label!r} to be one token, found {len(ids)}")
+    return [ids[0] for ids in found]

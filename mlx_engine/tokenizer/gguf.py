@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.tokenizer.bpe import SPLITS, Merges, byte_level_bpe
-from mlx_engine.tokenizer.spm import character_bpe, spm
+from mlx_engine.tokenizer.bpe import SPLITS, Merges, byte_level_bpe, character_bpe, spm
 from mlx_engine.tokenizer.tokenizer import Tokenizer, mark_special
 from mlx_engine.tokenizer.vocabulary import (
     BYTE_TOKEN,

@@ -16,14 +16,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
-from mlx_engine.backends.parameters import Linear, LowRank
+from mlx_engine.backends.parameters import Activation, Array, Linear, LowRank, Norm
 from mlx_engine.checkpoint.hf_folder import read_json
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, open_safetensors
 from mlx_engine.errors import ModelError, OptionError, SourceError, is_number, is_whole, listed, shown
@@ -192,7 +192,7 @@ def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, P
 
 def _named(of: str | Path) -> tuple[str, str | Path]:
     name, equals, path = str(of).partition("=")
-    if equals and not Path(of).exists():
+    if equals and not Path(of).expanduser().exists():
         return name, path
     return Path(of).expanduser().resolve().name, of
 
@@ -390,3 +390,73 @@ def _read(path: Path, file: SafetensorsFile, pattern: re.Pattern[str]) -> Pairs:
     if lacking is not None:
         raise ModelError(f"{file.path}: {lacking} has only one of its two matrices; the file is incomplete")
     return {module: (of["a"], of["b"]) for module, of in halves.items()}
+
+
+# ---- the layers with adapters ----
+
+
+def adapted(be: Backend, masks: Array | None) -> Backend:
+    """Return a backend that adds the products of adapters to rows with these masks (T, M); None adds none."""
+    return be if masks is None else cast(Backend, Adapted(be, masks))
+
+
+class Adapted:
+    """A backend whose linear layers add the products of adapters: `W x + B (mask * (A x))`.
+
+    It stands in for a backend, or for a lowering of it, while the definition of the layers runs. A block with a linear
+    layer that an adapter changes is composed of smaller operations; all other operations are the backend's own.
+    """
+
+    def __init__(self, be: Backend, masks: Array) -> None:
+        self._be, self._masks = be, masks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._be, name)
+
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """Return `linear(x)`."""
+        return self._added(self._be.linear(x, linear), x, linear)
+
+    def norm_project(self, x: Array, norm: Norm | None, projections: Sequence[Linear]) -> list[Array]:
+        """Return the projections of the normed x."""
+        if all(p.lora is None for p in projections):
+            return self._be.norm_project(x, norm, projections)
+        h = self._be.norm(x, norm)
+        products = self._be.norm_project(h, None, projections)
+        return [self._added(y, h, p) for y, p in zip(products, projections, strict=True)]
+
+    def project_norm(self, x: Array, projection: Linear, norm: Norm) -> Array:
+        """Return `norm(projection(x))`."""
+        if projection.lora is None:
+            return self._be.project_norm(x, projection, norm)
+        return self._be.norm(self.linear(x, projection), norm)
+
+    def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
+        """Return `residual + projection(x)`."""
+        return self._added(self._be.project_add(x, projection, residual), x, projection)
+
+    def project_norm_add(self, x: Array, projection: Linear, norm: Norm, residual: Array) -> Array:
+        """Return `residual + norm(projection(x))`."""
+        if projection.lora is None:
+            return self._be.project_norm_add(x, projection, norm, residual)
+        return self._be.norm_add(self.linear(x, projection), norm, residual)
+
+    def norm_gate_up(self, x: Array, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Array:
+        """Return `activation(gate(h)) * up(h)`, where h is the normed x."""
+        if gate.lora is None and up.lora is None:
+            return self._be.norm_gate_up(x, norm, gate, up, activation)
+        gates, ups = self.norm_project(x, norm, [gate, up])
+        return self._be.gated(gates, ups, activation)
+
+    def norm_up(self, x: Array, norm: Norm | None, up: Linear, activation: Activation) -> Array:
+        """Return `activation(up(h))`, where h is the normed x."""
+        if up.lora is None:
+            return self._be.norm_up(x, norm, up, activation)
+        return self._be.activate(self.linear(self._be.norm(x, norm), up), activation)
+
+    def _added(self, y: Array, x: Array, linear: Linear) -> Array:
+        """Return y plus the products of the adapters of a linear layer with x."""
+        if linear.lora is None:
+            return y
+        inner = self._be.multiply(self._be.linear(x, linear.lora.a), self._masks)
+        return self._be.project_add(inner, linear.lora.b, y)

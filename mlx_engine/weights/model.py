@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from mlx_engine.backends.base import Backend
+from mlx_engine.backends.base import Backend, Program
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.program import Program
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint

@@ -16,12 +16,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from mlx_engine.backends.base import Backend
+from mlx_engine.backends.base import Backend, Layers, OpByOp, Program
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.parameters import Native
-from mlx_engine.backends.program import Layers, OpByOp, Program
-from mlx_engine.cache.pool import LONGEST_PASS
-from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.cache.pool import LONGEST_PASS, pool_nbytes
 from mlx_engine.checkpoint.hf_folder import has_safetensors, read_json
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT, Quantization, read_quantization
 from mlx_engine.checkpoint.model_files import Checkpoint

@@ -22,6 +22,7 @@ from mlx_engine.errors import ModelError, NotFiniteError, OptionError, SourceErr
 from mlx_engine.loop.stream import Generation
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights import adapters
 from mlx_engine.weights.conversion import Conversion
 from tests.contract.check import EMULATED, named
 from tests.golden.goldens import DATA
@@ -232,6 +233,12 @@ def test_the_first_value_that_is_not_finite_is_that_of_the_adapter(adapter, fold
         assert len(engine.generate(PROMPT, 3, ignore_eos=True).token_ids) == 3
     assert raised.value.layer == 0
     assert raised.value.first is not None
+
+
+def test_a_folder_of_the_home_may_have_an_equals_sign(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "lr=1e-4").mkdir()
+    assert adapters.named(["~/lr=1e-4", "b=~/lr=1e-4"]) == dict.fromkeys(("lr=1e-4", "b"), tmp_path / "lr=1e-4")
 
 
 def test_an_adapter_of_another_model_is_refused(folder):

@@ -32,7 +32,7 @@ import numpy as np
 
 import mlx_engine
 from mlx_engine.checkpoint.hf_folder import INDEX
-from mlx_engine.checkpoint.suggested import suggested_sampling
+from mlx_engine.commands.options.suggested import suggested_sampling
 from mlx_engine.errors import EngineError
 from mlx_engine.tokenizer import Tokenizer, hf, sandbox_process
 from mlx_engine.tokenizer.chat import chat_ids

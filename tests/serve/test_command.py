@@ -97,11 +97,11 @@ def invoke(*arguments: str) -> Result:
 def test_a_smaller_context_takes_less_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(serve, "collect_garbage_again", lambda: None)  # it is for a process of its own
     capacity = CapacityOptions(slots=2, context_len=128)
-    _, scheduler = serve.load_engine("builtin", "simd", capacity, {}, [])
+    _, scheduler = serve.Loading("simd", capacity, {}).open("builtin").load()
     assert scheduler.pool.n_tokens == 256
     assert f"context is {LONGEST:,} tokens; a request may have 128 of them" in capsys.readouterr().err
     given = CapacityOptions(slots=2, context_len=128, kv_memory="3MB")
-    assert serve.load_engine("builtin", "simd", given, {}, [])[1].pool.n_tokens > 256
+    assert serve.Loading("simd", given, {}).open("builtin").load()[1].pool.n_tokens > 256
     service = serve.new_service(MagicMock(), serve.ModelSpec("x", "builtin"), AddressOptions(), capacity, "127.0.0.1")
     assert service.context_len == 128
     assert not service.explains_cache

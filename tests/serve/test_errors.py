@@ -247,7 +247,19 @@ def test_an_error_of_several_requests_is_one_for_each(error: Exception):
     assert len({id(one) for one in (error, *made)}) == 3
 
 
-@pytest.mark.parametrize("error", [OSError(2, "gone", "here"), AxisError(3, 2)], ids=["file", "slots"])
+class OddError(Exception):
+    """An exception that cannot be made from its `args`."""
+
+    def __new__(cls, *, code: int) -> OddError:
+        return super().__new__(cls, code)
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(code)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(2, "gone", "here"), AxisError(3, 2), OddError(code=3)], ids=["file", "slots", "constructor"]
+)
 def test_an_error_that_cannot_be_copied_stays_itself(error: Exception):
     assert again(error) is error
 

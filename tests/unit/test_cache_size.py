@@ -7,7 +7,7 @@ import pytest
 import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.cache import KVLayer, KVPool
-from mlx_engine.cache.size import CacheSize, pool_nbytes, tokens_that_fit
+from mlx_engine.cache.pool import CacheSize, pool_nbytes, tokens_that_fit
 from mlx_engine.commands.generate import kv_cache
 from tests.golden.goldens import DATA
 

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.commands.serve import CapacityOptions, load_engine
+from mlx_engine.commands.serve import CapacityOptions, Loading
 from mlx_engine.errors import EngineError
 from mlx_engine.weights.plan import Tensor
 from tests.unit.test_command_generate import DATA, MODEL, cli
@@ -84,7 +84,7 @@ def test_a_missing_tokenizer_is_reported_before_a_weight_is_read(command, folder
 
 def test_a_server_without_a_tokenizer_ends_before_a_weight_is_read(folder):
     with pytest.raises(EngineError, match=r"tokenizer\.json"):
-        load_engine(str(folder), "simd", CapacityOptions(), {}, [])
+        Loading("simd", CapacityOptions(), {}).open(str(folder)).load()
 
 
 @pytest.mark.parametrize("arguments", [("generate", "--chat", "a"), ("chat",)], ids=lambda a: a[0])

@@ -137,7 +137,7 @@ def test_what_cannot_be_removed_is_named(disk, monkeypatch):
     def refused(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("mlx_engine.checkpoint.on_disk.shutil.rmtree", refused)
+    monkeypatch.setattr("mlx_engine.commands.cache.shutil.rmtree", refused)
     result = cache("remove", "shape:gpt2", "--yes")
     assert result.exit_code == 1
     assert f"{disk / 'mlx_engine' / 'gpt2-f32'}: cannot be removed (Permission denied)" in result.stderr

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import reference
 from kernels.cpu.build import layout, library, pool
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.numpy.simd import SimdBackend
+from tests import cpu_reference as reference
 
 U = 2.0**-24
 LIBRARY = library.load()

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import reference
 from kernels.cpu.build.layout import GEMM_NEAR, GEMM_ROWS, GEMM_TOKENS, SMALL_BATCH, STRETCH
 from kernels.cpu.products import order_numpy
 from mlx_engine.backends import create_backend
@@ -22,6 +21,7 @@ from mlx_engine.backends.cpu.descriptors import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from tests import cpu_reference as reference
 from tests.random_blocks import SPREAD, random_blocks, random_groups
 
 U = 2.0**-24

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import reference
 from kernels.cpu.build.exponentials import exp, exp2_below, tanh
 from kernels.cpu.build.jit import jit
 from kernels.cpu.build.layout import GELU, GELU_ERF, RELU2, SILU
 from kernels.cpu.build.vectors import LANES, load, store
 from kernels.cpu.products import norms, order_numpy
 from kernels.cpu.products.activations import gated
+from tests import cpu_reference as reference
 
 U = 2.0**-24
 

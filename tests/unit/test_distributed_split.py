@@ -11,7 +11,7 @@ import pytest
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.distributed import leader, pipeline
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.leader import FreeMemory, least_capacity

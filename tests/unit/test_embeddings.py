@@ -22,7 +22,7 @@ from mlx_engine.loop.row_reader import PooledHidden
 from mlx_engine.options import Options
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
-from mlx_engine.tokenizer.ranking import label_ids, ranking_ids
+from mlx_engine.tokenizer.chat import label_ids, ranking_ids
 from tests import scheduling
 from tests.scheduling import MICRO
 

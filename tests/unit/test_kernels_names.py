@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SAME = (
     "import sys\n"
-    "for name in ('', '.blocks', '.cpu.build.layout', '.cpu.reference', '.metal'):\n"
+    "for name in ('', '.blocks', '.cpu.build.layout', '.cpu.products.order_numpy', '.metal'):\n"
     "    ours, theirs = sys.modules['mlx_engine.kernels' + name], sys.modules['kernels' + name]\n"
     "    assert ours is theirs and ours.__spec__.name == ours.__name__ == 'kernels' + name, ours\n"
 )
-MODULES = "import {0}.blocks, {0}.cpu.build.layout, {0}.cpu.reference, {0}.metal\n"
+MODULES = "import {0}.blocks, {0}.cpu.build.layout, {0}.cpu.products.order_numpy, {0}.metal\n"
 
 
 def python(code: str, path: Path = ROOT, *more: Path) -> None:

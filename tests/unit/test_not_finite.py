@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import mlx_engine
+from mlx_engine.backends.base import Program
 from mlx_engine.backends.numpy.scalar import ScalarBackend
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.backends.program import Program
 from mlx_engine.bench import cells, samples
 from mlx_engine.checkpoint import open_gguf, write_gguf
 from mlx_engine.commands import app

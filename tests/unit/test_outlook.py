@@ -8,7 +8,7 @@ import pytest
 import mlx_engine
 from mlx_engine.bench import outlook as module
 from mlx_engine.bench.outlook import machine_bandwidth, outlook
-from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.checkpoint.sources import BUILTIN
 from mlx_engine.commands.inspect import run_rows
 from mlx_engine.errors import ContextLengthError, EngineError

@@ -13,7 +13,7 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.bench.roofline import product_rate
 from mlx_engine.cache import KVLayer
-from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import BUILTIN
 from mlx_engine.distributed.plan import (

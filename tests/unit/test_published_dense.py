@@ -92,6 +92,7 @@ def test_what_is_special_about_each():
         (GRANITE4_TINY, {"mamba_d_head": 32}, "mamba_d_head"),
         (GRANITE4_TINY, {"time_step_limit": [0.001, 100.0]}, "time_step_limit"),
         (NEMOTRON3_NANO, {"moe_latent_size": 1024}, "moe_latent_size"),
+        (NEMOTRON3_NANO, {"num_hidden_layers": 51}, "num_hidden_layers"),
         (NEMOTRON3_NANO, {"hybrid_override_pattern": "M*E-"}, "hybrid_override_pattern"),
         (NEMOTRON3_NANO, {"hybrid_override_pattern": "M*EX"}, "hybrid_override_pattern"),
         (NEMOTRON3_NANO, {"layers_block_type": ["mamba", "moe"]}, "hybrid_override_pattern"),

@@ -1,10 +1,10 @@
 """The relay that simulates links, and the table of their benchmark."""
 
+import contextlib
 import json
 import socket
 import threading
 import time
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -76,6 +76,25 @@ def test_a_connection_that_both_ends_have_closed_is_closed():
     assert relay.wires == []
 
 
+def test_a_connection_ends_whose_target_no_longer_reads():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        relay = Relay({0: server.getsockname()[1]}, 1e12, 0.0)
+        with connected(("127.0.0.1", relay.ports[0])) as near:
+            relay.step(10.0)
+            server.accept()[0].close()
+            for _ in range(50):
+                relay.step(0.0)
+                near.setblocking(False)
+                with contextlib.suppress(BlockingIOError, OSError):
+                    near.send(bytes(200_000))
+        for _ in range(100):
+            relay.step(0.1)
+            if not relay.wires:
+                break
+        relay.close()
+    assert relay.wires == []
+
+
 def test_a_worker_measures_each_size(monkeypatch):
     monkeypatch.setattr(links, "SECONDS", 0.0)
     found = run_ranks(2, lambda group: worker([4096, 65536], group))
@@ -103,7 +122,7 @@ def test_each_rank_connects_to_the_relay_in_place_of_the_next_rank(monkeypatch):
 
     def relay(target, rate, latency):
         made.append((target, target + 10_000))
-        return nullcontext(target + 10_000)
+        return contextlib.nullcontext(target + 10_000)
 
     monkeypatch.setattr(relayed, "relay", relay)
     with relayed.ranks(["-c", program], 3, (1e9, 0.001)) as started:

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 import mlx_engine
 from mlx_engine.checkpoint import shapes
-from mlx_engine.checkpoint.on_disk import kept
 from mlx_engine.checkpoint.safetensors import Entry, open_safetensors, write_safetensors
 from mlx_engine.checkpoint.shapes import Gemma3Shape, GPT2Shape, Qwen3Shape, Qwen35Shape
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.commands import app
+from mlx_engine.commands.cache import kept
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import SourceError, size
 from mlx_engine.quant.types import F32

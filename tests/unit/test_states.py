@@ -10,7 +10,7 @@ import pytest
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.numpy.simd import SimdBackend
 from mlx_engine.cache import KVLayer, KVPool, KVSequence, PrefixCache, SequenceInput, StateLayer, begin
-from mlx_engine.cache.size import CacheSize, pool_nbytes
+from mlx_engine.cache.pool import CacheSize, pool_nbytes
 from mlx_engine.cache.states import SLOTS_PER_SEQUENCE
 from mlx_engine.commands.generate import kv_cache
 from mlx_engine.errors import CacheFullError

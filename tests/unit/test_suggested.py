@@ -8,8 +8,7 @@ import pytest
 
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.checkpoint.suggested import suggested_sampling
-from mlx_engine.commands.options.suggested import checked, described
+from mlx_engine.commands.options.suggested import checked, described, suggested_sampling
 from mlx_engine.commands.serve import suggestions
 from mlx_engine.errors import FormatError, OptionError
 from mlx_engine.options import Sampling

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlx_engine.checkpoint import open_gguf
-from mlx_engine.checkpoint.suggested import suggested_sampling
+from mlx_engine.commands.options.suggested import suggested_sampling
 from mlx_engine.errors import ChatTemplateError, EngineError, FormatError, SourceError, TokenizerError
 from mlx_engine.tokenizer import from_json, hf, load_tokenizer
 from tests.unit.test_tokenizer import build, byte_level, spm

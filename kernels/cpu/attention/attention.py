@@ -22,7 +22,7 @@ A masked key has weight 0, which changes no bit, so masked keys at the ends of a
 rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
 ("FlashAttention", 2022). Powers of 2 are cheaper than powers of e; the caller multiplies the scale by log2(e).
 
-References in NumPy: `order_numpy.attend` (bit-identical), and `reference.attend` in the dtype of its arguments.
+Reference in NumPy: `order_numpy.attend`, bit-identical.
 """
 
 from __future__ import annotations

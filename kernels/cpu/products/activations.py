@@ -1,4 +1,4 @@
-"""Activation functions of feed-forward networks. The NumPy references are in `reference.py`."""
+"""Activation functions of feed-forward networks. References: `tests/cpu_reference.py`."""
 
 from __future__ import annotations
 

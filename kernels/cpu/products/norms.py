@@ -1,4 +1,4 @@
-"""RMS norm, layer norm and rotary embedding of rows. The NumPy references are in `reference.py`."""
+"""RMS norm, layer norm and rotary embedding of rows. References: `tests/cpu_reference.py`."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
+from mlx_engine.backends.base import Layers, OpByOp, Program
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.cpu.descriptors import (
     FLOAT32,
@@ -53,7 +54,6 @@ from mlx_engine.backends.parameters import (
     Rope,
     Scores,
 )
-from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library, is_format
 from mlx_engine.kernels.cpu.build.pool import Pool

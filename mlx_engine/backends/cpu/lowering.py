@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from mlx_engine.backends.base import Layers
 from mlx_engine.backends.batch import Wanted
 from mlx_engine.backends.cpu.descriptors import (
     KINDS,
@@ -42,7 +43,6 @@ from mlx_engine.backends.parameters import (
     Scores,
 )
 from mlx_engine.backends.primitives import OPERATIONS
-from mlx_engine.backends.program import Layers
 from mlx_engine.kernels.cpu.build import layout
 
 if TYPE_CHECKING:

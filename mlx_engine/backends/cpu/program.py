@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from mlx_engine.backends.base import Program
 from mlx_engine.backends.batch import Batch, KVSpan, Stores, Wanted
 from mlx_engine.backends.cpu.descriptors import address
 from mlx_engine.backends.cpu.lowering import Lowered
 from mlx_engine.backends.parameters import Array, Native
-from mlx_engine.backends.program import Program
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.quant import key_values
 

@@ -1,6 +1,6 @@
 """NumPy references of compiled kernels, in the dtype of their arguments: norms, activations, linear layers, attention.
 
-`products/order_numpy.py` has the references that are bit-identical to the kernels.
+`kernels/cpu/products/order_numpy.py` has the references that are bit-identical to the kernels.
 """
 
 from __future__ import annotations
