@@ -42,6 +42,10 @@ class Config(llama.Config):
         hf={"attention_bias": True, "use_parallel_residual": True},
     )
 
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys; llama.cpp requires the last."""
+        return super().to_gguf() | {"use_parallel_residual": True}
+
 
 NAMES = {
     "model.norm": "gpt_neox.final_layer_norm", "model.embed_tokens": "gpt_neox.embed_in", "lm_head": "embed_out",

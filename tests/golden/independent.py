@@ -212,6 +212,8 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
     if kind == "minicpm":
         made["embedding_scale"], made["logit_scale"] = c["scale_emb"], c["hidden_size"] / c["dim_model_base"]
         made["residual_scale"] = c["scale_depth"] / c["num_hidden_layers"] ** 0.5
+    if kind == "gpt_neox":
+        made["use_parallel_residual"] = c["use_parallel_residual"]
     if kind == "gpt_bigcode":
         del made["rope.freq_base"]
     if c.get("head_dim"):
