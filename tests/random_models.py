@@ -24,6 +24,11 @@ _DECODER = {
     "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-6,
     "rope.freq_base": 1e4, "vocab_size": VOCAB,
 }  # fmt: skip
+_FOLDER = {
+    "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True, "hidden_act": "silu",
+}  # fmt: skip
 _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
@@ -36,6 +41,24 @@ SAMPLED = (
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
     "starcoder2",
+    "command-r",
+    "chatglm",
+    "helium",
+    "nemotron",
+    "gemma",
+    "stablelm",
+    "phi2",
+    "gptneox",
+    "starcoder",
+    "exaone",
+    "olmo",
+    "internlm3",
+    "lille-130m",
+    "telechat3",
+    "mimo",
+    "internlm2",
+    "minicpm",
+    "mellum",
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 _SPACE = {
@@ -214,6 +237,33 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
         "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
         "expert_shared_feed_forward_length": 256,
+    }),
+    "command-r": ("gguf", {**_LAYER_NORMS, "logit_scale": 0.25}),
+    "chatglm": ("gguf", {**_DECODER, "rope.dimension_count": 32}),
+    "helium": ("hf", {**_FOLDER, "head_dim": 64}),
+    "nemotron": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 32}),
+    "gemma": ("gguf", {**_DECODER, **_HEADS}),
+    "stablelm": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 16}),
+    "phi2": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 32}),
+    "gptneox": ("gguf", {**_LAYER_NORMS, "attention.head_count_kv": 4, "rope.dimension_count": 16}),
+    "starcoder": ("gguf", {
+        "block_count": LAYERS, "context_length": CONTEXT, "embedding_length": 256, "feed_forward_length": 512,
+        "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5,
+    }),
+    "exaone": ("gguf", _DECODER),
+    "minicpm": ("gguf", {**_DECODER, "embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 4.0}),
+    "internlm2": ("gguf", _DECODER),
+    "mimo": ("hf", _FOLDER),
+    "telechat3": ("hf", _FOLDER),
+    "lille-130m": ("hf", {
+        "n_layer": LAYERS, "n_embd": 256, "n_head": 4, "n_kv_heads": 2, "vocab_size": VOCAB, "block_size": CONTEXT,
+        "layer_norm_eps": 1e-6,
+    }),
+    "internlm3": ("hf", {**_FOLDER, "head_dim": 64}),
+    "olmo": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 64}),
+    "mellum": ("gguf", {
+        **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
     }),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.

@@ -5,15 +5,15 @@ A model file whose layers are of this kind needs no code, only settings and a te
     Model = standard.Model
     plan = standard.plan(Config, TENSORS)
 
-In addition to the sizes, the config may have `windows` and `has_rope` of each layer, `activation`, `routing`,
-`logit_scale`, and the class variables of `ConfigBase`. The tensors determine which norms a layer has (of heads or of
-whole rows), the biases, and whether the FFN has a gate or is a mixture of experts.
+In addition to the sizes, the config may have `windows` and `has_rope` of each layer, `local_rope` of layers with a
+window, `activation`, `routing`, `logit_scale`, and the class variables of `ConfigBase`. The tensors determine which
+norms a layer has (of heads or of whole rows), the biases, and whether the FFN has a gate or is a mixture of experts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class Model(Decoder):
 
     def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:
         rope = rope_of(parameters, config)
+        local = config.local_rope.for_heads(config.head_dim) if hasattr(config, "local_rope") else rope
         of_layers = zip(
             LayerTensors.of(parameters, config.n_layers, config.norm_eps, layer_norms=config.layer_norms),
             has_rope(config), config.windows, strict=True,
@@ -45,13 +46,14 @@ class Model(Decoder):
                 norm=t.norm_or_none("attn_norm"),
                 branches=(
                     Branch(
-                        self.mixer(config, t, rope if is_rotated else None, window),
+                        self.mixer(config, t, of_layer if is_rotated else None, window),
                         t.linear("attn_output"), t.norm_or_none("post_attention_norm"),
                     ),
                 ),
                 ffn=feed_forward(t, config), is_parallel=config.is_parallel,
             )
             for t, is_rotated, window in of_layers
+            for of_layer in (rope if window is None else local,)
         ]  # fmt: skip
         output_norm = parameters.norm(
             "output_norm", config.norm_eps, getattr(config, "logit_scale", 1.0), is_layer_norm=config.layer_norms
@@ -71,9 +73,9 @@ def has_rope(config: Any) -> tuple[bool, ...]:
 
 
 def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
-    """Return the FFN of a layer: with experts, with a gate, or plain. A parallel block has one norm for both parts."""
+    """Return the FFN of a layer: with experts, with a gate, or plain. A parallel block has one norm or two."""
     activation: Activation = getattr(config, "activation", "silu")
-    name = "attn_norm" if config.is_parallel else "ffn_norm"
+    name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
         chosen = experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation)
         post = t.rms_norm("post_ffw_norm") if t.has("post_ffw_norm") else None
@@ -96,21 +98,28 @@ def rope_of(p: Parameters, cfg: Any) -> Rope:
 
 
 def plan(
-    config_type: type[ConfigBase], table: Table, *, tied: bool = False, experts_of: Names | None = None
-) -> Callable[[Checkpoint], Plan]:
+    config_type: type[ConfigBase], table: Table | Callable[[Any], Table], *, tied: bool = False,
+    experts_of: Names | None = None, aliases: Mapping[str, str] | None = None,
+) -> Callable[[Checkpoint], Plan]:  # fmt: skip
     """Return the function `plan` of a model file.
 
     Args:
         config_type: the class of the config.
-        table: the tensors.
+        table: the tensors, or a function that returns them for a config.
         tied: whether the head is tied to the embedding table if config.json does not say so.
         experts_of: the names of router and experts in folders, whose FFN size is `expert_size` or `intermediate_size`.
             The config may have `n_shared`: the number of shared experts without a weight, which are one expert.
+        aliases: other names of keys in config.json.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
         """Return the config and the expected tensors of a checkpoint."""
-        made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table, tied=tied))
+        if aliases is not None:
+            settings = {aliases.get(key, key): value for key, value in checkpoint.settings.items()}
+            checkpoint = replace(checkpoint, settings=settings)
+        is_fused = checkpoint.naming == "gguf" and "blk.0.attn_qkv.weight" in checkpoint.shapes
+        of_file = with_fused_qkv(table) if is_fused and not callable(table) else table
+        made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, of_file, tied=tied))
         if experts_of is None:
             return made
         cfg: Any = made.config
@@ -119,6 +128,18 @@ def plan(
         return with_shared_expert(made, experts_of, n_shared * size, has_weight=False) if n_shared else made
 
     return planned
+
+
+def with_fused_qkv(table: Table) -> Table:
+    """Return a table for GGUF files that store queries, keys and values as one tensor."""
+    sizes, made = ("HE", "GE", "GE"), dict(table)
+    for i, name in enumerate(("attn_q", "attn_k", "attn_v")):
+        for kind in ("weight", "bias"):
+            row = table.get(f"blk.*.{name}.{kind}")
+            if row is not None:
+                gguf, before, after = f"blk.*.attn_qkv.{kind}", sizes[:i], sizes[i + 1 :]
+                made[f"blk.*.{name}.{kind}"] = replace(row, gguf=gguf, before=before, after=after)
+    return made
 
 
 def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:

@@ -35,12 +35,29 @@ ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
     "olmo2": ARCH.OLMO2, "olmo3": ARCH.OLMO2, "phi3": ARCH.PHI3, "qwen2": ARCH.QWEN2, "qwen2_moe": ARCH.QWEN2MOE,
     "qwen3": ARCH.QWEN3, "qwen3_moe": ARCH.QWEN3MOE, "seed_oss": ARCH.SEED_OSS, "smollm3": ARCH.SMOLLM3,
     "starcoder2": ARCH.STARCODER2,
+    "cohere": ARCH.COMMAND_R,
+    "glm": ARCH.CHATGLM,
+    "nemotron": ARCH.NEMOTRON,
+    "helium": ARCH.LLAMA,
+    "gemma": ARCH.GEMMA,
+    "stablelm": ARCH.STABLELM,
+    "phi": ARCH.PHI2,
+    "gpt_neox": ARCH.GPTNEOX,
+    "gpt_bigcode": ARCH.STARCODER,
+    "exaone": ARCH.EXAONE,
+    "internlm3": ARCH.LLAMA,
+    "minicpm": ARCH.MINICPM,
+    "internlm2": ARCH.INTERNLM2,
+    "mimo": ARCH.QWEN2,
+    "telechat3": ARCH.LLAMA,
+    "lille-130m": ARCH.LLAMA,
+    "olmo": ARCH.OLMO,
 }  # fmt: skip
 # What their converters do beside renaming, which is more than half of them; `convert.py` or other tests have it.
 ELSEWHERE = {
     "gpt2": "convert.py", "lfm2": "convert.py", "qwen3_5_text": "convert.py", "qwen3_5_moe_text": "convert.py",
     "gemma4_text": "arrays of settings for each layer, and computed rope_freqs", "gpt_oss": "blocks of MXFP4",
-    "nanochat": "llama.cpp has no such architecture",
+    "nanochat": "llama.cpp has no such architecture", "mellum": "not yet in gguf-py",
 }  # fmt: skip
 # Their converters permute rows of queries and keys.
 PERMUTED = (
@@ -49,15 +66,25 @@ PERMUTED = (
     "granite",
     "granitemoe",
     "granitemoehybrid",
+    "internlm2",
+    "internlm3",
     "llama",
     "ministral3",
     "mistral",
+    "minicpm",
     "mixtral",
+    "olmo",
     "smollm3",
+    "telechat3",
 )
+# The part of each head that is rotated is a setting.
+PARTLY_ROTATED = (
+    "cohere2", "glm", "glm4", "glm4_moe", "gpt_neox", "llama", "minimax_m2", "nemotron", "phi", "phi3", "qwen3_next",
+    "solar_open", "stablelm",
+)  # fmt: skip
 WINDOWED = ("afmoe", "cohere2", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "olmo3")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
-LAYER_NORMS = ("cohere2", "starcoder2")
+LAYER_NORMS = ("cohere", "cohere2", "gpt_bigcode", "gpt_neox", "nemotron", "olmo", "phi", "stablelm", "starcoder2")
 KEYS_OF_EXPERTS = {
     "moe_k": "expert_used_count", "moe_num_experts": "expert_count", "moe_topk": "expert_used_count",
     "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -131,7 +158,7 @@ KEYS_OF_KIND = {
         "mamba_num_heads": "ssm.time_step_rank",
     },
     "minimax_m2": {"intermediate_size": "expert_feed_forward_length"},
-    "cohere2": {"logit_scale": "logit_scale"},
+    "cohere": {"logit_scale": "logit_scale"}, "cohere2": {"logit_scale": "logit_scale"},
     "gemma2": {
         "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
     },
@@ -143,7 +170,15 @@ def config_of(folder: Path) -> dict[str, Any]:
     """Return a folder's config.json, with the number of layers and the rotation."""
     c: dict[str, Any] = json.loads((folder / "config.json").read_text())
     c.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": c.get("rope_theta", 1e4)})
+    if c["model_type"] == "gpt_bigcode":
+        c |= {"num_hidden_layers": c["n_layer"], "hidden_size": c["n_embd"], "intermediate_size": 4 * c["n_embd"]}
+        c |= {"num_attention_heads": c["n_head"], "max_position_embeddings": c["n_positions"]}
+    if c["model_type"] == "lille-130m":
+        c |= {"num_hidden_layers": c["n_layer"], "hidden_size": c["n_embd"], "intermediate_size": 256}
+        c |= {"num_attention_heads": c["n_head"], "num_key_value_heads": c["n_kv_heads"]}
+        c |= {"max_position_embeddings": c["block_size"], "rms_norm_eps": c["layer_norm_eps"]}
     c.setdefault("num_hidden_layers", len(c.get("layers_block_type", ())))
+    c.setdefault("num_key_value_heads", c.get("num_attention_heads"))
     return c
 
 
@@ -196,12 +231,19 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         "embedding_length": c["hidden_size"], "feed_forward_length": c.get("intermediate_size", 10_240),
         "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
         "rope.freq_base": float(rope["rope_theta"]), "vocab_size": c["vocab_size"],
-        f"attention.{eps}": next(c[key] for key in EPSILONS if key in c),
+        f"attention.{eps}": next((c[key] for key in EPSILONS if key in c), 1e-5),
     }  # fmt: skip
+    if kind == "minicpm":
+        made["embedding_scale"], made["logit_scale"] = c["scale_emb"], c["hidden_size"] / c["dim_model_base"]
+        made["residual_scale"] = c["scale_depth"] / c["num_hidden_layers"] ** 0.5
+    if kind == "gpt_neox":
+        made["use_parallel_residual"] = c["use_parallel_residual"]
+    if kind == "gpt_bigcode":
+        del made["rope.freq_base"]
     if c.get("head_dim"):
         made |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     part = rope.get("partial_rotary_factor", 1)
-    if kind in ("glm4", "glm4_moe", "minimax_m2", "phi3", "llama", "cohere2", "qwen3_next", "solar_open"):
+    if kind in PARTLY_ROTATED:
         made["rope.dimension_count"] = int(head_dim * part)
     if kind in WINDOWED:
         made["attention.sliding_window"] = c["sliding_window"]
@@ -213,7 +255,7 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made |= {"attention.sliding_window": c["sliding_window"]}
     if kind.startswith("hunyuan_v1"):
         made["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
-    if kind in ("cohere2", "exaone_moe", "hunyuan_v1_dense", "hunyuan_v1_moe"):
+    if kind in ("cohere", "cohere2", "exaone_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "nemotron"):
         made["rope.scaling.type"] = "none"
     if kind in LATENT:
         made["attention.head_count_kv"] = 1
@@ -317,7 +359,12 @@ def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
         return values[:, 0]
     if parts[-3:-1] in (["mamba", "norm"], ["mixer", "norm"]):
         return values.reshape(c["mamba_n_groups" if "mamba_n_groups" in c else "n_groups"], -1)
-    if kind in ("gemma2", "gemma3_text") and values.ndim == 1:
+    if kind == "nemotron" and name.endswith("norm.weight"):
+        return values + np.float32(1)
+    if kind == "gpt_neox" and "query_key_value" in name:
+        of_heads = values.reshape(c["num_attention_heads"], 3, -1, *values.shape[1:])
+        return np.concatenate([of_heads[:, i].reshape(-1, *values.shape[1:]) for i in range(3)])
+    if kind in ("gemma", "gemma2", "gemma3_text") and values.ndim == 1:
         return values + np.float32(1)
     if kind == "qwen3_next" and name.endswith("norm.weight") and "linear_attn" not in name:
         return values + np.float32(1)
@@ -338,6 +385,13 @@ def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
 def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the tensors with fused ones in parts, under names of llama.cpp's map, as its converters write them."""
     made: dict[str, np.ndarray] = {}
+    if c["model_type"] == "glm":  # files of its first implementation have queries, keys and values as one tensor
+        for name in [name for name in tensors if ".q_proj." in name]:
+            of_all = [tensors.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+            fused = name.replace("model.layers", "encoder.layers").replace(
+                "self_attn.q_proj", "self_attention.query_key_value"
+            )
+            made[fused] = np.concatenate(of_all)
     for name, values in tensors.items():
         stem, _, last = name.removesuffix(".weight").rpartition(".")
         if last == "input_linear" and values.ndim == 2:  # gate and up of a dense FFN, or of the shared expert
@@ -362,6 +416,23 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
             of_heads = np.split(values.reshape(groups, -1, values.shape[1]), np.cumsum([key, key, value]), axis=1)
             q, k, v, z = (of.reshape(-1, values.shape[1]) for of in of_heads)
             made[f"{stem}.in_proj_qkv.weight"], made[f"{stem}.in_proj_z.weight"] = np.concatenate([q, k, v]), z
+        elif name.rsplit(".", 2)[-2] in ("wqkv", "qkv_proj") and c["model_type"] in ("internlm2", "lille-130m"):
+            of_layer, kind = name.rsplit(".", 3)[0], name.rsplit(".", 1)[1]
+            of_layer = of_layer.replace("transformer.", "model.") + ".self_attn."
+            heads, groups, rest = c["num_attention_heads"], c["num_key_value_heads"], values.shape[1:]
+            n = heads // groups
+            if c["model_type"] == "internlm2":
+                of_groups = values.reshape(groups, n + 2, -1, *rest)
+                parts = [of_groups[:, :n], of_groups[:, n], of_groups[:, n + 1]]
+            else:
+                parts = np.split(values.reshape(heads + 2 * groups, -1, *rest), (heads, heads + groups))
+            for part, of_part in zip("qkv", parts, strict=True):
+                made[f"{of_layer}{part}_proj.{kind}"] = of_part.reshape(-1, *rest)
+        elif c["model_type"] == "lille-130m":
+            usual = name.replace("transformer.", "model.").replace("tok_embeddings", "embed_tokens")
+            usual = usual.replace("attention.norm", "input_layernorm").replace("attention.out_proj", "self_attn.o_proj")
+            usual = usual.replace("feed_forward.norm", "post_attention_layernorm").replace("feed_forward.", "mlp.")
+            made[usual] = values
         elif last == "kv_b_proj" and c["model_type"] != "minicpm3":
             n, heads = c["qk_nope_head_dim"], c["num_attention_heads"]
             of_each = values.reshape(heads, -1, values.shape[1])

@@ -68,7 +68,7 @@ CLEAR_CHOICE = 1e-4
 FLOATS = (
     "mlp.gate.weight", "router.gate.weight", "mixer.gate.weight", "feed_forward.gate.weight", "gate.wg.weight",
     "moe.router.weight", "feed_forward.router.weight", "router.proj.weight", "kv_b_proj.weight",
-    "shared_expert_gate.weight", "e_score_correction_bias", "conv1d.weight", "conv.conv.weight",
+    "shared_expert_gate.weight", "e_score_correction_bias", "conv1d.weight", "conv.conv.weight", "wpe.weight",
 )  # fmt: skip
 # The class, its settings, and a seed for which no greedy step is nearly a tie.
 MODELS = {

@@ -28,7 +28,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import model_file
 from tests.contract.check import EMULATED
-from tests.golden.goldens import BACKENDS, DATA, LATENT, check_close, engine, in_chunks
+from tests.golden.goldens import BACKENDS, DATA, LATENT, SAMPLED, check_close, engine, in_chunks
 from tests.published import weights
 from tests.random_blocks import random_blocks
 from tests.unit.test_gguf_form import bytes_only
@@ -50,18 +50,21 @@ BOUNDS = {EMULATED: (2e-5, 4e-5)}
 # 1.2e-4, 3.0e-5, 7.7e-5, 2.8e-5, 9.5e-5 and 3.1e-5 between backends. How much depends on the processor, too.
 ONE_OF = {
     "qwen3_5": 1e-4, "qwen3_5moe": 1.5e-4, "gptoss": 4e-5, "qwen2moe": 1e-4, "mixtral": 4e-5, "qwen3_next": 1.2e-4,
-    "deepseek3": 4e-5, "mamba2": 1e-4, "granite4h": 6e-5,
+    "deepseek3": 4e-5, "mamba2": 1e-4, "granite4h": 6e-5, "mellum": 4e-5, "deepseek2lite": 4e-5, "olmoe": 6e-5,
 }  # fmt: skip
 
 
 CELLS = [
-    pytest.param(column, name, backend, marks=[pytest.mark.slow] * (name not in DEFAULT.get(backend, ARCHITECTURES)))
+    pytest.param(
+        column, name, backend,
+        marks=[pytest.mark.slow] * (name in SAMPLED or name not in DEFAULT.get(backend, ARCHITECTURES)),
+    )
     for column in COLUMNS
     for name in ARCHITECTURES
     for backend in BACKENDS
     if not (column == "mlx-4bit" and name in LATENT)
     if backend != "simd"  # the bits of `parallel`, which other tests compare
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
