@@ -345,7 +345,8 @@ def precision(rows: Sequence[Row]) -> str:
 
 PREFIX_DISK_INTRO = """Seconds from the submission of a prompt to its first token, by a new engine: computed, and with
 the prompt's pages of 64 tokens in files, which the system has in its page cache or reads from the disk. The last page
-is computed. The factor is relative to computing the same prompt, in the same rounds; MB is the size of the files."""
+is computed; later versions compute its last token only. The factor is relative to computing the same prompt, in the
+same rounds; MB is the size of the files."""
 
 
 def prefix_disk(rows: Sequence[Row]) -> str:

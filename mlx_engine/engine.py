@@ -38,7 +38,7 @@ from mlx_engine.cache.disk import (
 )
 from mlx_engine.cache.pool import pool_nbytes, tokens_that_fit
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.checkpoint.identity import kept_digest
+from mlx_engine.checkpoint.identity import kept_digest, signature
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.pooling import read_pooling
 from mlx_engine.checkpoint.sources import resolve
@@ -232,6 +232,7 @@ class Engine:
         how = {"config": repr(opened.config), "conversion": str(planned.conversion), "layers": repr(model.kv_layers)}
         self._identified = {key: hashlib.sha256(text.encode()).hexdigest() for key, text in how.items()}
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
+        self._files = opened.files
         self._draft = opened.draft
         # The time of the layer and the head over that of a pass, about.
         n_head = 0 if model.extra is None else model.extra.n_vocabulary * self.config.hidden_size
@@ -278,10 +279,12 @@ class Engine:
         if not is_whole(max_nbytes) or max_nbytes < 0:
             message = f"prefix_disk must be a number of bytes, not {shown(max_nbytes)}"
             raise OptionError(message, option="prefix_disk", expected="at least 0", found=max_nbytes)
-        identify = partial(_identified, self.path, {**self._identified, **backend_identity(be)})
+        about = {**self._identified, **backend_identity(be)}
+        identify = partial(_identified, self.path, about, self._files)
         made = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
         if self._prefixes is not None:
-            made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
+            if self._prefixes.saved:  # else the identity may be unknown, and `made` may know its own already
+                made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
             self._prefixes.close()
         self._prefixes = made
 
@@ -290,10 +293,11 @@ class Engine:
 
         Raises:
             OptionError: keys and values of this model cannot be saved.
+            SourceError: the model's files have changed since they were loaded.
         """
         self.check_kept("a file of keys and values")
         about = {**self._identified, **backend_identity(self.backend)}
-        return identity_of(_identified(self.path, about, cache_folder("prefixes")))[1]
+        return identity_of(_identified(self.path, about, self._files, cache_folder("prefixes")))[1]
 
     def save_prefix(self, path: str | Path, prompt: Prompt, *, scheduler: Scheduler | None = None) -> int:
         """Write the keys and values of a prompt to a file, and return the number of tokens that it has.
@@ -890,9 +894,9 @@ class Engine:
         raise NotCopyableError(name="engine", hint="load the model in each process")
 
 
-def _identified(path: Path, about: Mapping[str, str], kept: Path) -> dict[str, str]:
+def _identified(path: Path, about: Mapping[str, str], files: str, kept: Path) -> dict[str, str]:
     """Return what keys and values depend on, with the digest of the model's files, which is kept in a folder."""
-    return {**about, "model": kept_digest(path, kept), "source": source_digest()}
+    return {**about, "model": kept_digest(path, kept, files), "source": source_digest()}
 
 
 class RequestBuilder:
@@ -1242,7 +1246,7 @@ def open_source(
         raise OptionError(message, option="adapters", expected="none", found=list(folders))
     check_draft(draft, speculate, is_shared=shard is not None)
     path = resolve(source, progress)
-    start = time.perf_counter()
+    start, files = time.perf_counter(), signature(path)
     checkpoint = open_model(path, allow_settings)
     with_extra = speculate in (MTP, AUTO_SPECULATION) and shard is None
     planned = plan_model(checkpoint, conversion, context, with_extra=with_extra)
@@ -1255,7 +1259,7 @@ def open_source(
     planned = planned._replace(adapters=open_adapters(folders, planned.tensors))
     seconds = time.perf_counter() - start
     how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type, speculate
-    opened = CheckedCheckpoint(path, planned, backend, *how)
+    opened = CheckedCheckpoint(path, planned, backend, *how, files=files)
     if draft is not None:
         opened.add_draft(resolve(draft, progress))
     return opened
@@ -1314,6 +1318,7 @@ class CheckedCheckpoint:
         kv_type: the type of keys and values.
         speculate: how tokens are proposed.
         draft: the draft model, or None.
+        files: the `signature` of the files before they were opened.
     """
 
     path: Path
@@ -1329,6 +1334,7 @@ class CheckedCheckpoint:
     speculate: str = OFF
     prompts: RequestBuilder = field(init=False)
     draft: LoadedDraft | None = None
+    files: str = ""
     _is_checked: bool = False
 
     def __post_init__(self) -> None:

@@ -3,7 +3,8 @@
 import functools
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from zlib import crc32
 
 import pytest
 import typer.main
@@ -32,6 +33,31 @@ settings.load_profile("default tests")
 settings.register_profile(
     "no shrinking", settings.get_profile("default tests"), phases=[Phase.explicit, Phase.generate]
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark combinations of tests marked `each_value` as slow, but for a few in which every value of an argument is."""
+    combinations: dict[object, list[pytest.Function]] = {}
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if isinstance(item, pytest.Function) and "each_value" in marks and "slow" not in marks:
+            combinations.setdefault((item.parent, item.originalname), []).append(item)
+    for of_test in combinations.values():
+        for item in set(of_test).difference(each_value(of_test)):
+            item.add_marker(pytest.mark.slow)
+
+
+def each_value(items: Sequence[pytest.Function]) -> list[pytest.Function]:
+    """Return a few items that have every value of every argument at least once, the same ones in every run."""
+    values = {item: {(name, repr(value)) for name, value in item.callspec.params.items()} for item in items}
+    missing, chosen = set().union(*values.values()), []
+    # Items in no order: in order, the first backend would have most architectures.
+    mixed = sorted(items, key=lambda item: crc32(item.name.encode()))
+    while missing:
+        chosen.append(max(mixed, key=lambda item: len(values[item] & missing)))
+        missing -= values[chosen[-1]]
+    return chosen
 
 
 def pytest_collection_finish() -> None:

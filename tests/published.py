@@ -60,7 +60,7 @@ def reduced(config, **sizes):
 
 def per_layer(config):
     """Return the settings that have a value for each layer, with those of the first layers and of the last."""
-    n = config["num_hidden_layers"]
+    n = config.get("num_hidden_layers") or config["num_layers"]
     lists = {key: value for key, value in config.items() if isinstance(value, list) and len(value) == n > LAYERS}
     return {key: [*value[: LAYERS - 1], value[-1]] for key, value in lists.items()}
 

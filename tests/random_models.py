@@ -24,16 +24,41 @@ _DECODER = {
     "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-6,
     "rope.freq_base": 1e4, "vocab_size": VOCAB,
 }  # fmt: skip
+_FOLDER = {
+    "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True, "hidden_act": "silu",
+}  # fmt: skip
 _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
+    "deepseek", "llama4", "minicpm3", "mistral4",
+    "afmoe", "dots1", "exaone-moe", "solar_open",
     "deepseek2", "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
     "falcon-h1", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe",
     "glm4moe", "minimax-m2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "hunyuan-dense", "mixtral", "nanochat", "seed_oss", "smollm3",
     "starcoder2",
+    "command-r",
+    "chatglm",
+    "helium",
+    "nemotron",
+    "gemma",
+    "stablelm",
+    "phi2",
+    "gptneox",
+    "starcoder",
+    "exaone",
+    "olmo",
+    "internlm3",
+    "lille-130m",
+    "telechat3",
+    "mimo",
+    "internlm2",
+    "minicpm",
+    "mellum",
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 _SPACE = {
@@ -44,7 +69,38 @@ _SPACE = {
     "ssm.inner_size": 256,
 }
 _MIXERS = {key: of for key, of in _DECODER.items() if not key.startswith(("feed", "rope", "attention.head"))} | _SPACE
+_SPARSE = {
+    **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+    "expert_shared_count": 1, "leading_dense_block_count": 1,
+}  # fmt: skip
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "afmoe": ("gguf", {**_SPARSE, "attention.sliding_window": WINDOW}),
+    "dots1": ("gguf", {**_SPARSE, "expert_group_count": 3, "expert_group_used_count": 2}),
+    "exaone-moe": ("gguf", {
+        **_SPARSE, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
+    }),
+    "deepseek": ("gguf", _SPARSE),
+    "llama4": ("gguf", {
+        **{key: of for key, of in _SPARSE.items() if key not in ("expert_shared_count", "leading_dense_block_count")},
+        "expert_used_count": 1, "interleave_moe_layer_step": 2,
+    }),
+    "minicpm3": ("gguf", {
+        **_DECODER, "attention.head_count_kv": 4, "attention.key_length": 320, "attention.value_length": 64,
+        "attention.kv_lora_rank": 256, "attention.q_lora_rank": 256, "rope.dimension_count": 64,
+    }),
+    "mistral4": ("gguf", {
+        **_SPARSE, "attention.head_count_kv": 1, "attention.key_length": 320, "attention.value_length": 256,
+        "attention.key_length_mla": 320, "attention.value_length_mla": 64, "attention.kv_lora_rank": 256,
+        "attention.q_lora_rank": 256, "rope.dimension_count": 64, "expert_group_count": 3,
+        "expert_group_used_count": 2, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32, "rope.scaling.yarn_log_multiplier": 0.1,
+        "attention.temperature_scale": 0.1,
+    }),
+    "solar_open": ("hf", {
+        "num_hidden_layers": LAYERS, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "tie_word_embeddings": True,
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+    }),
     "deepseek2": ("gguf", {
         **_DECODER, "attention.head_count_kv": 1, "attention.key_length": 320, "attention.value_length": 256,
         "attention.key_length_mla": 320, "attention.value_length_mla": 64, "attention.kv_lora_rank": 256,
@@ -181,6 +237,33 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
         "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
         "expert_shared_feed_forward_length": 256,
+    }),
+    "command-r": ("gguf", {**_LAYER_NORMS, "logit_scale": 0.25}),
+    "chatglm": ("gguf", {**_DECODER, "rope.dimension_count": 32}),
+    "helium": ("hf", {**_FOLDER, "head_dim": 64}),
+    "nemotron": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 32}),
+    "gemma": ("gguf", {**_DECODER, **_HEADS}),
+    "stablelm": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 16}),
+    "phi2": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 32}),
+    "gptneox": ("gguf", {**_LAYER_NORMS, "attention.head_count_kv": 4, "rope.dimension_count": 16}),
+    "starcoder": ("gguf", {
+        "block_count": LAYERS, "context_length": CONTEXT, "embedding_length": 256, "feed_forward_length": 512,
+        "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5,
+    }),
+    "exaone": ("gguf", _DECODER),
+    "minicpm": ("gguf", {**_DECODER, "embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 4.0}),
+    "internlm2": ("gguf", _DECODER),
+    "mimo": ("hf", _FOLDER),
+    "telechat3": ("hf", _FOLDER),
+    "lille-130m": ("hf", {
+        "n_layer": LAYERS, "n_embd": 256, "n_head": 4, "n_kv_heads": 2, "vocab_size": VOCAB, "block_size": CONTEXT,
+        "layer_norm_eps": 1e-6,
+    }),
+    "internlm3": ("hf", {**_FOLDER, "head_dim": 64}),
+    "olmo": ("gguf", {**_LAYER_NORMS, "rope.dimension_count": 64}),
+    "mellum": ("gguf", {
+        **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
     }),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.

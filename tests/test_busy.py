@@ -20,6 +20,7 @@ def test_burners_run_in_the_context_alone():
     assert [each.returncode for each in started] == [-9, -9]
 
 
+@pytest.mark.slow
 def test_burners_end_when_their_parent_is_killed():
     code = (
         "import os\nfrom tests.busy import burners\nwith burners(1) as started:\n    print(started[0].pid, flush=True)"
@@ -29,6 +30,7 @@ def test_burners_end_when_their_parent_is_killed():
     wait_for(lambda: not psutil.pid_exists(pid))
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "test_two.py").write_text("def test_right(): pass\ndef test_wrong(): assert 0\n")
     code, line = run(["-n", "0", "-p", "no:cacheprovider", str(tmp_path)])

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import mlx_engine
@@ -69,19 +70,34 @@ PAGES_OF_FILES = (
 )
 
 
+@cache
+def sources_of_classes() -> dict[str, list[str]]:
+    """Return the texts of the files that define a class, by its name."""
+    found: dict[str, list[str]] = {}
+    for source in (path.read_text() for path in SOURCES):
+        for name in re.findall(r"^class (\w+)", source, re.MULTILINE):
+            found.setdefault(name, []).append(source)
+    return found
+
+
+@cache
+def files_and_folders() -> list[str]:
+    """Return the paths below the repository's folders, each with a slash before it, and behind it if it is a folder."""
+    folders = ("mlx_engine", "kernels", "docs", "benchmarks", "tools", "tests")
+    paths = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
+    return [f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for path in paths]
+
+
 @each("page", PAGES_OF_FILES)
 def test_a_page_names_files_and_classes_that_exist(page: str):
     text = (ROOT / page).read_text()
-    folders = ("mlx_engine", "kernels", "docs", "benchmarks", "tools", "tests")
-    paths = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
-    files = [f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for path in paths]
+    files = files_and_folders()
     named = re.findall(r"(?<![\w/.-])[\w][\w/.-]*\.(?:py|md|h\.metal)\b", text) + re.findall(r"`([\w/.-]+/)`", text)
     named = [name for name in named if not re.search(r"NAME|SUBJECT|TYPE|FOLDER", name)]
     # A page may leave out the first folders: `loop/runner.py`.
     assert [name for name in named if not any(file.endswith(f"/{name}") for file in files)] == []
-    sources = [path.read_text() for path in SOURCES]
     for name, attribute in re.findall(r"`([A-Z][a-z]\w+|KV\w+)(?:\.(\w+))?`", text):
-        homes = [source for source in sources if re.search(rf"^class {name}\b", source, re.MULTILINE)]
+        homes = sources_of_classes().get(name, ())
         assert homes, name
         has = re.compile(rf"(def |self\.|^    ){attribute}\b", re.MULTILINE)
         assert any(map(has.search, homes)), f"{name}.{attribute}"

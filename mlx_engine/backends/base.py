@@ -391,14 +391,15 @@ class Backend(Primitives):
         routed = h if experts.router_norm is None else self.norm(x, experts.router_norm)
         logits = self.note(experts.router.name, self.linear(routed, experts.router))
         ids, weights = self.route(logits, experts.routing)
-        gates = None if gate is None else self.note(gate.name, self.expert_linear(h, gate, ids))
-        inner = self.note(up.name, self.expert_linear(h, up, ids))
+        of_experts = self.combine(h, weights) if experts.routing.weighs_inputs else h
+        gates = None if gate is None else self.note(gate.name, self.expert_linear(of_experts, gate, ids))
+        inner = self.note(up.name, self.expert_linear(of_experts, up, ids))
         if gates is not None:
             inner = self.gated(gates, inner, experts.activation)
         elif experts.activation != "clamped_swiglu":
             inner = self.activate(inner, experts.activation)
         y = self.note(down.name, self.expert_linear(inner, down, ids))
-        y = self.note(experts.name, self.combine(y, weights))
+        y = self.note(experts.name, y if experts.routing.weighs_inputs else self.combine(y, weights))
         return y if experts.shared is None else self.add(y, self.shared_expert(h, experts.shared))
 
     @block

@@ -32,6 +32,8 @@ class Routing:
             group is rated by the sum of its two largest biased scores; of equal groups the first is better. None for no
             groups.
         sum_eps: added to the sum by which `normalize` divides.
+        weighs_inputs: whether the weight of an expert is multiplied with its input and not with its output. A token
+            then chooses one expert.
     """
 
     n_used: int
@@ -41,6 +43,12 @@ class Routing:
     bias: Native | None = None
     groups: tuple[int, int] | None = None
     sum_eps: float = 0.0
+    weighs_inputs: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the number of experts, if their inputs have weights."""
+        if self.weighs_inputs and self.n_used != 1:
+            raise ValueError(f"expected one expert of a token, whose input has a weight, found {self.n_used}")
 
     @property
     def ranks_logits(self) -> bool:

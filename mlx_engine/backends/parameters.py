@@ -112,14 +112,19 @@ class Scores:
 
 
 class Growth(NamedTuple):
-    """Llama 4's attention scaling: queries at position p are multiplied by `1 + beta * ln(1 + p // length)`."""
+    """Llama 4's attention scaling: queries at position p are multiplied by `1 + beta * ln(1 + (p + first) // length)`.
+
+    Attributes:
+        first: the number of the first position: 0, or 1.
+    """
 
     beta: float
     length: int
+    first: int = 0
 
     def at(self, position: int) -> float:
         """Return the factor of queries at a position."""
-        return 1 + self.beta * math.log(1 + position // self.length)
+        return 1 + self.beta * math.log(1 + (position + self.first) // self.length)
 
 
 @dataclass(frozen=True, eq=False)

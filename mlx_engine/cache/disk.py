@@ -22,6 +22,7 @@ prefix go from its end.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import math
 import os
@@ -299,6 +300,7 @@ class PrefixFolder(SavedPrefixes):
         self._known: dict[str, float] = {}
         self._claimed: set[str] = set()
         self._bad: set[str] = set()
+        self._about = ""
         self._n_new, self._paused_until, self._has_warned = 0, 0.0, False
         self._has_waited = False
         self._process, self._is_open = os.getpid(), threading.Event()
@@ -346,19 +348,25 @@ class PrefixFolder(SavedPrefixes):
         Raises:
             OSError: it cannot be made, or another user could read or change it.
         """
-        text, self.identity = identity_of(about)
+        self._about, self.identity = identity_of(about)
         plain = "".join(c if c.isalnum() or c in "-._" else "_" for c in model).lstrip(".")[:60]
         ours = self.path / f"{plain}-{self.identity[:8].hex()}"
         ours.mkdir(mode=0o700, exist_ok=True)
         check_private(ours)
         (ours / "drafts").mkdir(mode=0o700, exist_ok=True)
         remove_dead(ours / "drafts")
-        for file, content in ((self.path / README, TEXT), (ours / ABOUT, text)):
-            if not file.exists():
-                file.write_text(content, encoding="utf-8")
-        self._known |= {entry.name: 0.0 for entry in os.scandir(ours) if entry.name.endswith(ENDING)}
+        self._mark(ours)
+        self._known |= dict.fromkeys(_names(ours), 0.0)
         self.stats.nbytes = sum(size for _, size, _ in files_in(self.path))
         self.ours = ours
+
+    def _mark(self, ours: Path) -> None:
+        """Write the files that describe the folders, unless they exist. Folders without them are not bounded."""
+        for file, content in ((self.path / README, TEXT), (ours / ABOUT, self._about)):
+            if not (file.exists() if file.name == README else is_ours(ours)):
+                with draft(file) as new:
+                    new.write_bytes(content.encode())
+                    new.replace(file)
 
     def has(self, key: Key) -> bool:
         """Return whether there is a file, perhaps written by another process."""
@@ -399,8 +407,13 @@ class PrefixFolder(SavedPrefixes):
         """Remove a file that cannot be used. If the removal fails, ignore the file from now on."""
         assert self.ours is not None  # noqa: S101 - `has` has found the file
         path = self.ours / key.name
-        self.stats.damaged += os.path.lexists(path)
         self._known.pop(key.name, None)
+        if not os.path.lexists(path):
+            # Another process has removed this file, and perhaps many. Each one that is tried costs a look-up in which
+            # all files of the prefix are read again.
+            self._known = {name: self._known.get(name, 0.0) for name in _names(self.ours)}
+            return
+        self.stats.damaged += 1
         with contextlib.suppress(OSError):
             path.unlink()
         if os.path.lexists(path):
@@ -414,6 +427,7 @@ class PrefixFolder(SavedPrefixes):
         """
         assert self.ours is not None  # noqa: S101 - the writer starts when it is known
         header = header_of(self.identity, key, content.nbytes)
+        (self.ours / "drafts").mkdir(mode=0o700, exist_ok=True)  # programs that clean up remove empty folders
         with draft(self.ours / "drafts" / key.name) as path:
             with path.open("wb", buffering=0) as file:
                 write_all(file, header + check(header, content))
@@ -429,11 +443,18 @@ class PrefixFolder(SavedPrefixes):
         if self.stats.nbytes > self.max_nbytes or self._n_new > self.max_nbytes // 16:
             self.bound()
 
-    def bound(self) -> None:
-        """If all files take more than the bound, remove the least recently used until they take 15/16 of it."""
+    def bound(self, *, is_full: bool = False) -> None:
+        """If all files take more than the bound, remove the least recently used until they take 15/16 of it.
+
+        If the disk is full, remove files until they take 15/16 of what they took.
+        """
+        assert self.ours is not None  # noqa: S101 - called after a write
+        self._mark(self.ours)
         found = sorted(files_in(self.path))
         self.stats.nbytes, self._n_new = sum(size for _, size, _ in found), 0
-        most = self.max_nbytes - self.max_nbytes // 16 if self.stats.nbytes > self.max_nbytes else self.max_nbytes
+        most = min(self.max_nbytes, self.stats.nbytes) if is_full else self.max_nbytes
+        if is_full or self.stats.nbytes > most:
+            most -= -(-most // 16)
         for _, size, path in found:
             if self.stats.nbytes <= most:
                 return
@@ -456,7 +477,8 @@ class PrefixFolder(SavedPrefixes):
     def keep(self, key: Key, content: np.ndarray, used: int) -> None:
         """Write a file.
 
-        If the write fails, forget the file and write nothing for a while, because the disk may be full.
+        If the write fails, forget the file and write nothing for a while. If the disk is full, make room, because the
+        bound may be larger than the disk.
         """
         if time.monotonic() < self._paused_until:
             self.forget(key)
@@ -467,6 +489,9 @@ class PrefixFolder(SavedPrefixes):
             self.forget(key)
             self.warn(error)
             self._paused_until = time.monotonic() + PAUSE
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                with contextlib.suppress(OSError):  # the description of a folder is not written on a full disk
+                    self.bound(is_full=True)
 
     def warn(self, error: Exception) -> None:
         """Warn once that prefixes are not kept."""
@@ -508,17 +533,22 @@ class DiskPrefixes:
 
     # ---- reading ----
 
-    def reach(self, chain: Sequence[bytes], first: int) -> int:
+    def reach(self, chain: Sequence[bytes], first: int, most: int) -> int:
         """Return how many pages of a prefix can be used, at least the `first` pages that are in memory already.
 
-        Groups without a window need the file of every page after `first`, groups with a window those that later tokens
-        read. Models with states need the states after the last page.
+        At most `most` tokens are used, which may end inside the last page. Groups without a window need the file of
+        every page after `first`, groups with a window those that later tokens read. Models with states need the states
+        after the last page.
         """
         n = len(chain)
         self.folder.wait_briefly()
         for group, window in enumerate(self._pool.windows):
             if window is None:
                 n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
+        page, windows = self._pool.page, self._pool.windows
+        # A prefix with states ends after a page. Windows of these sizes reach back one more page if it ends inside one.
+        if n * page > most and (STATE in self._pieces or any(window and window % page == 1 for window in windows)):
+            n -= 1
         while n > first and not self._ends_at(chain, first, n):
             n -= 1
         return n
@@ -734,12 +764,29 @@ def check_private(folder: Path) -> None:
         raise PermissionError(f"{folder.name} is not a folder that this user alone can read and write")
 
 
+def _names(ours: Path) -> list[str]:
+    """Return the names of the files in the folder of an identity."""
+    try:
+        return [entry.name for entry in os.scandir(ours) if entry.name.endswith(ENDING)]
+    except OSError:
+        return []
+
+
+def is_ours(folder: Path) -> bool:
+    """Return whether a folder is of an identity: its name ends with the digest of its description."""
+    try:
+        text = (folder / ABOUT).read_bytes() if not folder.is_symlink() else b""
+    except OSError:
+        return False
+    return folder.name.endswith(f"-{hashlib.sha256(text).hexdigest()[:16]}")
+
+
 def files_in(path: Path) -> list[tuple[int, int, Path]]:
     """Return the time of the last use in ns, the bytes and the path of each file of a folder of prefixes."""
     found = []
     with contextlib.suppress(OSError):
         for ours in sorted(path.iterdir()):
-            if not ours.is_symlink() and (ours / ABOUT).is_file():
+            if is_ours(ours):
                 for entry in os.scandir(ours):
                     if entry.name.endswith(ENDING):
                         with contextlib.suppress(OSError):
@@ -810,13 +857,18 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return what this module made in a folder of prefixes: folders of identities and of digests, and a README."""
+    """Return what this module made in a folder of prefixes: folders of identities and of digests, and a README.
+
+    The user may have other files and folders there.
+    """
+    digests, readme = path / DIGESTS, path / README
     try:
-        entries = sorted(path.iterdir())
+        ours = list(filter(is_ours, sorted(path.iterdir())))
+        others = [digests] if digests.is_dir() and {file.suffix for file in digests.iterdir()} <= {".sha256"} else []
+        others += [readme] if readme.is_file() and readme.read_bytes() == TEXT.encode() else []
     except OSError:
         return []
-    ours = [e for e in entries if (e / ABOUT).is_file() and not e.is_symlink()]
-    return [*ours, *(path / name for name in (DIGESTS, README) if (path / name).exists())] if ours else []
+    return [*ours, *others] if ours else []
 
 
 def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None]) -> None:

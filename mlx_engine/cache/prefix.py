@@ -3,7 +3,8 @@
 Each edge of a radix tree (`radix.py`) is a run of tokens; the node at its end holds the pages of these tokens. The
 longest common prefix is found down to the token. Its whole pages are shared; a partly used page is copied into a page
 of the new sequence. With `whole_pages`, only full pages are kept and reused. Without it, a client could guess another
-client's prompt token by token, from the counts of cached tokens or from latency.
+client's prompt token by token, from the counts of cached tokens or from latency. The last token of a prompt is always
+computed, for its logits. If it is the last of a page that is held, the page's other tokens are reused.
 
 When the pool has too few free pages, or the cache exceeds its bound, the cache drops its references to pages, least
 recently used first. A page that no sequence holds is then free; one that a sequence also holds stays allocated. The
@@ -158,15 +159,16 @@ class PrefixCache:
         """Return the longest prefix of ids that can be reused. Nothing is marked as used."""
         return self._match(ids)[0]
 
-    def _match(self, ids: Sequence[int] | np.ndarray) -> tuple[Match, list[Node]]:
-        """Return the match, and the nodes of its `length` tokens."""
+    def _match(self, ids: Sequence[int] | np.ndarray, most: int | None = None) -> tuple[Match, list[Node]]:
+        """Return the match, of which at most `most` tokens are reused, and the nodes of its `length` tokens."""
+        most = len(ids) if most is None else most
         path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
-        length, pages, state = self._tree.usable(path, n, self._step)
+        length, pages, state = self._tree.usable(path, n, self._step, most)
+        full, n = min(n - n % self._step, most), min(n, most)
+        path = [node for node in path if node.start < n]
         expected = self._after(path, n)
         lacking: End = "state" if self.pool.states.n_slots else "window"
-        end: End = (
-            lacking if length < n - n % self._step else "whole" if n == len(ids) else "differs" if expected else "new"
-        )
+        end: End = lacking if length < full else "whole" if n == most else "differs" if expected else "new"
         if end in ("differs", "new") and self._was_evicted(path, n, ids[n]):
             end = "evicted"
         return Match(length, n, pages, expected, end, state), [node for node in path if node.start < length]
@@ -185,21 +187,23 @@ class PrefixCache:
             found = np.concatenate((found, node.ids))
         return tuple((found[:SHOWN] & ID).tolist())
 
-    def attach(self, kv: KVSequence, ids: Sequence[int], *, is_busy: bool = False) -> Match:
+    def attach(self, kv: KVSequence, ids: Sequence[int], most: int | None = None, *, is_busy: bool = False) -> Match:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
-        The caller leaves the last token out of `ids`: its logits are not cached, so it must be computed. If nothing is
-        found, the sequence stays empty. If no page is free for the copy of a partly used page, the prefix ends before
-        that page. With `is_busy`, because other requests wait for this thread, files are read in pieces; `has_more`
-        asks for another look-up.
+        At most `most` tokens are reused: logits are not cached, so the last token of a prompt must be computed. The
+        ids after them are compared up to the end of their page: if the whole page is held, its first tokens are reused.
+        If nothing is found, the sequence stays empty. If no page is free for the copy of a partly used page, the prefix
+        ends before that page. With `is_busy`, because other requests wait for this thread, files are read in pieces;
+        `has_more` asks for another look-up.
         """
         self._check(kv)
         first, end, has_more = 0, 0, False
-        self.stats.queried_tokens += len(ids)
-        own = _of_adapter(ids[: kv.capacity], kv.adapter)
+        most = min(len(ids) if most is None else most, kv.capacity)
+        self.stats.queried_tokens += most
+        own = _of_adapter(ids[: -(-most // self.pool.page) * self.pool.page], kv.adapter)
         if self.disk is not None:
-            first, end, has_more = self._load(self.disk, own, is_busy=is_busy)
-        found, path = self._match(own)
+            first, end, has_more = self._load(self.disk, own, most, is_busy=is_busy)
+        found, path = self._match(own, most)
         self._use(path)
         while found.length and not _adopted(kv, found):
             shorter = self.match(own[: found.length - found.length % self.pool.page])
@@ -212,17 +216,19 @@ class PrefixCache:
             self.disk.stats.tokens += found.from_disk
         return found
 
-    def _load(self, disk: DiskPrefixes, ids: np.ndarray, *, is_busy: bool) -> tuple[int, int, bool]:
-        """Add to the tree what the disk has of a prefix of ids; return the range of its tokens, and if there are more.
+    def _load(self, disk: DiskPrefixes, ids: np.ndarray, most: int, *, is_busy: bool) -> tuple[int, int, bool]:
+        """Add to the tree what the disk has of a prefix of ids, of which at most `most` tokens will be reused.
+
+        Return the range of its tokens, and whether there are more.
 
         With `is_busy`, add one piece. A prefix with windows or states can end at few positions, so it is a single
         piece.
         """
         page, chain = self.pool.page, disk.chain(ids)
         path, n = self._tree.walk(ids)
-        first, pages, state = self._tree.usable(path, n, page)
+        first, pages, state = self._tree.usable(path, n, page, most)
         end, has_more = first, False
-        while (n_pages := disk.reach(chain, first // page)) * page > first:
+        while first < most and (n_pages := disk.reach(chain, first // page, most)) * page > first:
             if is_busy and n_pages > first // page + disk.piece:
                 n_pages, has_more = first // page + disk.piece, True
             kv = self.pool.sequence(n_pages * page)
@@ -230,14 +236,14 @@ class PrefixCache:
                 kv.adopt([of_group[: first // page] for of_group in pages], first, state)
                 if disk.fill(kv, chain[:n_pages]):
                     self._share(ids[: n_pages * page], kv)
-                    end = n_pages * page
+                    end = min(n_pages * page, most)
                     break
             except CacheFullError:
                 has_more = False
                 break
             finally:
                 kv.close()
-        disk.use(chain[: end // page])
+        disk.use(chain[: -(-end // page)])
         return first, end, has_more
 
     def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence, *, on_disk: bool = True) -> None:

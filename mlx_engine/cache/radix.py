@@ -74,21 +74,23 @@ class RadixTree:
             node = child
         return path, n
 
-    def usable(self, path: Sequence[Node], n: int, step: int = 1) -> tuple[int, list[np.ndarray], Snapshot | None]:
+    def usable(
+        self, path: Sequence[Node], n: int, step: int, most: int
+    ) -> tuple[int, list[np.ndarray], Snapshot | None]:
         """Return the length of the longest prefix of a path's n tokens whose pages are held, and these pages.
 
         If the model has a state, the state after the prefix must be held too, and is returned. The length is a multiple
-        of `step`, which is 1 or a page.
+        of `step`, which is 1 or a page, or it is `most`, its bound, if the whole page there is held.
 
         In a group with a window, later tokens attend to the last `window - 1` tokens of the prefix; only their pages
         are needed. Pages are given for each group (P,); -1 where a page is not held.
         """
-        n -= n % step
+        n = min(n - n % step, most)
         tables = [self.table(group, path, n) for group in range(len(self._windows))]
         held = [Snapshot(length, slot) for node in path for length, slot in node.states.items()]
         found = [snapshot for snapshot in held if snapshot.length <= n and snapshot.length % step == 0]
         state, length = None, 0 if self._states.n_slots else self._reaches(n, tables)
-        while length % step:  # a window lacks the page after the end of a node
+        while length % step and length < most:  # a window lacks the page after the end of a node
             length = self._reaches(length - length % step, tables)
         for snapshot in sorted(found, reverse=True):
             if self._reaches(snapshot.length, tables) == snapshot.length:

@@ -49,22 +49,40 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def kept_digest(path: Path, folder: Path) -> str:
-    """Return the `digest` of a checkpoint.
+def signature(path: Path) -> str:
+    """Return the paths, sizes, inodes and times of a checkpoint's files; empty if a file is missing.
 
-    Take it from a file in a folder if no file of the checkpoint has changed since.
-
-    Reading 1 GB takes about half a second. A file that is written again has another change time (ctime), which programs
-    cannot set.
-
-    Raises:
-        OSError: a file cannot be read.
+    A file that is written again has another change time (ctime), which programs cannot set.
     """
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path)
-    about = [
-        (str(file.resolve()), (of := file.stat()).st_size, of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for file in files
-    ]
-    kept = folder / f"model-{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.sha256"
+    try:
+        about = [(str(file.resolve()), file.stat()) for file in files]
+    except OSError:
+        return ""
+    return repr([(file, of.st_size, of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for file, of in about])
+
+
+def kept_digest(path: Path, folder: Path, loaded: str | None = None) -> str:
+    """Return the `digest` of a checkpoint.
+
+    Take it from a file in a folder if no file of the checkpoint has changed since. Reading 1 GB takes about half a
+    second.
+
+    Args:
+        path: the checkpoint.
+        folder: where the digest is kept.
+        loaded: the `signature` of the files whose weights are in use. Files that have been replaced since then have
+            the digest of another model.
+
+    Raises:
+        SourceError: the files have changed since they were loaded, or while they were read.
+        OSError: a file cannot be read.
+    """
+    about = signature(path)
+    changed = SourceError(f"the files of {path} have changed since they were loaded; load the model again")
+    if loaded is not None and about != loaded:
+        raise changed
+    kept = folder / f"model-{hashlib.sha256(about.encode()).hexdigest()[:32]}.sha256"
     try:
         known = kept.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
@@ -72,6 +90,8 @@ def kept_digest(path: Path, folder: Path) -> str:
     if len(known) == 64 and set(known) <= set("0123456789abcdef"):
         return known
     found = digest(path)
+    if not about or signature(path) != about:
+        raise changed
     with draft(kept) as new:
         new.write_text(found, encoding="ascii")
         new.replace(kept)

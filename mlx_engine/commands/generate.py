@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-import select
+import selectors
 import sys
 import time
 from collections.abc import Sequence
@@ -474,8 +474,13 @@ def piped(*, is_example: bool) -> str:
 def _is_silent(seconds: float) -> bool:
     """Return whether stdin has neither bytes nor an end within some seconds."""
     try:
-        return not select.select([sys.stdin], [], [], seconds)[0]
-    except (OSError, ValueError):  # on Windows select takes only sockets; or stdin has no file descriptor
+        with selectors.DefaultSelector() as pipes:
+            pipes.register(sys.stdin, selectors.EVENT_READ)
+            return not pipes.select(seconds)
+    except (
+        OSError,
+        ValueError,
+    ):  # stdin is a file or has no file descriptor; on Windows only sockets can be waited for
         return False
 
 

@@ -110,13 +110,16 @@ class ActivationKey:
 
 @dataclass(frozen=True)
 class Constant:
-    """A field with one value that files do not have, for architectures whose base class reads the field from files."""
+    """A field with one value that files do not have, for architectures whose base class reads the field from files.
+
+    The value may be a function of the fields that were read before.
+    """
 
     value: Any
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
         """Return the value."""
-        return self.value
+        return self.value(known) if callable(self.value) else self.value
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
         """Return no key."""

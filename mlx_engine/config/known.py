@@ -34,15 +34,11 @@ MLX_LM, LLAMA_CPP = tuple(_MLX_LM.split()), tuple(_LLAMA_CPP.split())
 
 _LACKS: dict[str, str] = {
     "a model file; no mechanism is known to be missing": """
-        afmoe baichuan bailing_moe bailingmoe bailingmoe2 chatglm codeshell cohere command-r deepseek dots1 exaone
-        exaone-moe exaone_moe gemma glm gpt_bigcode helium internlm2 internlm3 jais2 lille-130m maincoder mellum mimo
-        minicpm minicpm3 nemotron orion pangu-embedded plamo plamo3 plm solar_open starcoder telechat3 xverse
-        youtu_llm""",
+        baichuan bailing_moe bailingmoe bailingmoe2 codeshell jais2 maincoder orion pangu-embedded plamo plamo3 plm
+        xverse""",
     "ALiBi, biases of attention scores by distance": "bloom jais mpt refact",
-    "two norms in a parallel block": "falcon gpt_neox gptneox",
-    "a bias of the head": "gptj phi phi2 phixtral",
-    "layer norms without weights": "olmo",
-    "layer norms of single heads": "stablelm",
+    "another order of rows in a fused matrix, in a parallel block": "falcon",
+    "a bias of the head": "gptj phixtral",
     "queries, keys and values clamped": "dbrx",
     "norms inside of attention and FFN": "bitnet",
     "the activation xIELU": "apertus",
@@ -55,10 +51,8 @@ _LACKS: dict[str, str] = {
     "a router that reads the input of attention": "smallthinker",
     "experts in groups with a small expert for each": "grovemoe",
     "experts that do nothing, and two attentions in a layer": "longcat_flash longcat_flash_ngram",
-    "chunked attention, and weights of experts before the experts": "llama4 llama4_text",
     "a different number of heads in each layer": "deci laguna nemotron-nas openelm step35 step3p5",
     "values narrower than keys": "mimo2 mimo_v2_flash",
-    "Llama 4's scaling of queries in latent attention": "mistral4",
     "keys and values of other layers": "afm7 hunyuan",
     "layers that run several times": "iquestloopcoder",
     "convolutions of keys and values": "baichuan_m1",

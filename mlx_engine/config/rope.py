@@ -114,7 +114,8 @@ def llama3(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
     def slowed(f: float) -> float:
         rotations = r.context * f / (2 * math.pi)
-        kept = min(1.0, max(0.0, (rotations - r.low) / (r.high - r.low)))
+        width = r.high - r.low or 1e-9  # Llama 4 has equal limits: a step
+        kept = min(1.0, max(0.0, (rotations - r.low) / width))
         return kept * f + (1 - kept) * f / r.factor
 
     return tuple(map(slowed, frequencies))
@@ -302,6 +303,8 @@ class RotationSetting:
         keys: dict[str, object] = {"rope_type": value.rule, "rope_theta": value.theta}
         if value.n_rotated is not None:
             keys["partial_rotary_factor"] = part_of(value.n_rotated, config.head_dim)
+        elif self.part != 1:
+            keys["partial_rotary_factor"] = 1.0
         if value.rule in WITH_FACTOR:
             keys["factor"] = value.factor
         if value.rule in WITH_CONTEXT:
@@ -381,8 +384,8 @@ class RotationSetting:
 
     def _llama3(self, s: Settings, r: Rotation, known: Any) -> Rotation:
         factor, low, high = s.number("factor"), s.number("low_freq_factor"), s.number("high_freq_factor")
-        if high <= low:
-            raise s.error("high_freq_factor", f"more than low_freq_factor, {low:g}", high)
+        if high < low:
+            raise s.error("high_freq_factor", f"at least low_freq_factor, {low:g}", high)
         return replace(r, factor=factor, low=low, high=high)
 
     def _yarn(self, s: Settings, r: Rotation, known: Any) -> Rotation:
@@ -403,7 +406,7 @@ class RotationSetting:
         )  # fmt: skip
 
     def _longrope(self, s: Settings, r: Rotation, known: Any) -> Rotation:
-        n = (r.n_rotated or known.head_dim) // 2
+        n = (r.n_rotated or getattr(known, "rope_dim", None) or known.head_dim) // 2
         usual = longrope_attention(s.number("factor", known.context_length / r.context), r.context)
         return replace(
             r, attention_factor=s.number("attention_factor", usual), short=_divisors(s, "short_factor", n),
@@ -543,7 +546,7 @@ def context_notes(config: Any) -> tuple[str, ...]:
     """Return a line for the user if a loaded model could have a longer context."""
     rope, whole = by_length(config), getattr(config, "beyond_chunk", None) or 0
     if whole > config.context_length:
-        reached = "dual chunk attention, which is not implemented, would reach"
+        reached = "attention beyond it, which is not implemented, would reach"
         return (f"context {config.context_length:,} tokens, one chunk; {reached} {whole:,}",)
     if rope is None or rope.is_long:
         return ()

@@ -212,9 +212,9 @@ class Settings:
         return "".join(value)
 
     def flags(self, key: str, n: int) -> tuple[bool, ...] | None:
-        """Return n flags from a list or an array of booleans or of 1 and 0; None if the key is absent."""
+        """Return n flags from a list or an array of booleans or of 1 and 0; None if the key is absent or has none."""
         value = self._get(key, None)
-        if value is None:
+        if value is None or (isinstance(value, list) and not value):
             return None
         flags = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(flags, list) or len(flags) != n or not all(flag in (0, 1) for flag in flags):

@@ -251,7 +251,7 @@ class Conversation:
     def _model(self) -> str | None:
         try:
             return self.engine.prefix_identity().hex()
-        except OptionError:
+        except (OptionError, OSError):  # the model's files are gone, or others have replaced them
             return None
 
     def save_prefix(self, path: Path) -> int:

@@ -358,7 +358,7 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures whose nested settings mlx-lm reads.
-NESTED = ("ministral3", *INNER, *INNER.values(), *GEMMA4)
+NESTED = ("mellum", "ministral3", *INNER, *INNER.values(), *GEMMA4)
 # Architectures whose `vocab_size` mlx-lm reads outside of `text_config`.
 SIZE_OUTSIDE = ("gemma3", "gemma4")
 # The names of rotary settings in transformers 4.
@@ -419,7 +419,7 @@ def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head
 
 def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config with the published names of settings that transformers 5 saves under other names."""
-    if config.get("model_type") == "qwen3_moe" and "num_local_experts" in config:
+    if config.get("model_type") in ("mellum", "qwen3_moe") and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
         words = {GLOBAL: "attention", DELTA: "mamba"}
@@ -448,6 +448,10 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
         config.setdefault("n_ctx", config["n_positions"])
     if config.get("model_type") in GEMMA4 and "vocab_size" in config:
         config.setdefault("vocab_size_per_layer_input", config["vocab_size"])
+    if config.get("model_type") == "gpt_neox":
+        rope = {**config, **(config.get("rope_parameters") or {})}
+        names = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
+        config |= {key: rope[name] for key, name in names.items() if name in rope and key not in config}
     if config.get("model_type") == "minimax_m2" and "head_dim" in config:
         part = {**config, **(config.get("rope_parameters") or {})}.get("partial_rotary_factor", 1)
         config.setdefault("rotary_dim", int(config["head_dim"] * part))
@@ -458,11 +462,21 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 # Architectures for which mlx-lm ignores `head_dim` and uses hidden_size / n_heads.
-HEADS_OF_SIZE = ("granite", "granitemoehybrid", "lfm2", "mixtral", "phi3", "qwen2", "qwen2_moe")
+HEADS_OF_SIZE = (
+    "cohere", "gpt_neox", "granite", "granitemoehybrid", "internlm2", "internlm3", "lfm2", "mimo", "minicpm", "mixtral",
+    "phi", "phi3", "qwen2", "qwen2_moe", "stablelm",
+)  # fmt: skip
 # Architectures for which mlx-lm has no list of layer types, only the interval between layers with full attention.
 BY_INTERVAL = ("gemma3", "gemma3_text", "qwen3_5", "qwen3_5_moe")
 # Architectures whose sliding window mlx-lm ignores.
 WITHOUT_WINDOW = ("gemma2", "phi3")
+# What mlx-lm computes otherwise, by architecture.
+OTHERWISE = {
+    "gemma": "its gate has GELU without Gemma's approximation, so its results differ a little",
+    "glm": "it rotates whole heads, so its results differ",
+    "gpt_bigcode": "it has GELU without the approximation, so its results differ a little",
+    "olmo": "it loads only files of OLMo's first implementation",
+}
 
 
 def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> None:
@@ -483,6 +497,10 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
             "splits in two; --to q8_0 or q4_0 writes a GGUF file"
         )
     problem = _gpt2(config, has_head=has_head) if model_type == "gpt2" else _layers(model_type, config)
+    if model_type == "gpt_neox":
+        problem = _gpt2(config, has_head=False)
+    if model_type == "minicpm" and not has_head:
+        problem = "a matrix for the head, found a head that is tied to the embedding table"
     if model_type in HEADS_OF_SIZE and config.head_dim * config.n_heads != config.hidden_size:
         size = config.hidden_size // config.n_heads
         problem = f"heads of {size} elements, hidden_size / n_heads, found {config.head_dim}"
@@ -521,7 +539,7 @@ def _layers(model_type: str, config: Any) -> str | None:
 def notes_on(model_type: str, config: Any) -> list[str]:
     """Return lines for the user about results of mlx-lm that differ from this engine's."""
     windows = [window for window in config.windows if window is not None]
-    found, rope = [], getattr(config, "rope", None)
+    found, rope = [OTHERWISE[model_type]] if model_type in OTHERWISE else [], getattr(config, "rope", None)
     if model_type in WITHOUT_WINDOW and windows:
         found.append(f"its attention ignores the window, so its results differ after {min(windows):,} tokens")
     if isinstance(rope, Rotation) and rope.rule == "yarn" and not rope.truncate:

@@ -210,7 +210,7 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
 
 def _module(block: str, model_type: str) -> str:
     """Return the module of `block` in which mlx-lm stacks all experts of a layer."""
-    if model_type == "gpt_oss":
+    if model_type in ("gpt_oss", "llama4", "llama4_text"):
         return "experts"
     # Gemma 4 has experts in the layer itself, other models in a module of the layer.
     return "experts.switch_glu" if _LAYER.search(block) else "switch_mlp"

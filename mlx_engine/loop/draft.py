@@ -140,7 +140,7 @@ class DraftModel:
             return None
         if held is None:
             held = self._held[sequence] = _Held(self.pool.sequence(longest))
-            self.prefix.attach(held.kv, ids[:-1])
+            self.prefix.attach(held.kv, ids, len(ids) - 1)
         self._settle(held, ids)
         new = ids[held.kv.length : held.kv.length + budget]
         if not new or max(new) >= int(config.vocab_size):

@@ -399,7 +399,7 @@ class Scheduler:
         ids, request = sequence.ids, sequence.request
         # The cache holds no logits or hidden states: positions that the request's reader still needs are run again.
         most = len(ids) - 1 if request.reader is None else min(len(ids) - 1, request.reader.start)
-        match = self.prefix.attach(sequence.kv, ids[:most], is_busy=bool(self.running))
+        match = self.prefix.attach(sequence.kv, ids, most, is_busy=bool(self.running))
         sequence.unread = list(ids[match.length :])
         if request.times.admitted is None:
             request.match = match._replace(pages=[], state=None)  # the pages may soon be reused

@@ -49,6 +49,8 @@ WEIGHT, LATEST = 4.0, 64
 START, PER_TOKEN, MOST_SAVED = 0.5, 0.004, 8.0
 # The expected rate with proposals must be higher by this factor than the rate without.
 MARGIN = 1.05
+# After so many passes with proposals, one without is run and measured: gains are relative to its time.
+PLAIN_EACH = 128
 # On a lazy backend a sequence waits for its token before the next pass if the probability of a right proposal is at
 # least this.
 PROMISING = 0.5
@@ -209,6 +211,10 @@ class PassCosts:
         """Whether a pass has been measured."""
         return bool(self._seconds)
 
+    def lacks(self, n_rows: int) -> bool:
+        """Return whether the time of a pass with so many rows would be guessed from those of other passes."""
+        return self.is_known and n_rows not in self._seconds
+
     def add(self, n_rows: int, seconds: float) -> None:
         """Add the time of a pass that has run no prompt.
 
@@ -315,6 +321,8 @@ class Speculation:
         self.n_hidden = max((drafter.n_hidden for drafter in self.passes), default=0)
         # The time that drafters have taken since a pass was measured.
         self._drafting = 0.0
+        # Passes with proposals since the last one without.
+        self._n_since = 0
         self._failed = set[str]()
 
     def propose(
@@ -329,11 +337,14 @@ class Speculation:
             is_settled: whether all tokens of a sequence are settled.
             n_pages: pages that the pass takes without proposals, in each group of layers without a window.
         """
+        n_since, self._n_since = self._n_since, 0
         asking = [chunk for chunk in chunks if _may_ask(chunk) and is_settled(chunk.sequence)]
         if not asking:
             return
         drafts = [self.look(chunk.sequence) for chunk in asking]
         n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
+        if self.costs.lacks(n_rows) or n_since >= PLAIN_EACH:
+            return
         for drafter in self.passes:
             self._draft(drafter, asking, drafts, n_rows)
         if not any(draft.ids for draft in drafts):
@@ -345,6 +356,7 @@ class Speculation:
             if n:
                 n_pages += chunk.sequence.n_pages(1 + n) - chunk.sequence.n_pages(1)
                 n_slots += n
+                self._n_since = n_since + 1
                 draft.under_way = under_way
                 chunk.proposed, chunk.drafter = draft.ids[:n], draft.source
                 chunk.n = chunk.n_wanted = 1 + n

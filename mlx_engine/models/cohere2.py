@@ -1,8 +1,7 @@
 """Command R7B and Command A.
 
-Reference: Hugging Face transformers, models/cohere2. Differences from Llama: attention and FFN read the same normed
-hidden states (a parallel block); layer norms without a bias; rotary pairs are neighboring rows; every fourth layer
-attends to all tokens and has no rotary embedding, the others have a window; logits have a factor.
+Reference: Hugging Face transformers, models/cohere2. Differences from Command R: every fourth layer attends to all
+tokens and has no rotary embedding; the others have a window.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlx_engine.config.declared import Expected, number, whole
+from mlx_engine.config.declared import Expected, whole
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
-from mlx_engine.models import llama, standard
+from mlx_engine.models import cohere, standard
 from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("cohere2",)
@@ -21,19 +20,15 @@ GGUF_ARCHITECTURE = "cohere2"
 
 
 @dataclass(frozen=True)
-class Config(llama.Config):
-    """Llama's sizes. Tokens of local layers attend to the last `window` tokens; logits are multiplied by a factor."""
+class Config(cohere.Config):
+    """Command R's sizes. Tokens of local layers attend to the last `window` tokens."""
 
-    layer_norms: ClassVar[bool] = True
-    is_parallel: ClassVar[bool] = True
     only_local_rope: ClassVar[bool] = True
-    norm_eps: float = number("attention.layer_norm_epsilon", ("layer_norm_eps", 1e-5))
     rope: Rotation = rotation()
     window: int = whole("attention.sliding_window", ("sliding_window", 4096))
     is_local: tuple[bool, ...] = layer_kinds(
         4, interval={"hf": "sliding_window_pattern"}, flags={"gguf": "attention.sliding_window_pattern"}
     )
-    logit_scale: float = number("logit_scale", ("logit_scale", 0.0625))
 
     expected = Expected(
         gguf={"attention.causal": True, "rope.scaling.type": "none"},
@@ -48,8 +43,7 @@ class Config(llama.Config):
 
 
 TENSORS = {
-    **{name: row for name, row in llama.TENSORS.items() if "ffn_norm" not in name},
-    **llama.INTERLEAVED,
+    **cohere.TENSORS,
     # Some folders have biases of norms, which are 0.
     "output_norm.bias": Row("model.norm.bias", "D", optional=True),
     "blk.*.attn_norm.bias": Row("model.layers.*.input_layernorm.bias", "D", optional=True),

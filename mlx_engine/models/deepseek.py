@@ -1,8 +1,9 @@
-"""DeepSeek-V2-Lite, DeepSeek-V3 and R1, Kimi K2, and GLM-4.7-Flash.
+"""DeepSeek-V2-Lite, DeepSeek-V3 and R1, Kimi K2, GLM-4.7-Flash, and Youtu-LLM.
 
 Papers: "DeepSeek-V2", arXiv 2405.04434; "DeepSeek-V3", arXiv 2412.19437. Reference: Hugging Face transformers,
-models/deepseek_v2, deepseek_v3 and glm4_moe_lite. Multi-head latent attention (`layer.LatentAttention`), dense first
-layers, then mixtures of experts: V2 chooses by softmax, the others by sigmoids plus a bias, in groups.
+models/deepseek_v2, deepseek_v3, glm4_moe_lite and youtu. Multi-head latent attention (`layer.LatentAttention`), dense
+first layers, then mixtures of experts: V2 chooses by softmax, the others by sigmoids plus a bias, in groups. All layers
+of Youtu-LLM are dense.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import decoder_plan
 
-ARCHITECTURES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "deepseek2")
+ARCHITECTURES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu", "youtu_llm", "deepseek2")
 GGUF_ARCHITECTURE = "deepseek2"
 # The norms of latents have this epsilon, whatever the others have.
 LATENT_EPS = 1e-6
@@ -99,17 +100,24 @@ class OfHead:
 
     GGUF files have the sizes of the kept latent under the usual keys, and those of heads under keys of their own; older
     files have those of heads under the usual keys.
+
+    Attributes:
+        part: "key" or "value".
+        hf: the key in config.json.
+        usual: the default, a function of the fields that were read before.
     """
 
     part: str
     hf: str
+    usual: Any = REQUIRED
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number of elements."""
+        default = self.usual(known) if callable(self.usual) else self.usual
         if naming == "hf":
-            return s.whole(self.hf)
+            return s.whole_or_none(self.hf, default) or default
         key = f"attention.{self.part}_length"
-        usual, rotated = s.whole(key), known.rope_dim if self.part == "key" else 0
+        usual, rotated = s.whole(key, default), known.rope_dim if self.part == "key" else 0
         found = s.whole(f"{key}_mla", usual)
         if found <= rotated:
             raise s.error(f"{key}_mla", f"more than the {rotated} rotated elements", found)
@@ -124,15 +132,22 @@ class OfHead:
         return {self.hf: value}
 
 
+@dataclass(frozen=True)
 class DenseLayers:
-    """The setting of the number of dense layers, which are the first ones; config.json may have the kinds of all."""
+    """The setting of the number of dense layers, which are the first ones; config.json may have the kinds of all.
+
+    Attributes:
+        usual: the number if config.json has neither.
+    """
+
+    usual: Any = REQUIRED
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number."""
         if naming == "gguf":
             return s.whole_or_zero("leading_dense_block_count")
         kinds = s.words("mlp_layer_types", known.n_layers, "dense", "sparse")
-        n = s.whole_or_zero("first_k_dense_replace", REQUIRED if kinds is None else kinds.count("dense"))
+        n = s.whole_or_zero("first_k_dense_replace", self.usual if kinds is None else kinds.count("dense"))
         if kinds is not None and kinds != ["dense"] * n + ["sparse"] * (known.n_layers - n):
             raise s.error("mlp_layer_types", f"{n} dense layers, then sparse ones", kinds)
         return n
@@ -152,12 +167,18 @@ def one_or_all(s: Settings, key: str, config: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Config(Routed, ConfigBase):
-    """The sizes of a model with latent attention, of which experts are chosen by softmax."""
+class Latent(ConfigBase):
+    """The sizes of a model with latent attention.
 
+    Attributes:
+        is_interleaved: whether files have the two rows of a rotated pair side by side.
+        is_joined: whether GGUF files always have the matrices of keys and values as one tensor.
+    """
+
+    is_interleaved: ClassVar[bool] = True
+    is_joined: ClassVar[bool] = False
     n_kv_arrays: ClassVar[int] = 1
     n_kv_heads: ClassVar[int] = 1
-    normalize: ClassVar[bool] = False
     n_layers: int = n_layers()
     hidden_size: int = whole("embedding_length", "hidden_size")
     intermediate_size: int = whole("feed_forward_length", "intermediate_size")
@@ -172,6 +193,36 @@ class Config(Routed, ConfigBase):
     value_dim: int = declared(OfHead("value", "v_head_dim"))
     mscale: float = declared(Mscale())
     rope: Rotation = declared(ROTARY)  # noqa: RUF009 - not a dataclass of its own
+
+    @property
+    def head_dim(self) -> int:
+        """The elements that are kept of a token: the latent, and the rotated part of keys."""
+        return self.latent + self.rope_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """As `head_dim`: the rows of latent attention have an order of their own."""
+        return self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """The scale of scores, with YaRN's growth."""
+        grown = yarn_attention(self.rope.factor, self.mscale) if self.mscale and self.rope.rule == "yarn" else 1.0
+        return float((self.nope_dim + self.rope_dim) ** -0.5 * grown * grown)
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys, without the architecture's prefix."""
+        keys = {key: value for key, value in super().to_gguf().items() if value is not None}
+        lengths = {"key_length": self.head_dim, "value_length": self.latent}
+        lengths |= {"key_length_mla": self.nope_dim + self.rope_dim, "value_length_mla": self.value_dim}
+        return {**keys, **{f"attention.{key}": value for key, value in {**lengths, "head_count_kv": 1}.items()}}
+
+
+@dataclass(frozen=True)
+class Config(Routed, Latent):
+    """The sizes of a model whose experts are chosen by softmax."""
+
+    normalize: ClassVar[bool] = False
     n_experts: int = declared(Count("n_routed_experts"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     expert_size: int = whole("expert_feed_forward_length", "moe_intermediate_size")
@@ -196,30 +247,9 @@ class Config(Routed, ConfigBase):
         ),
     )  # fmt: skip
 
-    @property
-    def head_dim(self) -> int:
-        """The elements that are kept of a token: the latent, and the rotated part of keys."""
-        return self.latent + self.rope_dim
-
-    @property
-    def rotary_dim(self) -> int:
-        """As `head_dim`: the rows of latent attention have an order of their own."""
-        return self.head_dim
-
-    @property
-    def scale(self) -> float:
-        """The scale of scores, with YaRN's growth."""
-        grown = yarn_attention(self.rope.factor, self.mscale) if self.mscale and self.rope.rule == "yarn" else 1.0
-        return float((self.nope_dim + self.rope_dim) ** -0.5 * grown * grown)
-
     def to_gguf(self) -> dict[str, object]:
         """Return this config as GGUF keys, without the architecture's prefix."""
-        keys = {key: value for key, value in super().to_gguf().items() if value is not None}
-        lengths = {"key_length": self.head_dim, "value_length": self.latent}
-        lengths |= {"key_length_mla": self.nope_dim + self.rope_dim, "value_length_mla": self.value_dim}
-        gating = {"softmax": 1, "sigmoid": 2}[self.scoring]
-        more = {f"attention.{key}": value for key, value in {**lengths, "head_count_kv": 1}.items()}
-        return {**keys, **more, "expert_gating_func": gating}
+        return {**super().to_gguf(), "expert_gating_func": {"softmax": 1, "sigmoid": 2}[self.scoring]}
 
 
 @dataclass(frozen=True)
@@ -246,6 +276,39 @@ class SigmoidConfig(Config):
         return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
 
 
+def all_dense(s: Settings, key: str, config: Any) -> None:
+    """Check that all layers are dense."""
+    s.expect(key, config.n_layers)
+
+
+@dataclass(frozen=True)
+class DenseConfig(Latent):
+    """The sizes of a model whose layers are all dense."""
+
+    expected = Expected(
+        gguf={
+            "attention.causal": True, "attention.head_count_kv": one_or_all, "expert_count": 0,
+            "expert_shared_count": 0, "leading_dense_block_count": all_dense,
+            "expert_feed_forward_length": lambda s, key, config: s.expect(key, config.intermediate_size),
+        },
+        hf={
+            "hidden_act": "silu", **llama.NO_BIAS, "num_key_value_heads": one_or_all, "rope_interleave": True,
+            "partial_rotary_factor": 1.0,
+        },
+        harmless=("head_dim", "qk_head_dim", "embedding_initializer_range"),
+    )  # fmt: skip
+
+    @property
+    def ffn_kinds(self) -> tuple[str, ...]:
+        """The kind of each layer's FFN, for rows of the tensor table."""
+        return ("dense",) * self.n_layers
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys; llama.cpp needs those of experts, too."""
+        experts = {"expert_feed_forward_length": self.intermediate_size, "expert_shared_count": 0}
+        return {**super().to_gguf(), **experts, "leading_dense_block_count": self.n_layers}
+
+
 TENSORS = {
     name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row
     for name, row in llama.TENSORS.items()
@@ -254,10 +317,10 @@ TENSORS = {
 
 
 def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
-    """Return the tensors of a layer's attention. Files have the two rows of a rotated pair side by side."""
+    """Return the tensors of a layer's attention."""
     D, H, L, R, N, V = cfg.hidden_size, cfg.n_heads, cfg.latent, cfg.rope_dim, cfg.nope_dim, cfg.value_dim
     hf, blk, width = f"model.layers.{i}.self_attn.", f"blk.{i}.", cfg.q_rank or D
-    pairs = (*range(0, R, 2), *range(1, R, 2))
+    pairs = (*range(0, R, 2), *range(1, R, 2)) if cfg.is_interleaved else tuple(range(R))
 
     def part(name: str, module: str, gguf: str, order: tuple[int, ...], of: int, columns: int) -> Tensor:
         whole = TensorLayout(f"{hf}{module}.weight", rows=(0, of), order=order)
@@ -280,13 +343,13 @@ def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
     if cfg.q_rank:
         made.append(Tensor(f"{blk}attn_q_a.weight", f"{hf}q_a_proj.weight", (cfg.q_rank, D)))
         made.append(Tensor(f"{blk}attn_q_a_norm.weight", f"{hf}q_a_layernorm.weight", (cfg.q_rank,)))
-    is_old = f"{blk}attn_kv_b.weight" in checkpoint.shapes
+    is_old = cfg.is_joined or f"{blk}attn_kv_b.weight" in checkpoint.shapes
     for h in range(H):
         of_head, of_all_heads = h * (N + V), H * (N + V)
         k = TensorLayout(f"{hf}kv_b_proj.weight", rows=(of_head, of_all_heads), flipped=True)
         v = TensorLayout(f"{hf}kv_b_proj.weight", rows=(of_head + N, of_all_heads))
-        old = (replace(of, name=f"{blk}attn_kv_b.weight") for of in (k, v))
-        new = (TensorLayout(f"{blk}attn_{part}_b.weight", expert=(h, H)) for part in "kv")
+        old = [replace(of, name=f"{blk}attn_kv_b.weight") for of in (k, v)]
+        new = [TensorLayout(f"{blk}attn_{part}_b.weight", expert=(h, H)) for part in "kv"]
         k_gguf, v_gguf = old if is_old else new
         made.append(Tensor(f"{blk}attn_k_b.{h}.weight", k, (L, N), gguf=k_gguf))
         made.append(Tensor(f"{blk}attn_v_b.{h}.weight", v, (V, L), gguf=v_gguf))
@@ -296,7 +359,7 @@ def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
 class Model(Decoder):
     """A decoder with latent attention, and a dense FFN or a mixture of experts."""
 
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+    def __init__(self, config: Latent, parameters: Parameters, backend: Backend) -> None:
         layers = [
             Layer(
                 norm=t.norm("attn_norm"), branches=(Branch(latent_attention(config, t), t.linear("attn_output")),),
@@ -307,7 +370,7 @@ class Model(Decoder):
         super().__init__(config, parameters, backend, layers=layers)
 
 
-def latent_attention(cfg: Config, t: LayerTensors) -> LatentAttention:
+def latent_attention(cfg: Latent, t: LayerTensors) -> LatentAttention:
     """Return the parameters of a layer's attention."""
     p, stem, q_a = t.p, f"blk.{t.i}.", t.linear_or_none("attn_q_a")
     return LatentAttention(
@@ -319,6 +382,13 @@ def latent_attention(cfg: Config, t: LayerTensors) -> LatentAttention:
     )  # fmt: skip
 
 
+def with_latents(made: Plan, checkpoint: Checkpoint) -> Plan:
+    """Return the plan with the tensors of each layer's attention."""
+    cfg: Any = made.config
+    latents = [tensor for i in range(cfg.n_layers) for tensor in latent_tensors(cfg, checkpoint, i)]
+    return replace(made, tensors=[*made.tensors, *latents])
+
+
 def plan(checkpoint: Checkpoint) -> Plan:
     """Return the config and the expected tensors of a checkpoint.
 
@@ -326,12 +396,13 @@ def plan(checkpoint: Checkpoint) -> Plan:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     s = Settings(checkpoint.settings, where=checkpoint.where)
-    by_softmax = checkpoint.architecture == "deepseek_v2"
+    by_softmax, is_dense = checkpoint.architecture == "deepseek_v2", checkpoint.architecture.startswith("youtu")
     if checkpoint.naming == "gguf":
-        by_softmax = s.whole("expert_gating_func", 1) == 1
-    made = decoder_plan(checkpoint, Config if by_softmax else SigmoidConfig, TENSORS)
+        by_softmax, is_dense = s.whole("expert_gating_func", 1) == 1, not s.whole_or_zero("expert_count")
+    if is_dense:
+        return with_latents(decoder_plan(checkpoint, DenseConfig, TENSORS, tied=True), checkpoint)
+    made = with_latents(decoder_plan(checkpoint, Config if by_softmax else SigmoidConfig, TENSORS), checkpoint)
     cfg: Any = made.config
-    latents = [tensor for i in range(cfg.n_layers) for tensor in latent_tensors(cfg, checkpoint, i)]
     names = Names(bias="" if by_softmax else "gate.e_score_correction_bias", shared="shared_experts")
-    made = with_experts(replace(made, tensors=[*made.tensors, *latents]), checkpoint, names, cfg.expert_size)
+    made = with_experts(made, checkpoint, names, cfg.expert_size)
     return with_shared_expert(made, names, cfg.n_shared * cfg.expert_size, has_weight=False)

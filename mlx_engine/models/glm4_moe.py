@@ -11,29 +11,21 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mlx_engine.backends.experts import Scoring
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, Key, declared, divides, number, partly_rotated_heads, said, whole
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen3, standard
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, of_groups, with_experts, with_shared_expert
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import decoder_plan
+from mlx_engine.weights.experts import Count, Names, Routed, of_all, of_groups
 
 ARCHITECTURES = ("glm4_moe", "glm4moe")
 GGUF_ARCHITECTURE = "glm4moe"
 
 
 @dataclass(frozen=True)
-class Config(Routed, llama.Config):
-    """Llama's sizes, the numbers of experts, and how they are chosen."""
+class Sigmoids(Routed):
+    """The numbers of experts that are chosen by sigmoids plus a bias, in groups, with DeepSeek-V3's keys."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
-    head_dim: int = partly_rotated_heads(lambda known: 128)
-    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
-    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"), partial=True, part=0.5)
-    attention_bias: bool = said(("attention_bias", False))
-    use_qk_norm: bool = said(("use_qk_norm", False))
     n_experts: int = declared(Count("n_routed_experts"))
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 8), condition=of_all)
     expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1408))
@@ -44,16 +36,27 @@ class Config(Routed, llama.Config):
     n_groups: int = whole(("expert_group_count", 1), ("n_group", 1), condition=divides("n_experts"))
     n_groups_used: int = whole(("expert_group_used_count", 1), ("topk_group", 1), condition=of_groups)
 
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """The number of groups of experts, and of those that choose; None for one group."""
+        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
+
+
+@dataclass(frozen=True)
+class Config(Sigmoids, llama.Config):
+    """Llama's sizes, the numbers of experts, and how they are chosen."""
+
+    head_dim: int = partly_rotated_heads(lambda known: 128)
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
+    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"), partial=True, part=0.5)
+    attention_bias: bool = said(("attention_bias", False))
+    use_qk_norm: bool = said(("use_qk_norm", False))
+
     expected = Expected(
         gguf={"attention.causal": True, "expert_gating_func": 2},
         hf={"hidden_act": "silu", "mlp_bias": False},
         harmless=("output_router_logits", "router_aux_loss_coef"),
     )
-
-    @property
-    def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and of those that choose; None for one group."""
-        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
 
 
 TENSORS = {
@@ -68,10 +71,4 @@ TENSORS = {
 }
 NAMES = Names(bias="gate.e_score_correction_bias", shared="shared_experts")
 Model = standard.Model
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
-    made = decoder_plan(checkpoint, Config, TENSORS)
-    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
-    return with_shared_expert(made, NAMES, made.config.n_shared * made.config.expert_size, has_weight=False)
+plan = standard.plan(Config, TENSORS, experts_of=NAMES)

@@ -112,22 +112,26 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
+    return plan_of(checkpoint, Config)
+
+
+def plan_of(checkpoint: Checkpoint, config_type: type[Config], *, transposed: bool = True) -> Plan:
+    """Return the config and the expected tensors; `transposed` says whether transformers' matrices are (in, out)."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
-    # Files of the model without a head have no prefix, and mlx-lm's have their own.
+    # Files of the model without a head have no prefix, and mlx-lm's have their own, with matrices (out, in).
     stem = next((stem for stem in STEMS if f"{stem}wte.weight" in checkpoint.shapes), STEMS[0])
     table = "token_embd.weight" if checkpoint.naming == "gguf" else f"{stem}wte.weight"
-    config = padded(Config.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, table)
+    config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, table)
     # Some files have the causal mask as a tensor, under one of two names, or a second copy of the tied head.
     masks = [f"{stem}h.{i}.attn.{name}" for i in range(config.n_layers) for name in ("bias", "masked_bias")]
     unused = (*masks, "lm_head.weight") if head == "absent" else tuple(masks)
-    return Plan(config, tensors(config, head, stem=stem), unused)
+    return Plan(config, tensors(config, head, stem=stem, transposed=transposed and stem != STEMS[-1]), unused)
 
 
-def tensors(cfg: Config, head: Head, *, stem: str) -> list[Tensor]:
+def tensors(cfg: Config, head: Head, *, stem: str, transposed: bool) -> list[Tensor]:
     """Return the tensors of a model of these sizes, with their GGUF names and their transformers names after `stem`."""
-    # mlx-lm stores matrices as (outputs, inputs).
-    linear = partial(_linear, transposed=stem != STEMS[-1])
+    linear, GE = partial(_linear, transposed=transposed), cfg.n_kv_heads * cfg.head_dim
     D, F, V = cfg.hidden_size, cfg.intermediate_size, cfg.vocab_size
     table = [
         Tensor("token_embd.weight", f"{stem}wte.weight", (V, D)),
@@ -139,8 +143,9 @@ def tensors(cfg: Config, head: Head, *, stem: str) -> list[Tensor]:
     for i in range(cfg.n_layers):
         blk, h = f"blk.{i}.", f"{stem}h.{i}."
         table += _norm(blk + "attn_norm", h + "ln_1", D)
-        for part, name in enumerate(("attn_q", "attn_k", "attn_v")):
-            table += linear(blk + name, h + "attn.c_attn", D, D, rows=(part * D, 3 * D), gguf=blk + "attn_qkv")
+        for name, n, first in (("attn_q", D, 0), ("attn_k", GE, D), ("attn_v", GE, D + GE)):
+            rows = first, D + 2 * GE
+            table += linear(blk + name, h + "attn.c_attn", n, D, rows=rows, gguf=blk + "attn_qkv")
         table += linear(blk + "attn_output", h + "attn.c_proj", D, D)
         table += _norm(blk + "ffn_norm", h + "ln_2", D)
         table += linear(blk + "ffn_up", h + "mlp.c_fc", F, D)

@@ -31,6 +31,7 @@ from mlx_engine.backends.parameters import (
     Rope,
     Scores,
 )
+from mlx_engine.kernels.cached import cached_property
 from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
@@ -206,6 +207,11 @@ class LatentAttention:
     scores: Scores
     head_dim: int
 
+    @cached_property
+    def growth(self) -> Rope:
+        """The rotation of the parts of queries without rotation: its growth alone."""
+        return replace(Rope.none(self.k_b.shape[1]), growth=self.rope.growth)
+
 
 @dataclass(frozen=True, eq=False)
 class ShortConv:
@@ -329,7 +335,8 @@ def latent_attention(
     q_pe = be.norm_rope(q_pe, n_rotated, None, w.rope, batch.positions)
     k_pe = be.norm_rope(k_pe, n_rotated, None, w.rope.keys, batch.positions)
     k = be.join_heads(be.heads(be.norm(latent, w.norm), n_latent), k_pe)
-    q = be.join_heads(be.note(w.k_b.name, be.head_linear(be.heads(q, n), w.k_b)), q_pe)
+    q = be.heads(q, n) if w.rope.growth is None else be.norm_rope(q, n, None, w.growth, batch.positions)
+    q = be.join_heads(be.note(w.k_b.name, be.head_linear(q, w.k_b)), q_pe)
     views[i] = be.kv_append(batch, i, be.note(f"blk.{i}.k_rope", k), k)
     if want == "none":
         return None

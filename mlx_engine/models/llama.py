@@ -7,6 +7,7 @@ grouped-query attention. Llama 3 lowers the low rotary frequencies (`rotation.ll
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mlx_engine.config.declared import (
@@ -25,7 +26,7 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
 from mlx_engine.models import standard
-from mlx_engine.weights.table import Row
+from mlx_engine.weights.table import Row, Table
 
 ARCHITECTURES = ("llama",)
 GGUF_ARCHITECTURE = "llama"
@@ -107,6 +108,23 @@ INTERLEAVED = {
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
+# A part of each head is rotated, with the pairs (j, j + n/2) of its first n rows.
+PARTLY_ROTATED = {name: replace(row, interleaved=False) for name, row in INTERLEAVED.items()}
+# Biases of layer norms.
+NORM_BIASES = {
+    name.replace("weight", "bias"): replace(row, hf=row.hf.replace("weight", "bias"))
+    for name, row in TENSORS.items()
+    if "norm" in name
+}
+
+
+def renamed(table: Table, names: Mapping[str, str]) -> dict[str, Row]:
+    """Return a table with other parts of the names in folders."""
+    made = dict(table)
+    for part, other in names.items():
+        made = {name: replace(row, hf=row.hf.replace(part, other)) for name, row in made.items()}
+    return made
+
 
 Model = standard.Model
 plan = standard.plan(Config, TENSORS | PERMUTED)

@@ -7,6 +7,7 @@ of the text model under `text_config`; the image encoder is not used.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -15,7 +16,7 @@ from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models import llama, standard
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import HEAD, decoder_plan
+from mlx_engine.weights.table import decoder_plan
 
 ARCHITECTURES = ("ministral3", "mistral3")
 GGUF_ARCHITECTURE = "mistral3"
@@ -60,16 +61,48 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    settings, table = Settings(checkpoint.settings, where=checkpoint.where), {**llama.TENSORS, **llama.PERMUTED}
+    return text_plan(checkpoint, of_text)
+
+
+def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
+    """Return the plan of the text model alone; its settings may be under `text_config`."""
+    made = decoder_plan(checkpoint, Config, llama.TENSORS | llama.PERMUTED, settings=settings)
+    return standard.with_rotation(checkpoint, made)
+
+
+def text_plan(
+    checkpoint: Checkpoint,
+    planned: Callable[[Checkpoint, Settings | None], Plan],
+    around: Collection[str] = AROUND_TEXT,
+) -> Plan:
+    """Return the plan of the text model in a folder that may have an image encoder, too, by the plan of the text alone.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    settings = Settings(checkpoint.settings, where=checkpoint.where)
     if checkpoint.naming == "gguf":
-        return standard.plan(Config, llama.TENSORS | llama.PERMUTED)(checkpoint)
+        return planned(checkpoint, None)
     text, unused = settings.mapping("text_config"), list[str]()
     if text is not None:
-        settings.refuse_rest(AROUND_TEXT)
-        unused = [name for name in checkpoint.shapes if "vision_tower." in name or "multi_modal_projector." in name]
+        settings.refuse_rest(around)
+        unused = [name for name in checkpoint.shapes if "vision_" in name or "multi_modal_projector." in name]
     model, head = next((of for of in STEMS if f"{of[0]}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
-    for name, row in table.items():
-        hf = f"{head}{row.hf}" if name == HEAD else row.hf.replace("model.", model, 1)
-        table[name] = replace(row, hf=hf)
-    made = decoder_plan(checkpoint, Config, table, settings=text)
-    return standard.with_rotation(checkpoint, replace(made, unused=(*made.unused, *unused)))
+
+    def full(name: str) -> str:
+        """Return the name in this folder of a tensor of a folder with the text model alone."""
+        return f"{model}{name.removeprefix('model.')}" if name.startswith("model.") else f"{head}{name}"
+
+    def short(name: str) -> str:
+        if name.startswith(model):
+            return f"model.{name.removeprefix(model)}"
+        return name.removeprefix(head)
+
+    names = {short(name): name for name in checkpoint.shapes if name not in unused}
+    alone = replace(
+        checkpoint, shapes={name: checkpoint.shapes[of] for name, of in names.items()},
+        weight=lambda name: checkpoint.weight(names[name]),
+    )  # fmt: skip
+    made = planned(alone, text)
+    tensors = [replace(of, hf=replace(of.stored("hf"), name=full(of.stored("hf").name))) for of in made.tensors]
+    return replace(made, tensors=tensors, unused=(*map(full, made.unused), *unused))

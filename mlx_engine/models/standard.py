@@ -5,15 +5,15 @@ A model file whose layers are of this kind needs no code, only settings and a te
     Model = standard.Model
     plan = standard.plan(Config, TENSORS)
 
-In addition to the sizes, the config may have `windows` and `has_rope` of each layer, `activation`, `routing`,
-`logit_scale`, and the class variables of `ConfigBase`. The tensors determine which norms a layer has (of heads or of
-whole rows), the biases, and whether the FFN has a gate or is a mixture of experts.
+In addition to the sizes, the config may have `windows` and `has_rope` of each layer, `local_rope` of layers with a
+window, `activation`, `routing`, `logit_scale`, and the class variables of `ConfigBase`. The tensors determine which
+norms a layer has (of heads or of whole rows), the biases, and whether the FFN has a gate or is a mixture of experts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from mlx_engine.config.declared import SETTING, ConfigBase
 from mlx_engine.errors import ModelError
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors, Mixture, Plain
-from mlx_engine.weights.experts import Names, experts, with_experts
+from mlx_engine.weights.experts import Names, experts, with_experts, with_shared_expert
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.rope_divisors import FREQUENCIES, with_divisors
@@ -36,6 +36,7 @@ class Model(Decoder):
 
     def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:
         rope = rope_of(parameters, config)
+        local = config.local_rope.for_heads(config.head_dim) if hasattr(config, "local_rope") else rope
         of_layers = zip(
             LayerTensors.of(parameters, config.n_layers, config.norm_eps, layer_norms=config.layer_norms),
             has_rope(config), config.windows, strict=True,
@@ -45,18 +46,23 @@ class Model(Decoder):
                 norm=t.norm_or_none("attn_norm"),
                 branches=(
                     Branch(
-                        Attention.read(t, config, rope if is_rotated else None, window=window),
+                        self.mixer(config, t, of_layer if is_rotated else None, window),
                         t.linear("attn_output"), t.norm_or_none("post_attention_norm"),
                     ),
                 ),
                 ffn=feed_forward(t, config), is_parallel=config.is_parallel,
             )
             for t, is_rotated, window in of_layers
+            for of_layer in (rope if window is None else local,)
         ]  # fmt: skip
         output_norm = parameters.norm(
             "output_norm", config.norm_eps, getattr(config, "logit_scale", 1.0), is_layer_norm=config.layer_norms
         )
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+    def mixer(self, config: Any, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
+        """Return the attention of a layer."""
+        return Attention.read(t, config, rope, window=window)
 
 
 def has_rope(config: Any) -> tuple[bool, ...]:
@@ -67,11 +73,13 @@ def has_rope(config: Any) -> tuple[bool, ...]:
 
 
 def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
-    """Return the FFN of a layer: with experts, with a gate, or plain. A parallel block has one norm for both parts."""
+    """Return the FFN of a layer: with experts, with a gate, or plain. A parallel block has one norm or two."""
     activation: Activation = getattr(config, "activation", "silu")
-    name = "attn_norm" if config.is_parallel else "ffn_norm"
+    name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
-        return Mixture(t.norm(name), experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation))
+        chosen = experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation)
+        post = t.rms_norm("post_ffw_norm") if t.has("post_ffw_norm") else None
+        return Mixture(t.norm(name), replace(chosen, post_norm=post))
     norm = t.norm_or_none(name)
     if t.has("ffn_gate"):
         return replace(Gated.read(t, activation), norm=norm)
@@ -80,7 +88,7 @@ def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
 
 def rope_of(p: Parameters, cfg: Any) -> Rope:
     """Return the rotary embedding; GGUF files of Llama 3 have a tensor of divisors in place of a scaling rule."""
-    rope: Rope = cfg.rope.for_heads(cfg.head_dim)
+    rope: Rope = cfg.rope.for_heads(getattr(cfg, "rope_dim", cfg.head_dim))
     if f"{FREQUENCIES}.weight" not in p:
         return rope
     factors = p.values(FREQUENCIES).tolist()
@@ -90,26 +98,48 @@ def rope_of(p: Parameters, cfg: Any) -> Rope:
 
 
 def plan(
-    config_type: type[ConfigBase], table: Table, *, tied: bool = False, experts_of: Names | None = None
-) -> Callable[[Checkpoint], Plan]:
+    config_type: type[ConfigBase], table: Table | Callable[[Any], Table], *, tied: bool = False,
+    experts_of: Names | None = None, aliases: Mapping[str, str] | None = None,
+) -> Callable[[Checkpoint], Plan]:  # fmt: skip
     """Return the function `plan` of a model file.
 
     Args:
         config_type: the class of the config.
-        table: the tensors.
+        table: the tensors, or a function that returns them for a config.
         tied: whether the head is tied to the embedding table if config.json does not say so.
         experts_of: the names of router and experts in folders, whose FFN size is `expert_size` or `intermediate_size`.
+            The config may have `n_shared`: the number of shared experts without a weight, which are one expert.
+        aliases: other names of keys in config.json.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
         """Return the config and the expected tensors of a checkpoint."""
-        made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table, tied=tied))
+        if aliases is not None:
+            settings = {aliases.get(key, key): value for key, value in checkpoint.settings.items()}
+            checkpoint = replace(checkpoint, settings=settings)
+        is_fused = checkpoint.naming == "gguf" and "blk.0.attn_qkv.weight" in checkpoint.shapes
+        of_file = with_fused_qkv(table) if is_fused and not callable(table) else table
+        made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, of_file, tied=tied))
         if experts_of is None:
             return made
-        size = getattr(made.config, "expert_size", made.config.intermediate_size)
-        return with_experts(made, checkpoint, experts_of, size)
+        cfg: Any = made.config
+        size = getattr(cfg, "expert_size", cfg.intermediate_size)
+        made, n_shared = with_experts(made, checkpoint, experts_of, size), getattr(cfg, "n_shared", 0)
+        return with_shared_expert(made, experts_of, n_shared * size, has_weight=False) if n_shared else made
 
     return planned
+
+
+def with_fused_qkv(table: Table) -> Table:
+    """Return a table for GGUF files that store queries, keys and values as one tensor."""
+    sizes, made = ("HE", "GE", "GE"), dict(table)
+    for i, name in enumerate(("attn_q", "attn_k", "attn_v")):
+        for kind in ("weight", "bias"):
+            row = table.get(f"blk.*.{name}.{kind}")
+            if row is not None:
+                gguf, before, after = f"blk.*.attn_qkv.{kind}", sizes[:i], sizes[i + 1 :]
+                made[f"blk.*.{name}.{kind}"] = replace(row, gguf=gguf, before=before, after=after)
+    return made
 
 
 def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:

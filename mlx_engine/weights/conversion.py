@@ -68,7 +68,10 @@ class Conversion:
         Raises:
             OptionError: the model has no such layer.
         """
-        there = [kind for kind in LAYER_TYPES if kind == HEAD or any(layer_type(name) == kind for name in tensors)]
+        if not self.layers:
+            return
+        found = {layer_type(name) for name in tensors} | {HEAD}
+        there = [kind for kind in LAYER_TYPES if kind in found]
         for name in self.layers:
             if not any(kind in there for kind in GROUPS.get(name, (name,))):
                 message = f"quant_layers: {where} has no layer {name!r}; it has {', '.join(there)}"

@@ -8,6 +8,7 @@ or the matrices of all X experts of a layer as one tensor with a leading axis:
     transformers, published     model.layers.0.mlp.experts.3.gate_proj.weight; Mixtral: w1, w2 and w3
     Granite, published          model.layers.0.block_sparse_moe.input_linear.weight (X, 2F, D); output_linear.weight
     transformers 5, in memory   model.layers.0.mlp.experts.gate_up_proj (X, 2F, D), gate first; experts.down_proj
+    Llama 4                     model.layers.0.feed_forward.experts.gate_up_proj (X, D, 2F), down_proj (X, F, D)
     mlx-community               model.layers.0.mlp.switch_mlp.gate_proj.weight; gpt-oss: experts.gate_proj.weight
     gpt-oss, published          model.layers.0.mlp.experts.gate_up_proj_blocks and _scales, (X, 2F, D), gate in the even
                                 rows; in bf16 gate_up_proj (X, D, 2F), which is transposed
@@ -54,6 +55,7 @@ class Names:
         bias: the name in the block of the bias that is added to router scores before experts are chosen; "" for none.
         bias_rows: the rows of this bias if it is a matrix of one row, else 0.
         shared: the name of the shared expert's module in the block.
+        are_transposed: whether the fused tensors are transposed.
     """
 
     block: str = "mlp"
@@ -68,6 +70,7 @@ class Names:
     bias: str = ""
     bias_rows: Literal[0, 1] = 0
     shared: str = "shared_expert"
+    are_transposed: bool = False
 
     def blocks(self, i: int) -> list[str]:
         """Return the modules of layer i that may contain router and experts: the published module, and mlx-lm's."""
@@ -88,6 +91,7 @@ class Routed(ConfigBase):
 
     scoring: ClassVar[Scoring] = "softmax"
     sum_eps: ClassVar[float] = 0.0
+    weighs_inputs: ClassVar[bool] = False
 
     @property
     def ffn_kinds(self) -> tuple[str, ...]:
@@ -109,6 +113,7 @@ class Routed(ConfigBase):
             of.n_experts_used, of.normalize, scoring=self.scoring, sum_eps=self.sum_eps,
             groups=getattr(of, "groups", None), bias=p.vector(name, "bias") if f"{name}.bias" in p else None,
             scales=None if scale == 1 else p.constant(f"blk.{i}.routed_scale", of.n_experts, scale),
+            weighs_inputs=self.weighs_inputs,
         )  # fmt: skip
 
 
@@ -144,22 +149,40 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Normalize:
-    """Whether the weights of a token's experts add up to 1. In GGUF files it is always `in_gguf`, as in llama.cpp."""
+class OfFolders:
+    """A setting of config.json; in GGUF files, which have no key for it, it is always `in_gguf`, as in llama.cpp.
 
-    in_gguf: bool
+    Attributes:
+        in_gguf: the value, or a function of the fields that were read before.
+        kind: the method of `Settings` that reads it.
+        usual: the default in config.json.
+    """
 
-    def read(self, s: Settings, naming: Naming, known: Any) -> bool:
-        """Return the flag."""
-        return self.in_gguf if naming == "gguf" else s.flag("norm_topk_prob", False)
+    in_gguf: Any
+    hf: str
+    kind: Callable[[Settings, str, Any], Any] = Settings.flag
+    usual: Any = False
 
-    def to_gguf(self, value: bool) -> Mapping[str, object]:
+    def read(self, s: Settings, naming: Naming, known: Any) -> Any:
+        """Return the value."""
+        if naming == "gguf":
+            return self.in_gguf(known) if callable(self.in_gguf) else self.in_gguf
+        return self.kind(s, self.hf, self.usual)
+
+    def to_gguf(self, value: Any) -> Mapping[str, object]:
         """Return no key."""
         return {}
 
-    def to_hf(self, value: bool, config: Any) -> Mapping[str, object]:
+    def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
         """Return the key."""
-        return {"norm_topk_prob": value}
+        return {self.hf: value}
+
+
+@dataclass(frozen=True)
+class Normalize(OfFolders):
+    """Whether the weights of a token's experts add up to 1."""
+
+    hf: str = "norm_topk_prob"
 
 
 def most_experts(n_layers: int) -> int:
@@ -206,7 +229,9 @@ def expert_tensors(
     made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
     if names.bias:
         outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
-        bias = TensorLayout(f"{blocks[0]}.{names.bias}", outer=outer)
+        # mlx-lm has EXAONE's in the router.
+        biases = f"{blocks[0]}.{names.bias}", f"{blocks[0]}.gate.{names.bias}"
+        bias = TensorLayout(next((name for name in biases if name in checkpoint.shapes), biases[0]), outer=outer)
         made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
     for part in names.own_parts:
         made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
@@ -231,7 +256,7 @@ def _tensors(
     if names.interleaved:
         hf = _interleaved(checkpoint, f"{blocks[0]}.experts", PARTS[part], size[0], n)
         return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
-    fused = [lambda e, block=block: _fused(block, names.fused, PARTS[part], size[0], (e, n)) for block in blocks]
+    fused = [lambda e, block=block: _fused(block, names, PARTS[part], size[0], (e, n)) for block in blocks]
     hf = _form(
         checkpoint,
         *(fused if names.is_fused else ()),
@@ -247,11 +272,11 @@ def _tensors(
     return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
 
 
-def _fused(block: str, names: tuple[str, str], part: str, width: int, expert: tuple[int, int]) -> TensorLayout:
+def _fused(block: str, names: Names, part: str, width: int, expert: tuple[int, int]) -> TensorLayout:
     """Return one expert's part of fused tensors. Gate and up are the two halves of the first tensor's rows."""
-    if part == "down":
-        return TensorLayout(f"{block}.{names[1]}", expert=expert)
-    return TensorLayout(f"{block}.{names[0]}", rows=(0 if part == "gate" else width, 2 * width), expert=expert)
+    name = f"{block}.{names.fused[part == 'down']}"
+    rows = None if part == "down" else (0 if part == "gate" else width, 2 * width)
+    return TensorLayout(name, rows=rows, expert=expert, transposed=names.are_transposed)
 
 
 def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:

@@ -213,6 +213,9 @@ def model_file(checkpoint: Checkpoint) -> ModelFile:
     architecture, supported = checkpoint.architecture, list[str]()
     if checkpoint.naming == "gguf" and architecture == "llama" and checkpoint.settings.get("expert_count"):
         architecture = "mixtral"
+    text = checkpoint.settings.get("text_config")
+    if architecture == "mistral3" and isinstance(text, Mapping) and text.get("model_type") == "mistral4":
+        architecture = "mistral4"
     # Try the file with the architecture's name first, so that usually no other file is imported.
     models = importlib.import_module("mlx_engine.models")
     for name in sorted((file.name for file in iter_modules(models.__path__)), key=lambda name: name != architecture):

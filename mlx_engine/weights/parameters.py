@@ -145,6 +145,10 @@ class Parameters:
         weight = Weight.pack(f"{name}.weight", np.ones(n, dtype=np.float32), F32)
         return RMSNorm(name, self._backend.prepare(weight), eps)
 
+    def plain_layer_norm(self, name: str, n: int, eps: float) -> LayerNorm:
+        """Return a layer norm over n values whose weights are all 1, and whose biases are 0."""
+        return LayerNorm(name, self.constant(f"{name}.weight", n, 1.0), self.constant(f"{name}.bias", n, 0.0), eps)
+
     def layer_norm(self, name: str, eps: float, times: float = 1.0) -> LayerNorm:
         """Return a layer norm of weight `name.weight` and bias `name.bias`, or 0, both multiplied by `times`."""
         if times == 1 and f"{name}.bias" in self:

@@ -13,10 +13,14 @@ from mlx_engine.errors import TensorMismatchError
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stored import TensorLayout
 
-# Rotary tables that older versions of transformers saved with the weights. They follow from the settings.
-ROTARY_BUFFER = re.compile(r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$")
+# Rotary tables, and causal masks of GPT-NeoX, that older versions of transformers saved with the weights. They follow
+# from the settings.
+BUFFER = re.compile(
+    r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$"
+    r"|^gpt_neox\.layers\.\d+\.attention\.(?:masked_)?bias$"
+)
 # Layers of multi-token prediction (MTP), in a separate module or after the model's layers.
-MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
+MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
             misshapen[f"{stored.name} (expected {expected}, found {shape})"] = None
     unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))
     if checkpoint.naming == "hf":
-        unexpected = [name for name in unexpected if not ROTARY_BUFFER.search(name)]
+        unexpected = [name for name in unexpected if not BUFFER.search(name)]
     if unexpected and (n := mtp_layers(checkpoint)):
         unexpected = [name for name in unexpected if not is_mtp(name, plan.config.n_layers, n)]
     if missing or unexpected or misshapen:

@@ -70,7 +70,12 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
         return [part]
     slowest = float(divisors.max())
     llama3 = replace(plain, rule="llama3", factor=slowest, low=LOW, high=HIGH)
-    return [replace(llama3, context=context) for context in _contexts(plain, divisors, slowest)]
+    # Llama 4 has a step: its two limits are equal.
+    return [
+        replace(llama3, high=high, context=context)
+        for high in (HIGH, LOW)
+        for context in _contexts(plain, divisors, slowest)
+    ]
 
 
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
@@ -98,7 +103,7 @@ def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
         return plan
     if checkpoint.naming == "hf":
         return replace(plan, gguf_only={name: getattr(config.rope, field) for field, name in TENSORS.items()})
-    n = (config.rope.n_rotated or config.head_dim) // 2
+    n = (config.rope.n_rotated or getattr(config, "rope_dim", config.head_dim)) // 2
     found = {field: _divisors(checkpoint, name, n) for field, name in TENSORS.items()}
     unused = (*plan.unused, *TENSORS.values())  # the model does not read them: this function does
     return replace(plan, config=replace(config, rope=replace(config.rope, **found)), unused=unused)

@@ -173,6 +173,8 @@ class TensorLayout:
         Raises:
             UnsupportedTypeError: a block of the type spans two groups of columns.
         """
+        if self.flipped:
+            return TensorLayout(self.name, flipped=True).take(part, part.shape[::-1])
         data = part.data
         if self.columns is not None:
             groups = self._grouped(part.type, data, part.shape)

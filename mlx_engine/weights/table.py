@@ -124,7 +124,7 @@ def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
     """
     if checkpoint.naming != "gguf":
         return config
-    rows = [(name.replace("*", "0"), row.when) for name, row in table.items() if row.when is not None]
+    rows = [((row.gguf or name).replace("*", "0"), row.when) for name, row in table.items() if row.when is not None]
     found = {when: any(name in checkpoint.shapes for name, of in rows if of == when) for _, when in rows}
     return cast(C, replace(cast(Any, config), **found)) if found else config
 

@@ -214,6 +214,8 @@ CASES = [
     OpCase("norm_experts_add", "no-gate-one-row", block(1, "Q8_0", gate=False, shared=96, weighted=False)),
     OpCase("norm_experts_add", "no-gate", block(33, "Q8_0", gate=False, shared=96)),
     OpCase("norm_experts_add", "groups", block(33, scoring="sigmoid", choice_bias=True, groups=(2, 1))),
+    OpCase("norm_experts_add", "weighs-inputs", block(33, scoring="sigmoid", n_used=1, shared=96, weighs_inputs=True)),
+    OpCase("norm_experts_add", "softmax-and-groups", block(33, groups=(2, 1))),
     OpCase("norm_add", "no-norm", norm_add(7, "none")),
     OpCase("norm_add", "one-row", norm_add(1)),
     OpCase("norm_add", "rows", norm_add(19)),

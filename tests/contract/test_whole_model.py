@@ -36,6 +36,7 @@ def test_logits_equal_those_of_the_definition(name: str, definition: np.ndarray)
     assert relative(np.asarray(load(name).logits(IDS)), definition) < 2e-6
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 def test_chunked_prefill_equals_the_whole(name: str, chunk: int, definition: np.ndarray):

@@ -320,6 +320,7 @@ print(matvec.run(matvec.kernel(), given).tobytes().hex())
 """
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_processes_that_compile_at_once_and_the_slow_switch_give_the_same(tmp_path: Path):
     """Two processes share a cache that is empty. Fibres are switched by the C library, as on other processors."""
@@ -334,6 +335,7 @@ def test_processes_that_compile_at_once_and_the_slow_switch_give_the_same(tmp_pa
 # ---- other machines ----
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("target", ["aarch64-macos", "aarch64-linux-gnu"])
 def test_other_processors_are_compiled_for(target: str, tmp_path: Path):

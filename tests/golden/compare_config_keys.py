@@ -20,11 +20,14 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 from transformers.utils import logging
 
 from mlx_engine.errors import ModelError
 from tests.unit.test_config_keys import KEYS, PATH, decided
 
+# transformers has it as a part of Mistral 3 alone.
+AutoModelForCausalLM.register(CONFIG_MAPPING["mistral4"], Mistral4ForCausalLM, exist_ok=True)
 EAGER = {
     "attn_implementation": "eager", "experts_implementation": "eager", "pad_token_id": None, "bos_token_id": None,
     "eos_token_id": None,

@@ -24,16 +24,20 @@ DATA = Path(__file__).parents[1] / "data"
 VARIANTS = ("mha", "wide", "mqa", "gqa")
 # Architectures that share their code with others: by default a sample of their cells runs, and `-m slow` runs all.
 SAMPLED = (
+    "deepseekmoe", "llama4", "minicpm3", "mistral4", "youtu",
+    "afmoe", "dots1", "exaonemoe", "solaropen",
     "deepseek2lite", "deepseek3", "glm4moelite", "ernie4_5moe", "granitemoe", "hunyuanmoe", "lfm2moe", "qwen3_next",
     "falconh1", "mamba2", "granite4h", "nemotronh", "nemotron3",
     "glm4moe", "minimaxm2", "olmoe",
     "arcee",
     "cohere2", "ernie4_5", "exaone4", "glm4", "hunyuan", "llamabias", "nanochat", "seed_oss", "starcoder2",
+    "bigcode", "cohere", "exaone", "gemma", "glm", "gptneox", "helium", "internlm2", "internlm3", "lille", "mellum",
+    "mimo", "minicpm", "nemotron", "olmo", "phi", "stablelm", "telechat3",
 )  # fmt: skip
 # With Mamba2 mixers, which --shard tensor does not cut.
 MIXERS = ("falconh1", "granite4h", "mamba2", "nemotron3", "nemotronh")
 # With latent attention: mlx-lm's folders and several ranks by --shard tensor do not have it.
-LATENT = ("deepseek2lite", "deepseek3", "glm4moelite")
+LATENT = ("deepseek2lite", "deepseek3", "glm4moelite", "minicpm3", "mistral4", "youtu")
 BACKENDS = ("simd", "parallel", "mlx", *(name for name in KNOWN if name == EMULATED), "scalar")
 
 # Bounds on the root mean square error and on a single error, relative to the root mean square of the expected values.

@@ -19,6 +19,9 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "deepseek": ARCH.DEEPSEEK, "llama4_text": ARCH.LLAMA4,
+    "minicpm3": ARCH.MINICPM3, "mistral4": ARCH.MISTRAL4, "youtu": ARCH.DEEPSEEK2,
+    "afmoe": ARCH.AFMOE, "dots1": ARCH.DOTS1, "exaone_moe": ARCH.EXAONE_MOE, "solar_open": ARCH.GLM4_MOE,
     "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2, "glm4_moe_lite": ARCH.DEEPSEEK2,
     "ernie4_5_moe": ARCH.ERNIE4_5_MOE, "granitemoe": ARCH.GRANITE_MOE, "hunyuan_v1_moe": ARCH.HUNYUAN_MOE,
     "lfm2_moe": ARCH.LFM2MOE, "qwen3_next": ARCH.QWEN3NEXT,
@@ -32,28 +35,56 @@ ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
     "olmo2": ARCH.OLMO2, "olmo3": ARCH.OLMO2, "phi3": ARCH.PHI3, "qwen2": ARCH.QWEN2, "qwen2_moe": ARCH.QWEN2MOE,
     "qwen3": ARCH.QWEN3, "qwen3_moe": ARCH.QWEN3MOE, "seed_oss": ARCH.SEED_OSS, "smollm3": ARCH.SMOLLM3,
     "starcoder2": ARCH.STARCODER2,
+    "cohere": ARCH.COMMAND_R,
+    "glm": ARCH.CHATGLM,
+    "nemotron": ARCH.NEMOTRON,
+    "helium": ARCH.LLAMA,
+    "gemma": ARCH.GEMMA,
+    "stablelm": ARCH.STABLELM,
+    "phi": ARCH.PHI2,
+    "gpt_neox": ARCH.GPTNEOX,
+    "gpt_bigcode": ARCH.STARCODER,
+    "exaone": ARCH.EXAONE,
+    "internlm3": ARCH.LLAMA,
+    "minicpm": ARCH.MINICPM,
+    "internlm2": ARCH.INTERNLM2,
+    "mimo": ARCH.QWEN2,
+    "telechat3": ARCH.LLAMA,
+    "lille-130m": ARCH.LLAMA,
+    "olmo": ARCH.OLMO,
 }  # fmt: skip
 # What their converters do beside renaming, which is more than half of them; `convert.py` or other tests have it.
 ELSEWHERE = {
     "gpt2": "convert.py", "lfm2": "convert.py", "qwen3_5_text": "convert.py", "qwen3_5_moe_text": "convert.py",
     "gemma4_text": "arrays of settings for each layer, and computed rope_freqs", "gpt_oss": "blocks of MXFP4",
-    "nanochat": "llama.cpp has no such architecture",
+    "nanochat": "llama.cpp has no such architecture", "mellum": "not yet in gguf-py",
 }  # fmt: skip
 # Their converters permute rows of queries and keys.
 PERMUTED = (
     "arcee",
+    "deepseek",
     "granite",
     "granitemoe",
     "granitemoehybrid",
+    "internlm2",
+    "internlm3",
     "llama",
     "ministral3",
     "mistral",
+    "minicpm",
     "mixtral",
+    "olmo",
     "smollm3",
+    "telechat3",
 )
-WINDOWED = ("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3")
+# The part of each head that is rotated is a setting.
+PARTLY_ROTATED = (
+    "cohere2", "glm", "glm4", "glm4_moe", "gpt_neox", "llama", "minimax_m2", "nemotron", "phi", "phi3", "qwen3_next",
+    "solar_open", "stablelm",
+)  # fmt: skip
+WINDOWED = ("afmoe", "cohere2", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "olmo3")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
-LAYER_NORMS = ("cohere2", "starcoder2")
+LAYER_NORMS = ("cohere", "cohere2", "gpt_bigcode", "gpt_neox", "nemotron", "olmo", "phi", "stablelm", "starcoder2")
 KEYS_OF_EXPERTS = {
     "moe_k": "expert_used_count", "moe_num_experts": "expert_count", "moe_topk": "expert_used_count",
     "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -71,7 +102,7 @@ _LATENT = {
     "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
     "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
 }  # fmt: skip
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu")
 SPACE = {
     "mamba_d_conv": "ssm.conv_kernel",
     "mamba_d_ssm": "ssm.inner_size",
@@ -84,7 +115,25 @@ _ROUTER = {
     "routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": "expert_weights_norm",
     "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
 }  # fmt: skip
+_FIRST_DENSE = {**_ROUTER, "first_k_dense_replace": "leading_dense_block_count"}
 KEYS_OF_KIND = {
+    "afmoe": {
+        "num_shared_experts": "expert_shared_count", "num_dense_layers": "leading_dense_block_count",
+        "route_scale": "expert_weights_scale",
+    },
+    "deepseek": {
+        "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+        "first_k_dense_replace": "leading_dense_block_count",
+    },
+    "llama4_text": {
+        "intermediate_size": "expert_feed_forward_length", "interleave_moe_layer_step": "interleave_moe_layer_step",
+        "intermediate_size_mlp": "feed_forward_length", "attn_scale": "attention.temperature_scale",
+        "floor_scale": "attention.temperature_length",
+    },
+    "minicpm3": {key: _LATENT[key] for key in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim")},
+    "mistral4": _LATENT | {"norm_topk_prob": "expert_weights_norm"}, "youtu": _LATENT,
+    "dots1": _FIRST_DENSE, "exaone_moe": {**_FIRST_DENSE, "num_shared_experts": "expert_shared_count"},
+    "solar_open": _ROUTER,
     "deepseek_v2": _LATENT, "deepseek_v3": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
     "glm4_moe_lite": _LATENT | {"norm_topk_prob": "expert_weights_norm"},
     "ernie4_5_moe": {
@@ -99,7 +148,7 @@ KEYS_OF_KIND = {
         "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
         "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank",
     },
-    "glm4_moe": {**_ROUTER, "first_k_dense_replace": "leading_dense_block_count"},
+    "glm4_moe": _FIRST_DENSE,
     "falcon_h1": SPACE,
     "granitemoehybrid": {
         **SPACE, **MULTIPLIERS, "shared_intermediate_size": "expert_shared_feed_forward_length",
@@ -109,7 +158,7 @@ KEYS_OF_KIND = {
         "mamba_num_heads": "ssm.time_step_rank",
     },
     "minimax_m2": {"intermediate_size": "expert_feed_forward_length"},
-    "cohere2": {"logit_scale": "logit_scale"},
+    "cohere": {"logit_scale": "logit_scale"}, "cohere2": {"logit_scale": "logit_scale"},
     "gemma2": {
         "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
     },
@@ -121,7 +170,15 @@ def config_of(folder: Path) -> dict[str, Any]:
     """Return a folder's config.json, with the number of layers and the rotation."""
     c: dict[str, Any] = json.loads((folder / "config.json").read_text())
     c.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": c.get("rope_theta", 1e4)})
+    if c["model_type"] == "gpt_bigcode":
+        c |= {"num_hidden_layers": c["n_layer"], "hidden_size": c["n_embd"], "intermediate_size": 4 * c["n_embd"]}
+        c |= {"num_attention_heads": c["n_head"], "max_position_embeddings": c["n_positions"]}
+    if c["model_type"] == "lille-130m":
+        c |= {"num_hidden_layers": c["n_layer"], "hidden_size": c["n_embd"], "intermediate_size": 256}
+        c |= {"num_attention_heads": c["n_head"], "num_key_value_heads": c["n_kv_heads"]}
+        c |= {"max_position_embeddings": c["block_size"], "rms_norm_eps": c["layer_norm_eps"]}
     c.setdefault("num_hidden_layers", len(c.get("layers_block_type", ())))
+    c.setdefault("num_key_value_heads", c.get("num_attention_heads"))
     return c
 
 
@@ -139,6 +196,8 @@ def write(folder: Path, path: Path) -> None:
             "expert_bias", "expert_bias.bias"
         )
         name = name.replace(".dt_bias", ".dt_proj.bias")
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            name += ".weight"
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known, name
         writer.add_tensor(known, np.ascontiguousarray(converted(c, name, values), dtype=np.float32))
@@ -169,19 +228,26 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
     eps = "layer_norm_epsilon" if kind in LAYER_NORMS else "layer_norm_rms_epsilon"
     made = {
         "block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],
-        "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
+        "embedding_length": c["hidden_size"], "feed_forward_length": c.get("intermediate_size", 10_240),
         "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
         "rope.freq_base": float(rope["rope_theta"]), "vocab_size": c["vocab_size"],
-        f"attention.{eps}": next(c[key] for key in EPSILONS if key in c),
+        f"attention.{eps}": next((c[key] for key in EPSILONS if key in c), 1e-5),
     }  # fmt: skip
+    if kind == "minicpm":
+        made["embedding_scale"], made["logit_scale"] = c["scale_emb"], c["hidden_size"] / c["dim_model_base"]
+        made["residual_scale"] = c["scale_depth"] / c["num_hidden_layers"] ** 0.5
+    if kind == "gpt_neox":
+        made["use_parallel_residual"] = c["use_parallel_residual"]
+    if kind == "gpt_bigcode":
+        del made["rope.freq_base"]
     if c.get("head_dim"):
         made |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     part = rope.get("partial_rotary_factor", 1)
-    if kind in ("glm4", "glm4_moe", "minimax_m2", "phi3", "llama", "cohere2", "qwen3_next"):
+    if kind in PARTLY_ROTATED:
         made["rope.dimension_count"] = int(head_dim * part)
     if kind in WINDOWED:
         made["attention.sliding_window"] = c["sliding_window"]
-    if "layer_types" in c and kind in ("cohere2", "exaone4", "gemma3_text", "olmo3"):
+    if "layer_types" in c and kind in ("cohere2", "exaone4", "exaone_moe", "gemma3_text", "olmo3"):
         made["attention.sliding_window_pattern"] = [of == "sliding_attention" for of in c["layer_types"]]
     if kind in ("gemma2", "gemma3_text"):
         made["attention.scale"] = c["query_pre_attn_scalar"] ** -0.5
@@ -189,18 +255,29 @@ def settings(c: dict[str, Any]) -> dict[str, Any]:
         made |= {"attention.sliding_window": c["sliding_window"]}
     if kind.startswith("hunyuan_v1"):
         made["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
-    if kind in ("cohere2", "hunyuan_v1_dense", "hunyuan_v1_moe"):
+    if kind in ("cohere", "cohere2", "exaone_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "nemotron"):
         made["rope.scaling.type"] = "none"
     if kind in LATENT:
         made["attention.head_count_kv"] = 1
         made["attention.key_length"] = c["kv_lora_rank"] + c["qk_rope_head_dim"]
         made["attention.value_length"] = c["kv_lora_rank"]
         made["attention.key_length_mla"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
-        made["expert_gating_func"] = 1 if kind == "deepseek_v2" else 2
-    if kind in ("glm4_moe", "lfm2_moe", "minimax_m2"):
+        made["expert_gating_func"] = 1 if kind in ("deepseek_v2", "mistral4") else 2
+    if kind == "deepseek":
+        made |= {"expert_weights_scale": 1.0, "rope.scaling.type": "none", "rope.dimension_count": head_dim}
+    if kind == "youtu":
+        made |= {"leading_dense_block_count": c["num_hidden_layers"], "expert_shared_count": 0}
+        made["expert_feed_forward_length"] = made["feed_forward_length"]
+        made.pop("expert_gating_func")
+    if kind == "minicpm3":
+        made["attention.key_length"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
+        made.pop("attention.value_length")
+    if kind in ("dots1", "exaone_moe", "glm4_moe", "lfm2_moe", "minimax_m2", "solar_open"):
         made["expert_gating_func"] = 2
     if kind == "ernie4_5_moe" and c["moe_num_shared_experts"]:
         made["expert_shared_feed_forward_length"] = c["intermediate_size"] // c["num_key_value_heads"]
+    if kind == "exaone_moe":
+        made["expert_shared_feed_forward_length"] = c["num_shared_experts"] * c["moe_intermediate_size"]
     if kind == "lfm2_moe":
         heads = [c["num_key_value_heads"] * (of == "full_attention") for of in c["layer_types"]]
         made["attention.head_count_kv"] = heads
@@ -261,7 +338,7 @@ def scaling(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
             made["yarn_log_multiplier"] = rope["mscale_all_dim"]
         if c["model_type"] in LATENT:
             made["yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
-    if rope["rope_type"] == "longrope":
+    if rope["rope_type"] == "longrope" and c["model_type"] != "minicpm3":
         original = c["original_max_position_embeddings"]
         factor = float(np.sqrt(1 + np.log(c["max_position_embeddings"] / original) / np.log(original)))
         made |= {"original_context_length": original, "attn_factor": factor}
@@ -282,7 +359,12 @@ def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
         return values[:, 0]
     if parts[-3:-1] in (["mamba", "norm"], ["mixer", "norm"]):
         return values.reshape(c["mamba_n_groups" if "mamba_n_groups" in c else "n_groups"], -1)
-    if kind in ("gemma2", "gemma3_text") and values.ndim == 1:
+    if kind == "nemotron" and name.endswith("norm.weight"):
+        return values + np.float32(1)
+    if kind == "gpt_neox" and "query_key_value" in name:
+        of_heads = values.reshape(c["num_attention_heads"], 3, -1, *values.shape[1:])
+        return np.concatenate([of_heads[:, i].reshape(-1, *values.shape[1:]) for i in range(3)])
+    if kind in ("gemma", "gemma2", "gemma3_text") and values.ndim == 1:
         return values + np.float32(1)
     if kind == "qwen3_next" and name.endswith("norm.weight") and "linear_attn" not in name:
         return values + np.float32(1)
@@ -303,6 +385,13 @@ def converted(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
 def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the tensors with fused ones in parts, under names of llama.cpp's map, as its converters write them."""
     made: dict[str, np.ndarray] = {}
+    if c["model_type"] == "glm":  # files of its first implementation have queries, keys and values as one tensor
+        for name in [name for name in tensors if ".q_proj." in name]:
+            of_all = [tensors.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+            fused = name.replace("model.layers", "encoder.layers").replace(
+                "self_attn.q_proj", "self_attention.query_key_value"
+            )
+            made[fused] = np.concatenate(of_all)
     for name, values in tensors.items():
         stem, _, last = name.removesuffix(".weight").rpartition(".")
         if last == "input_linear" and values.ndim == 2:  # gate and up of a dense FFN, or of the shared expert
@@ -316,13 +405,35 @@ def parted(c: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.nd
             of_layer, half = stem.removesuffix("block_sparse_moe"), values.shape[1] // 2
             made[f"{of_layer}mlp.experts.gate_proj.weight"] = values[:, :half]
             made[f"{of_layer}mlp.experts.up_proj.weight"] = values[:, half:]
+        elif c["model_type"] in ("deepseek", "llama4_text") and name.endswith("_proj") and ".experts." in name:
+            values = values.swapaxes(1, 2) if c["model_type"] == "llama4_text" else values
+            parts = ("down_proj",) if last == "down_proj" else ("gate_proj", "up_proj")
+            for part, of in zip(parts, np.split(values, len(parts), axis=1), strict=True):
+                made[f"{stem}.{part}.weight"] = of
         elif last == "in_proj_qkvz":
             groups, key, value = (c[f"linear_{of}"] for of in ("num_key_heads", "key_head_dim", "value_head_dim"))
             value *= c["linear_num_value_heads"] // groups
             of_heads = np.split(values.reshape(groups, -1, values.shape[1]), np.cumsum([key, key, value]), axis=1)
             q, k, v, z = (of.reshape(-1, values.shape[1]) for of in of_heads)
             made[f"{stem}.in_proj_qkv.weight"], made[f"{stem}.in_proj_z.weight"] = np.concatenate([q, k, v]), z
-        elif last == "kv_b_proj":
+        elif name.rsplit(".", 2)[-2] in ("wqkv", "qkv_proj") and c["model_type"] in ("internlm2", "lille-130m"):
+            of_layer, kind = name.rsplit(".", 3)[0], name.rsplit(".", 1)[1]
+            of_layer = of_layer.replace("transformer.", "model.") + ".self_attn."
+            heads, groups, rest = c["num_attention_heads"], c["num_key_value_heads"], values.shape[1:]
+            n = heads // groups
+            if c["model_type"] == "internlm2":
+                of_groups = values.reshape(groups, n + 2, -1, *rest)
+                parts = [of_groups[:, :n], of_groups[:, n], of_groups[:, n + 1]]
+            else:
+                parts = np.split(values.reshape(heads + 2 * groups, -1, *rest), (heads, heads + groups))
+            for part, of_part in zip("qkv", parts, strict=True):
+                made[f"{of_layer}{part}_proj.{kind}"] = of_part.reshape(-1, *rest)
+        elif c["model_type"] == "lille-130m":
+            usual = name.replace("transformer.", "model.").replace("tok_embeddings", "embed_tokens")
+            usual = usual.replace("attention.norm", "input_layernorm").replace("attention.out_proj", "self_attn.o_proj")
+            usual = usual.replace("feed_forward.norm", "post_attention_layernorm").replace("feed_forward.", "mlp.")
+            made[usual] = values
+        elif last == "kv_b_proj" and c["model_type"] != "minicpm3":
             n, heads = c["qk_nope_head_dim"], c["num_attention_heads"]
             of_each = values.reshape(heads, -1, values.shape[1])
             made[f"{stem}.k_b_proj.weight"] = of_each[:, :n].transpose(0, 2, 1)
@@ -378,5 +489,5 @@ def divisors(c: dict[str, Any]) -> dict[str, np.ndarray]:
     half = (c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]) // 2
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
     turns = rope["original_max_position_embeddings"] * rope["rope_theta"] ** (-np.arange(half) / half) / (2 * np.pi)
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    smooth = np.clip((turns - low) / (high - low or 1e-9), 0, 1)
     return {"rope_freqs.weight": (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)}

@@ -66,9 +66,9 @@ PROMPTS = (1, 7, 41)
 CLEAR_CHOICE = 1e-4
 # The names of tensors that are not quantised, at their ends.
 FLOATS = (
-    "mlp.gate.weight", "mixer.gate.weight", "feed_forward.gate.weight", "gate.wg.weight", "moe.router.weight",
-    "router.proj.weight", "kv_b_proj.weight", "shared_expert_gate.weight", "e_score_correction_bias",
-    "conv1d.weight", "conv.conv.weight",
+    "mlp.gate.weight", "router.gate.weight", "mixer.gate.weight", "feed_forward.gate.weight", "gate.wg.weight",
+    "moe.router.weight", "feed_forward.router.weight", "router.proj.weight", "kv_b_proj.weight",
+    "shared_expert_gate.weight", "e_score_correction_bias", "conv1d.weight", "conv.conv.weight", "wpe.weight",
 )  # fmt: skip
 # The class, its settings, and a seed for which no greedy step is nearly a tie.
 MODELS = {
@@ -130,7 +130,8 @@ def clear_choices(model: PreTrainedModel) -> Iterator[None]:
     """Stop if a router of the model chooses between two experts that are nearly a tie."""
 
     def check(_router: object, _inputs: object, output: tuple[torch.Tensor, ...]) -> None:
-        logits, chosen = output[0], output[2].shape[-1]
+        # Llama 4's routers return scores and logits, and a token chooses one expert.
+        logits, chosen = (output[1], 1) if len(output) == 2 else (output[0], output[2].shape[-1])
         top = logits.sort(dim=-1, descending=True).values
         lead = ((top[:, chosen - 1] - top[:, chosen]) / (top[:, 0] - top[:, -1])).min().item()
         if lead < CLEAR_CHOICE:
@@ -148,8 +149,11 @@ def to_q8_0(model: PreTrainedModel) -> None:
     kind = gguf.GGMLQuantizationType.Q8_0
     for stem, parameter in model.named_parameters():
         if parameter.ndim >= 2 and not stem.endswith(FLOATS):
-            blocks = gguf.quants.quantize(parameter.detach().numpy().astype(np.float32), kind)
-            parameter.data = torch.from_numpy(gguf.quants.dequantize(blocks, kind).astype(np.float64))
+            is_transposed = "feed_forward.experts." in stem  # Llama 4
+            values = parameter.detach().numpy().astype(np.float32)
+            blocks = gguf.quants.quantize(values.swapaxes(-1, -2) if is_transposed else values, kind)
+            rounded = gguf.quants.dequantize(blocks, kind).astype(np.float64)
+            parameter.data = torch.from_numpy(rounded.swapaxes(-1, -2) if is_transposed else rounded)
 
 
 def make(name: str) -> None:

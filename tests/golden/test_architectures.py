@@ -97,6 +97,7 @@ def golden(name: str, made: Path) -> Golden:
     return Golden(name, path, folder / "golden.npz", "_q8" if file == "Q8_0" else "")
 
 
+@pytest.mark.each_value
 @cells(every=False)
 def test_logits_and_greedy_ids(goldens: Goldens, backend: str, name: str):
     of = goldens(name)
@@ -133,6 +134,7 @@ def test_chunks_equal_one_pass(goldens: Goldens, name: str):
         assert wrong is None, f"chunks of {chunk}: {wrong}"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("backend", "chunk", "page"),
     [

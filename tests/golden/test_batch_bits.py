@@ -35,27 +35,14 @@ SEQUENCES = (1, 2, 5, 9, 32)
 PAGES = (16, 64, 256)
 # Tokens of the sequence that is compared, and how many of them are read before the batch.
 LENGTH, READ = 300, 150
-# What these consist of is tested with other architectures: by default one case is enough.
-ONCE, CASE = ("gemma4", "qwen35moe"), ("Q8_0", 2)
-# The architecture for which all types are run with both numbers of threads, and each size of batch in one case.
-EVERY, EVERY_CASE = "gemma3", ("Q8_0", 2)
 # What is run by default in fixed point.
 FIXED_CASES = {("qwen3", "Q4_K"), ("qwen35moe", "Q8_0")}
-# Of how many sizes a test of another case runs one.
+# Of how many sizes a case runs one.
 PART = 7
 
 
-def is_slow(name: str, type_name: str, threads: int) -> bool:
-    """Return whether a case is left to `-m slow`: by default each type has one number of threads, in turns."""
-    if name in SAMPLED:
-        return True
-    if name in ONCE:
-        return (type_name, threads) != CASE
-    return name != EVERY and (list(SETTINGS).index(name) + TYPES.index(type_name) + threads) % 2 == 1
-
-
 CASES = [
-    pytest.param(name, *case, marks=[pytest.mark.slow] * is_slow(name, *case))
+    pytest.param(name, *case, marks=[pytest.mark.slow] * (name in SAMPLED))
     for name in SETTINGS
     for case in itertools.product(TYPES, (1, 2))
 ]
@@ -134,15 +121,15 @@ def wrong(of: Model, want: np.ndarray, some: Iterable[tuple[int, list[int], int,
     }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("architecture", "type_name", "threads"), CASES)
 def test_a_sequence_has_the_same_bits_at_any_place_of_every_batch(architecture: str, type_name: str, threads: int):
     of, want = model(architecture, type_name, threads), alone(architecture, type_name)
     assert np.isfinite(want).all()
     assert len(np.unique(want[:, 0])) > LENGTH // 2
-    # Every batch in one case, a part of them in each of the others: together every size meets every model.
-    every = (architecture, type_name, threads) == (EVERY, *EVERY_CASE)
+    # A part of the batches in each case: together every size meets every model.
     start = (list(SETTINGS).index(architecture) + TYPES.index(type_name) + threads) % PART
-    some = itertools.islice(batches(every_place=False), 0 if every else start, None, 1 if every else PART)
+    some = itertools.islice(batches(every_place=False), start, None, PART)
     assert wrong(of, want, some) == {}
 
 
@@ -167,7 +154,7 @@ def test_a_sequence_has_the_same_bits_in_fixed_point(architecture: str, type_nam
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_sequence_has_the_same_bits_at_all_places(threads: int):
-    of, want = model(EVERY, "Q8_0", threads), alone(EVERY, "Q8_0")
+    of, want = model("gemma3", "Q8_0", threads), alone("gemma3", "Q8_0")
     assert wrong(of, want, batches(every_place=True)) == {}
 
 

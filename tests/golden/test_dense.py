@@ -57,22 +57,10 @@ def with_tokenizer(folder: Path, copy: Path) -> Path:
     return copy
 
 
-def is_slow(name: str, backend: str, file: str) -> bool:
-    """Return whether a cell is left to `-m slow`: `scalar` expands Q8_0 on load; the emulator takes long."""
-    if name in SAMPLED:
-        return (backend, file) not in (("simd", "hf"), ("mlx", "q8_0"))
-    return (backend, file) in (("scalar", "q8_0"), (EMULATED, "hf"))
-
-
-@pytest.mark.parametrize(
-    ("name", "backend", "file"),
-    [
-        pytest.param(name, backend, file, marks=[pytest.mark.slow] * is_slow(name, backend, file))
-        for name in ARCHITECTURES
-        for backend in BACKENDS
-        for file in ("hf", "q8_0")
-    ],
-)
+@pytest.mark.each_value
+@pytest.mark.parametrize("file", ["hf", "q8_0"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_and_greedy_ids(goldens: Goldens, name: str, backend: str, file: str):
     of = goldens(name, file)
     for i in (1,) if backend in ("scalar", EMULATED) else (0, 1):

@@ -28,6 +28,7 @@ def golden(name: str) -> Golden:
     return Golden(name, folder(name), DATA / f"{name}-micro" / "golden.npz")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backend", [*BACKENDS, "simd --no-jit"])
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_greedy_ids(name: str, backend: str):

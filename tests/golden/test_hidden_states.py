@@ -41,6 +41,7 @@ def test_the_values_are_those_of_transformers(backend: str):
     assert first_divergence(expected, {name: np.asarray(values) for name, values in found.items()}) is None
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("backend", ["simd", "parallel", "scalar"])
 def test_the_logits_have_the_bits_of_the_ordinary_pass(backend: str, name: str):

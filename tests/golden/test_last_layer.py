@@ -36,6 +36,7 @@ def longest(golden: Golden) -> int:
     return max(range(golden.prompts()), key=lambda i: len(golden.prompt(i)))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "scratch"])
 @goldens
 @backends

@@ -119,6 +119,20 @@ def test_answers_are_the_same_from_memory_from_files_and_cold(
     assert check(architecture, backend, kv_type, 1, 8, tmp_path) > 100
 
 
+@pytest.mark.parametrize(("architecture", "n"), [("qwen3", 4 * PAGE - 1), ("gemma3", 4 * PAGE - 1), ("lfm2", 3 * PAGE)])
+def test_of_a_prompt_of_whole_pages_the_last_token_alone_is_computed(architecture: str, n: int, tmp_path: Path):
+    """But a model with states needs the states after the page before."""
+    of, prompt = model(architecture, "simd", "q8_0"), list(range(4 * PAGE))
+    cold, _ = answers(of, [prompt], prefix=False)
+    for whole in (True, False):
+        folder = opened(of, tmp_path)
+        found, requests = answers(of, [prompt] * 3, folder, whole=whole)
+        assert found == cold * 3
+        assert requests[-1].n_cached == n
+        folder.close()
+    assert requests[0].n_from_disk == n
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_type", TYPES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

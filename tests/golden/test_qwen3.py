@@ -63,6 +63,7 @@ everywhere = pytest.mark.parametrize(
 # ---- logits and greedy ids ----
 
 
+@pytest.mark.each_value
 @everywhere
 def test_logits_and_greedy_ids(backend: str, golden: Golden, i: int):
     n = N_EMULATED if backend == EMULATED else None
@@ -126,6 +127,7 @@ def test_a_prompt_of_many_pages():
         assert wrong is None, f"chunks of {chunk}, pages of {page} tokens: {wrong}"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
 @backends
 def test_the_last_rows_logits_alone_are_the_same(backend: str, golden: Golden):

@@ -125,6 +125,7 @@ def test_passes_of_mixed_lengths(name: str):
         np.testing.assert_array_equal(in_passes(of, np.diff(edges).tolist()), want)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("page", [1, 3, 64, 100, 1000])
 @pytest.mark.parametrize("name", ["builtin", "gemma3"])
 def test_pages_of_any_size(name: str, page: int):

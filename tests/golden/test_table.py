@@ -50,25 +50,21 @@ BOUNDS = {EMULATED: (2e-5, 4e-5)}
 # 1.2e-4, 3.0e-5, 7.7e-5, 2.8e-5, 9.5e-5 and 3.1e-5 between backends. How much depends on the processor, too.
 ONE_OF = {
     "qwen3_5": 1e-4, "qwen3_5moe": 1.5e-4, "gptoss": 4e-5, "qwen2moe": 1e-4, "mixtral": 4e-5, "qwen3_next": 1.2e-4,
-    "deepseek3": 4e-5, "mamba2": 1e-4, "granite4h": 6e-5,
+    "deepseek3": 4e-5, "mamba2": 1e-4, "granite4h": 6e-5, "mellum": 4e-5, "deepseek2lite": 4e-5, "olmoe": 6e-5,
 }  # fmt: skip
 
 
-def is_slow(column: str, name: str, backend: str) -> bool:
-    """Return whether a cell is left to `-m slow`."""
-    if backend == "scalar" and column == "mlx-4bit":
-        return name in SAMPLED
-    return name in SAMPLED or name not in DEFAULT.get(backend, ARCHITECTURES)
-
-
 CELLS = [
-    pytest.param(column, name, backend, marks=[pytest.mark.slow] * is_slow(column, name, backend))
+    pytest.param(
+        column, name, backend,
+        marks=[pytest.mark.slow] * (name in SAMPLED or name not in DEFAULT.get(backend, ARCHITECTURES)),
+    )
     for column in COLUMNS
     for name in ARCHITECTURES
     for backend in BACKENDS
     if not (column == "mlx-4bit" and name in LATENT)
     if backend != "simd"  # the bits of `parallel`, which other tests compare
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +75,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
     return cache(lambda column, name: make[column](name, made))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("column", "name", "backend"), CELLS)
 def test_logits_and_greedy_ids(
     files: Callable[[str, str], tuple[Path, Path]], column: str, name: str, backend: str
@@ -145,7 +142,7 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         for key in (
             *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size"),
             *("shared_expert_intermediate_size", "hidden_size_per_layer_input", "kv_lora_rank", "q_lora_rank"),
-            "moe_shared_expert_intermediate_size",
+            *("moe_shared_expert_intermediate_size", "intermediate_size_mlp"),
         )
         if config.get(key)
     }
@@ -165,7 +162,8 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         made["per_layer_config"] = {i: of | {"head_dim": of["head_dim"] * times} for i, of in layers.items()}
     for key in ("rope_scaling", "rope_parameters"):
         if "long_factor" in (config.get(key) or {}):
-            factors = {of: np.repeat(config[key][of], times).tolist() for of in ("long_factor", "short_factor")}
+            n = 1 if "kv_lora_rank" in config else times  # the rotated part of latent attention keeps its size
+            factors = {of: np.repeat(config[key][of], n).tolist() for of in ("long_factor", "short_factor")}
             made[key] = config[key] | factors
     return made
 

@@ -46,7 +46,7 @@ MICRO = sorted({path.name for path in DATA.glob("*-micro")} - {f"{name}-micro" f
 OFTEN = {"gemma4moe-micro", "gpt2-micro", "llama-micro", "olmo3-micro"}
 # Those whose layers are cut as others' are: by default only one with a parallel block, and one with two norms.
 RARELY = set(SAMPLED) - {"cohere2", "glm4"}
-TWO_HEADS = {f"{name}-micro" for name in ("cohere2", "exaone4", "nanochat", "starcoder2")}
+TWO_HEADS = {f"{name}-micro" for name in ("cohere2", "exaone4", "mellum", "nanochat", "starcoder2")}
 SLOW = pytest.mark.slow
 # Of the logits of one process, relative in the Frobenius norm. One process is as far from float64.
 TOLERANCE = 1e-6
@@ -105,6 +105,7 @@ def test_latent_attention_is_cut_by_layers_only():
         sliced(plan_model(checkpoint("deepseek3-micro"), Conversion()), 0, 2)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("name", "size"),
     [

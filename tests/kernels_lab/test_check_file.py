@@ -156,6 +156,7 @@ def test_experiments_of_a_file_are_checked(write):
     assert "half.reference for N=1: expected y (1,), found (0,)" in check(shape, code=1).stdout
 
 
+@pytest.mark.slow
 def test_a_metal_file_is_compiled_and_what_it_includes_is_read_each_time(write):
     file = write("scale.metal", METAL)
     assert "'third.h' file not found" in check(file, code=1).stdout

@@ -120,6 +120,7 @@ def test_bench_counts_in_the_emulator(small):
     assert "tokens" not in found
 
 
+@pytest.mark.slow
 def test_the_report_is_one_file_with_everything(small, tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_report, "TESTS", (samples.Test(n_prompt=4), samples.Test(n_gen=2)))
     monkeypatch.setattr(kernel_report, "REPETITIONS", 1)

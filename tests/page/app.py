@@ -197,7 +197,8 @@ def app(
             await asyncio.sleep(pause)
         yield event(choices=[{"index": 0, "finish_reason": reason, "delta": {}}])
         usage = {"prompt_tokens": 20, "completion_tokens": len(deltas), "prompt_tokens_details": {"cached_tokens": 0}}
-        yield event(choices=[], usage=usage, mlx_engine={"digest": "d" * 64, "seed": 2**62 + 1, "timings": {}})
+        receipt = {"digest": "d" * 64, "seed": 2**62 + 1, "timings": {}, "speculation": {"proposed": 5, "accepted": 3}}
+        yield event(choices=[], usage=usage, mlx_engine=receipt)
         yield "data: [DONE]\n\n"
 
     api = [

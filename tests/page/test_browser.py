@@ -451,6 +451,7 @@ def test_the_receipt_is_readable_and_has_the_seed_to_the_digit(browser: Any, add
         rows = found.locator(".receipt dl").inner_text()
         assert str(2**62 + 1) in rows
         assert rows.count("d" * 64) == 1
+        assert "3 of 5 accepted" in rows
 
 
 @pytest.mark.parametrize("server", [{"has_template": False}], indirect=True)

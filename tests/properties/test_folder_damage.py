@@ -12,7 +12,7 @@ MOST = 32 << 20
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_damage_is_survived_or_refused_with_one_kind_of_error(kind, tmp_path):
-    count = 30 if kind in STARTING else 150
+    count = 20 if kind in STARTING else 75
     counts, _ = run(kind, count, seed=1, folder=tmp_path)
     assert counts["loaded"] > 2  # otherwise all damage would be found by the first check
     assert sum(counts.values()) - counts["loaded"] > count / 6

@@ -146,6 +146,7 @@ def test_an_unusual_file_is_accepted(file_of, case):
     assert (len(file.metadata), len(file.tensors)) == (len(case.pairs), len(case.records))
 
 
+@pytest.mark.slow
 def test_a_good_file_is_refused_when_cut_at_any_byte(file_of):
     good = g.small_file()
     open_gguf(file_of(good))
@@ -239,7 +240,14 @@ GREEDY = {
 }  # fmt: skip
 
 
-@parametrize(GREEDY)
+# Whose memory takes seconds to measure.
+TAKES_SECONDS = ("arrays of an empty string", "arrays of one byte", "empty arrays")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name in TAKES_SECONDS)) for name, case in GREEDY.items()],
+)
 def test_no_file_takes_more_than_eight_times_its_size_and_a_megabyte(file_of, case):
     data = case().build()
     path = file_of(data)

@@ -22,7 +22,7 @@ FLOATS = st.floats(width=32, allow_nan=False)
 
 
 @pytest.mark.parametrize("name", READABLE)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_bytes_mean_what_the_gguf_package_says(name, data):
     type_ = BY_NAME[name]
@@ -31,7 +31,7 @@ def test_any_bytes_mean_what_the_gguf_package_says(name, data):
 
 
 @pytest.mark.parametrize("name", WRITABLE)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(values=hnp.arrays(np.float32, (2, 32), elements=FLOATS))
 def test_any_floats_are_packed_into_the_bytes_of_the_gguf_package(name, values):
     np.testing.assert_array_equal(quant.quantize(values, BY_NAME[name]), oracle_quantize(values, name).reshape(-1))
@@ -49,7 +49,7 @@ def test_q8_0_is_within_half_a_step_and_the_rounding_of_its_scale(values):
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "F16", "BF16", "F32"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(values=hnp.arrays(np.float32, (1, 32), elements=st.floats(-1e4, 1e4, width=32)))
 def test_unpacked_weights_pack_to_weights_as_near(name, values):
     type_ = BY_NAME[name]
@@ -62,7 +62,7 @@ def test_unpacked_weights_pack_to_weights_as_near(name, values):
 
 
 @pytest.mark.parametrize("name", list(SEARCHED))
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(values=hnp.arrays(np.float32, (1, 256), elements=st.floats(-1e4, 1e4, width=32)), factor=st.floats(1e-6, 1))
 def test_searched_types_are_within_steps_of_the_grid_of_their_block(name, values, factor):
     """A step is the range of a block by the largest quant. Trial scales cut the largest weights by up to 1.6 steps."""

@@ -79,6 +79,7 @@ def test_what_it_prints_works_and_a_signal_ends_it():
         assert run.wait(PATIENCE) == 0
 
 
+@pytest.mark.slow
 def test_requests_leave_no_garbage():
     """An error and its traceback refer to each other: 13 KB of each request, until garbage is collected."""
     with process("--slots", "1") as (run, lines), httpx.Client(timeout=PATIENCE) as client:

@@ -37,6 +37,7 @@ def is_served(connection: socket.socket) -> bool:
     return found.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_more_idle_connections_than_descriptors():
     """With 300 descriptors; without a limit of connections accept fails, with a traceback each second."""
 

@@ -62,6 +62,7 @@ def test_during_prefill(held: Served, stream: bool):
     assert held.gate.n_steps == 3
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
 def test_during_decode(held: Served, path: str, stream: bool):
@@ -92,6 +93,7 @@ def test_a_silent_prefill_is_filled_with_comments_and_chunks_without_text(held: 
             found += connection.recv(65536)
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read_is_dropped_and_stops_nobody():
     with served(slots=2, prefix_cache=False, patience=Patience(read=30), kv_memory=8 << 20) as server:
         # Log-probabilities make the stream larger than the buffers of the sockets.

@@ -180,6 +180,7 @@ def test_a_reader_that_does_not_read_loses_its_connection(hasty: Served):
         wait_for(lambda: hasty.all_pages_are_free)
 
 
+@pytest.mark.slow
 def test_a_slow_reader_that_reads_keeps_its_connection(hasty: Served):
     wait_for(lambda: not connections_of(hasty))
     with socket.socket() as slow:

@@ -190,6 +190,7 @@ def test_the_least_recently_used_model_is_unloaded_and_none_that_is_answering():
             assert answer(first.result()) == alone("qwen")
 
 
+@pytest.mark.slow
 def test_a_model_that_must_go_takes_no_more_requests_and_comes_back():
     """While `qwen` is answering, `gemma` waits for its memory; what comes then for `qwen` waits for its return."""
     with several(memory=memory_for_one()) as server, ThreadPoolExecutor(4) as clients:
@@ -278,6 +279,7 @@ def test_a_model_that_cannot_be_loaded_is_named_and_the_others_go_on():
         assert answer(server.complete("gemma")) == alone("gemma")
 
 
+@pytest.mark.slow
 def test_an_idle_model_is_unloaded_by_the_clock():
     with several(idle_seconds=600.0) as server:
         answer(server.complete("gemma"))
@@ -364,6 +366,7 @@ def test_a_server_that_stops_refuses_those_who_wait_for_a_model():
         assert code(waiting.result()) == (503, "closing")
 
 
+@pytest.mark.slow
 def test_an_engine_thread_that_dies_ends_its_own_model_alone():
     with several() as server:
         scheduler = server.loads["qwen"].schedulers[-1]
@@ -380,6 +383,7 @@ def test_an_engine_thread_that_dies_ends_its_own_model_alone():
         assert answer(server.complete("qwen")) == alone("qwen")
 
 
+@pytest.mark.slow
 def test_an_unloaded_model_leaves_nothing_behind():
     with several(memory=memory_for_one()) as server:
         engine = weakref.ref(server.loads["qwen"].engines.pop())

@@ -110,6 +110,7 @@ def test_a_call_that_the_limit_cuts_off_is_not_ended_by_a_call(smith: Served):
     assert not choice.message.tool_calls or '"}' not in choice.message.tool_calls[0].function.arguments
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("stop", "reason"), [("place", "stop"), ("</tool_call>", "tool_calls")])
 def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(smith: Served, stop: str, reason: str, *, stream: bool):

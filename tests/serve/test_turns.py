@@ -38,6 +38,7 @@ def is_canonical(text: str, n_tokens: int) -> bool:
     return len(micro().tokenizer.encode(text)) == n_tokens
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 def test_the_next_turn_reuses_an_answer_as_far_as_its_text_has_the_same_ids(server: Served, stream: bool, n: int):
@@ -53,6 +54,7 @@ def test_the_next_turn_reuses_an_answer_as_far_as_its_text_has_the_same_ids(serv
         assert third["usage"]["prompt_tokens_details"]["cached_tokens"] == third["usage"]["prompt_tokens"] - 1
 
 
+@pytest.mark.slow
 def test_clients_with_the_same_texts_do_not_change_each_others_answers():
     def conversation(server: Served, seed: int) -> list[str]:
         question, digests = turns("the same for all", "")[:1], []

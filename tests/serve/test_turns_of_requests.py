@@ -401,6 +401,7 @@ def test_an_error_that_nobody_waits_for_is_not_logged():
     assert not logged
 
 
+@pytest.mark.slow
 def test_clients_that_ask_for_much_and_leave_change_nothing_for_others(monkeypatch: pytest.MonkeyPatch):
     """The load of `python -m tests.load --left` for a second, with less of everything, and no times."""
     small = [(path, body) for path, body in bodies() if len(body) < 3_500_000]

@@ -61,6 +61,7 @@ def test_same_seed_same_documents() -> None:
     assert first[:20] == list(documents(7, 20))
 
 
+@pytest.mark.slow
 def test_no_two_stories_are_alike(told: list[stories.Story]) -> None:
     assert len({story.text for story in told}) == 2000
     assert {story.plot for story in told} == {plot.name for plot in stories.load_plots()}

@@ -230,6 +230,7 @@ def test_keys_and_values_of_bench_have_half_the_bytes():
     assert rounded.sizes.nbytes < exact.sizes.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @BOTH
 def test_a_sweep_has_the_rungs_with_the_type(backend: str, activations: str):
@@ -242,6 +243,7 @@ def test_a_sweep_has_the_rungs_with_the_type(backend: str, activations: str):
                for row in rows if row["backend"] not in ran)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @BOTH
 def test_a_report_names_the_type_and_the_command_that_repeats_it(backend: str, activations: str, tmp_path: Path):

@@ -105,6 +105,7 @@ def test_a_gguf_key_has_the_prefix_of_the_architecture_or_not(tmp_path, name):
     assert "2.0 is not implemented" in load(path, name).notes[0]
 
 
+@pytest.mark.slow
 def test_a_report_has_the_notes(folder, tmp_path):
     path, flag = folder(logit_scale=0.5), ("--allow-setting", "logit_scale")
     how = ("-b", "simd", "-p", 2, "-n", 1, "-r", 1, "--budget", 0.1, "--out", tmp_path / "out")

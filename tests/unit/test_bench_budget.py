@@ -8,6 +8,7 @@ from tests.unit.timed_model import both_kinds, measured
 # ---- the budget ----
 
 
+@pytest.mark.slow
 def test_without_a_budget_nothing_is_estimated_however_slow(spy):
     for test in ((16, 0, 0), (0, 4, 0), (16, 4, 20)):
         result = measured(spy(lambda n, at: 1e9), *test, repetitions=3)

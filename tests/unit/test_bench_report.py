@@ -239,6 +239,7 @@ def test_the_page_says_what_was_measured_where_and_shows_the_plots():
 # ---- the pictures ----
 
 
+@pytest.mark.slow
 def test_every_plot_is_a_file(tmp_path):
     names = plots.write(swept(), tmp_path)
     assert names == ["passes.png", "ladder.png", "roofline.png"]
@@ -246,6 +247,7 @@ def test_every_plot_is_a_file(tmp_path):
     assert all("</svg>" in (tmp_path / name).with_suffix(".svg").read_text() for name in names)
 
 
+@pytest.mark.slow
 def test_what_has_no_rows_is_not_drawn(tmp_path):
     assert plots.write([row("metal", "pp8", None)], tmp_path) == []
     assert plots.write([row("scalar", "pp8", 1.0)], tmp_path) == ["ladder.png", "roofline.png"]

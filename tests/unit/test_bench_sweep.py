@@ -169,6 +169,7 @@ def test_a_rung_whose_weights_do_not_fit_is_not_tried(monkeypatch):
     assert "its weights would take" in rows[0]["unavailable"]
 
 
+@pytest.mark.slow
 def test_where_memory_cannot_be_asked_for_every_rung_is_tried(monkeypatch):
     monkeypatch.setattr(sweep, "memory_bytes", lambda: None)
     assert not any(row["unavailable"] for row in swept(backends=["simd"]))

@@ -35,6 +35,7 @@ def test_figures_that_are_known():
     assert CacheSize(QWEN3, 1).whole == 28 * 8 * 128 * 4 * 2
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backend", ["simd", "mlx"])
 @pytest.mark.parametrize(("page", "longest_pass"), [(64, 512), (64, 30), (1, 1), (100, 7)])
 @pytest.mark.parametrize(("name", "n_tokens"), [("gemma3", 2000), ("gemma3", 40), ("gpt2", 1024), ("qwen3", 259)])

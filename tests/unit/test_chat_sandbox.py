@@ -210,6 +210,7 @@ def process_seconds(number):
     return (int(user_ticks) + int(system_ticks)) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 def test_threads_get_their_own_answers():
     tokenizer = chatml()
     contents = [f"{i} hello" * (1 + 5000 * (i % 2)) for i in range(12)]
@@ -248,6 +249,7 @@ def test_a_tokenizer_that_is_dropped_ends_its_process():
     assert not is_alive(number)
 
 
+@pytest.mark.slow
 def test_the_process_ends_at_exit_and_when_its_parent_is_killed():
     program = """
 import os, sys

@@ -36,6 +36,7 @@ def swept(tmp_path_factory):
         return folder, bench(*options, backend=(), jit=())
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_its_table_and_writes_its_files(swept):
     folder, result = swept
     assert result.code == 0

@@ -325,6 +325,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(screen):
     assert terminal.process.wait(timeout=PATIENCE) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
 def test_what_was_typed_is_kept_for_later_runs_unless_the_user_says_no(screen, tmp_path):
     for options, line in (((), "/stats"), (("--no-history",), "/set")):
@@ -344,6 +345,7 @@ def test_what_was_typed_is_kept_for_later_runs_unless_the_user_says_no(screen, t
     terminal.wait_for("sampling: greedy")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
 def test_what_is_typed_during_an_answer_is_for_the_next_message(screen):
     terminal = screen("-m", MODEL, "--ignore-eos", "-n", 4000, "--no-kv")

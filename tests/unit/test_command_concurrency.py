@@ -33,6 +33,7 @@ def measured(tmp_path_factory):
         return folder, bench("--concurrency", "1,3", "-p", 4, "-n", 3, "--out", folder, repetitions=2)
 
 
+@pytest.mark.slow
 def test_a_table_and_its_notes_are_printed_and_saved_with_a_plot(measured):
     folder, result = measured
     assert (result.code, result.err) == (0, f"every sample is in {folder / 'concurrency.json'}\n")
@@ -71,6 +72,7 @@ def test_every_backend_runs(backend, tmp_path):
     assert row["total_ts"] > 0
 
 
+@pytest.mark.slow
 def test_csv_is_all_of_stdout_and_absent_backends_are_told(tmp_path, monkeypatch):
     from mlx_engine import backends
     from mlx_engine.backends import Entry
@@ -99,6 +101,7 @@ def test_a_shared_prefix_has_a_table_of_its_own(tmp_path):
     assert not (tmp_path / "concurrency.png").exists()
 
 
+@pytest.mark.slow
 def test_the_budget_marks_what_it_ended(tmp_path):
     result = bench("--concurrency", 1, "-p", 4, "-n", 100, "--budget", 0, "--out", tmp_path, repetitions=3)
     assert "~: the budget ended the run." in result.out

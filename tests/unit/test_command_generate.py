@@ -344,6 +344,7 @@ def test_an_interrupted_run_exits_130_without_a_traceback(more):
     assert b"interrupted" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them")
 def test_a_reader_that_leaves_is_no_traceback():
     command = f"{sys.executable} cli.py generate a -m {MODEL} -b simd --ignore-eos -n 400 | head -c 1"

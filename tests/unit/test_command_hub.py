@@ -174,6 +174,7 @@ print(len(asked), sum(slept))
 """
 
 
+@pytest.mark.slow
 def test_a_hub_that_refuses_connections_is_told_after_few_attempts(tmp_path):
     """The hub's library tries a download again and again, for half a minute."""
     pytest.importorskip("huggingface_hub")

@@ -391,6 +391,7 @@ def test_several_models_have_a_line_each_and_a_sum(monkeypatch, tmp_path):
     assert run("-m", MICRO, "-m", HF_FOLDER, "--verify").exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_process_without_a_terminal_wraps_nothing_and_ends_as_promised(tmp_path):
     done = process(MICRO)
     assert done.returncode == 0

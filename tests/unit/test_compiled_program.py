@@ -368,6 +368,7 @@ EDITED = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("edited", "backend"), EDITED)
 def test_every_backend_follows_an_edited_definition(
     edited: Callable[..., Any], backend: str, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ done
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="completion of bash")
 def test_what_is_installed_completes_commands_and_options(tmp_path: Path):
     script = tmp_path / "mlx-engine"

@@ -101,6 +101,7 @@ CONVERSATIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("title", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_text_name_and_argument_is_in_the_prompt(tokenizers, name, title):

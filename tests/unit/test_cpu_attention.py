@@ -137,6 +137,7 @@ TOKENS, PASTS, WINDOWS = (
 )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("n_tokens", "past", "window"),
     [
@@ -213,6 +214,7 @@ def each_alone(q: np.ndarray, kv: np.ndarray, window: int, **scores: Any) -> np.
     return np.concatenate([attend(q[t : t + 1], kv[:, :, : past + t + 1], window, **scores) for t in range(len(q))])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("heads", [(4, 2), (5, 1)])
 @pytest.mark.parametrize("window", [0, 1, 40, BLOCK, BLOCK + 33])
 def test_a_query_has_the_same_bits_in_any_pass(heads: tuple[int, int], window: int):
@@ -300,6 +302,7 @@ def test_attention_has_the_bits_of_the_order_in_numpy(
     np.testing.assert_array_equal(attend(q, kv, window, page=page, softcap=softcap, sinks=own), want)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("type_", ["f16", "bf16", "q8_0"])
 @pytest.mark.parametrize(("n_tokens", "past"), [(1, 300), (3, 128), (SMALL_BATCH, 5), (70, 200)])
 @pytest.mark.parametrize(("width", "window"), [(64, 0), (96, 150)])

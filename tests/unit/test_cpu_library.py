@@ -256,6 +256,7 @@ machine_code.build(["products", "attention"], print)
 """
 
 
+@pytest.mark.slow
 def test_compiling_processes_end_with_the_process_that_started_them():
     result = python(KILLED)
     pids = [int(pid) for pid in result.stdout.split()]

@@ -105,6 +105,7 @@ def test_every_chunk_is_done_once_and_before_the_job_is_over(four: pool.Pool, ch
         assert wrong_counts(four.control, count.address, counts, chunks, 100) == 0
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5, 6, 7, 50])
 def test_any_number_of_chunks_on_any_number_of_threads(threads: int, chunks: int):

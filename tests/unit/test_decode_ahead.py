@@ -133,6 +133,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 # ---- the same ids ----
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_the_ids_are_those_of_an_eager_backend(model: Model, eager: Model, name: str):
     want = run(eager, 20, SAMPLINGS[name])

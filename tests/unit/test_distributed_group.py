@@ -64,6 +64,7 @@ def test_threads_are_ranks(size: int):
     assert run_ranks(size, exercise) == [f"rank {rank} of {size}" for rank in range(size)]
 
 
+@pytest.mark.slow
 def test_processes_are_ranks(tmp_path):
     for rank, (code, out, err) in enumerate(ranks.run(tmp_path, 3, ["-m", __name__])):
         printed, waits, report = out.splitlines()

@@ -124,6 +124,7 @@ CASES = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("folder", "backend", "size"), CASES)
 def test_bits_are_those_of_one_process(folder: Path, backend: str, size: int):
     with named(backend) as (name, settings):

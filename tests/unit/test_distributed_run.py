@@ -188,6 +188,7 @@ def test_ranks_that_do_not_join_are_named(clock: Clock, missing: tuple[int, ...]
     ends.close()
 
 
+@pytest.mark.slow
 def test_each_rank_that_joins_gives_the_others_more_time(clock: Clock):
     def pause(ends: Ends, rank: int) -> None:
         wait_for(lambda: clock.n_readings > 1 and len(ends.ranks[0]._peers) == rank)
@@ -291,6 +292,7 @@ def test_a_rank_that_cannot_connect_names_itself_and_ends_all(ends: Ends, monkey
     assert ends.wait(0, 1, 2) == {0: (1, None), 1: (1, None), 2: (1, line)}
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_beat_while_ranks_connect_may_wait_for_another(ends: Ends):
     def stops() -> None:
         stop(ends, 2)
@@ -303,6 +305,7 @@ def test_a_rank_without_a_beat_while_ranks_connect_may_wait_for_another(ends: En
     assert "while the ranks connected: it or a rank that it waits for has stopped, or cannot be reached" in line
 
 
+@pytest.mark.slow
 def test_a_rank_that_keeps_the_gil_while_it_connects_ends_in_time():
     code = (
         "import ctypes\nfrom mlx_engine.distributed.heartbeat import Heartbeat\n"

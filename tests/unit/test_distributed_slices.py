@@ -34,7 +34,7 @@ def held(slices: Slices, name: str, size: int) -> list[int]:
 
 
 # Latent attention and Mamba2 are not cut.
-WHOLE = ("deepseek2", "falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
+WHOLE = ("deepseek2", "falcon-h1", "granitehybrid", "mamba2", "minicpm3", "mistral4", "nemotron_h", "nemotron_h_moe")
 
 
 @pytest.mark.parametrize("architecture", [name for name in SETTINGS if name not in WHOLE])

@@ -45,6 +45,7 @@ def built(planned: Planned, backend: str, group: Group) -> Model:
     return sliced(planned, group.rank, group.size).build(made).model
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("name", "backend"), [*((name, "parallel") for name in NAMES), ("gemma3-micro", "mlx"), ("qwen3_5-micro", "mlx")]
 )
@@ -100,6 +101,7 @@ def led(size: int, run: Callable[[Engine], T]) -> tuple[T, list[tuple[int, ...]]
 PROMPT = "One day, a little fox"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 7, "top_p": 0.9, "min_p": 0.01, "seed": 3}])
 def test_the_choice_needs_few_logits(size: int, options: dict[str, Any]):

@@ -148,6 +148,7 @@ def as_in_a_terminal():
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_a_signal_removes_the_draft_and_ends_with_its_number(tmp_path, number):
     command = [sys.executable, "-c", QUANTIZE, tmp_path / "out.gguf"]
@@ -165,6 +166,7 @@ def test_a_signal_removes_the_draft_and_ends_with_its_number(tmp_path, number):
     assert errors.decode().split("\n") == ["", name, ""]
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     """As after nohup; other signals end the process."""
     command = [sys.executable, "-c", QUANTIZE, tmp_path / "out.gguf"]

@@ -78,6 +78,7 @@ def test_a_vector_has_length_1_and_the_same_bits_in_any_batch(engine: mlx_engine
     assert engine.embed([]).shape == (0, engine.config.hidden_size)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["last", "mean", "cls"])
 @pytest.mark.parametrize("budget", [1, 7, 64])
 def test_chunks_and_answers_beside_them_change_no_bit(engine: mlx_engine.Engine, kind: Any, budget: int):

@@ -167,6 +167,7 @@ time.sleep(0.1)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mlx", "parallel"])
 def test_a_daemon_thread_that_generates_does_not_abort_the_exit(backend: str):
     found = subprocess.run(

@@ -218,6 +218,7 @@ def test_a_folder_says_which_matrices_have_more_bits(tmp_path):
     assert "matrices" in notes[-1]
 
 
+@pytest.mark.slow
 @each("to", ["q4_K_M", "q5_K_M", "q6_K", "f16", "bf16"])
 def test_the_command_writes_the_mixes(tmp_path, to):
     out = tmp_path / f"{to}.gguf"

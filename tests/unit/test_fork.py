@@ -101,10 +101,12 @@ def test_the_child_gives_the_same_tokens_and_can_close_and_exit():
     assert "forked while another thread was in a long forward pass; fork between passes" in error
 
 
+@pytest.mark.slow
 def test_the_child_gives_the_same_tokens_without_compiled_code():
     assert forked("parallel", "generate 8", jit=False) == ["generate [0]"]
 
 
+@pytest.mark.slow
 def test_the_child_has_one_error_on_mlx_and_can_exit_and_load():
     """The children of the first modes are of a process in which no other thread has generated."""
     *errors, codes = forked("mlx", "load", "exit", "generate 5")

@@ -383,6 +383,7 @@ def test_a_hub_model_says_whether_it_was_here(monkeypatch, tmp_path):
     assert "Model: org/repo (cached " in generate("a", "-n", 1, "-v", model="org/repo").err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 def test_an_interrupted_batch_keeps_what_it_has_written(tmp_path):
     (tmp_path / "batch.txt").write_text("a\nb\nc\n")

@@ -70,6 +70,7 @@ def test_the_engine_imports_kernels_below_its_own_name_and_kernels_imports_relat
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_no_part_of_the_engine_takes_public_names_from_the_package_itself():
     """The import contracts cannot tell such an import from one of `mlx_engine.kernels.NAME`."""
     import mlx_engine

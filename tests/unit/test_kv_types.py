@@ -86,6 +86,7 @@ def test_types_proposals_and_prefixes_on_disk_change_no_bit_together(tmp_path):
     assert cached == [0, 0, 128]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("backend", "jit"), [("simd", True), ("simd", False), ("mlx", True), ("scalar", True)])
 @pytest.mark.parametrize("type_", ROUNDED)
 def test_logits_are_as_far_from_float32_as_the_type_rounds(backend, jit, type_):

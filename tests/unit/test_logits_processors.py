@@ -38,6 +38,7 @@ def exact(generation):
     return generation.token_ids, [(token.token_id, token.logprob) for token in generation.logprobs]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "options",
     [{}, {"temperature": 0.9, "seed": 2, "top_p": 0.9, "repetition_penalty": 1.2, "logit_bias": {5: 3.0}}],

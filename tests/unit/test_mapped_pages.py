@@ -75,6 +75,7 @@ def test_the_pages_of_a_converted_weight_are_given_back_and_those_of_a_view_are_
     release(np.zeros(4, np.uint8), None)
 
 
+@pytest.mark.slow
 @reads_proc
 def test_reading_ahead_leaves_the_pages_of_the_views_alone(tmp_path):
     path = tmp_path / "weights"

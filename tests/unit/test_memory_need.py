@@ -69,6 +69,7 @@ def of(path, backend="parallel", quant="keep"):
     return outlined(plan_model(open_checkpoint(path), Conversion(quant)), create_backend(backend))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backend", ["simd", "parallel", "mlx"])
 @pytest.mark.parametrize(("path", "quant"), [(HF, "keep"), (HF, "q8_0"), (Q8, "keep"), (Q8, "q4_0"), (Q8, "f32")])
 def test_the_weights_take_as_much_as_said(monkeypatch, backend, path, quant):
@@ -158,6 +159,7 @@ def test_commands_compare_before_they_read_a_weight(monkeypatch):
         assert "--quant q8_0 saves" in found.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_the_option_loads_a_model_anyway(monkeypatch):
     monkeypatch.setattr(roofline, "SECONDS", 1e-4)

@@ -53,7 +53,9 @@ def wanted() -> list[np.ndarray]:
     return run(load(EMULATED, MICRO).model)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", ["norm_qkv", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "norm_qkv")]
+)
 def test_a_kernel_that_does_not_compile_is_replaced_and_the_rest_is_not(monkeypatch, caplog, wanted, name: str):
     plant(monkeypatch, name, "this is no kernel;")
     model = load_model(open_checkpoint(MICRO), MetalBackend("emulator"))

@@ -127,6 +127,7 @@ def blocks(request: pytest.FixtureRequest, be: MetalBackend) -> Blocks:
     return made
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_row_has_the_same_bits_in_every_pass(blocks: Blocks, name: str):
     """Each row of every pass is compared with the same row alone, and one row at every place with itself."""
@@ -171,6 +172,7 @@ class Paged:
         return tuple(map(mx.array, (q, store, pages, owner, np.array([p for _, p in rows], np.int32))))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("window", [0, 1, 45])
 @pytest.mark.parametrize("page", [16, 64, 256])
 def test_attention_of_a_row_has_the_same_bits_in_every_pass(be: MetalBackend, page: int, window: int):
@@ -245,6 +247,7 @@ def test_the_first_attention_makes_no_second_store(be: MetalBackend):
 SLOW = [pytest.param(f"{name}-micro/hf", marks=pytest.mark.slow) for name in ("gemma2", "gemma4moe")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3-micro/model-q8_0.gguf", "gemma4e-micro/hf", *SLOW])
 def test_logits_have_the_same_bits_in_any_batch(name: str):
     """Alone in one pass, in chunks, and beside another sequence, in pages of any size."""

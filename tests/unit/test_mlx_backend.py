@@ -353,6 +353,7 @@ while how == "interrupt":
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_at_once_and_quietly_with_a_pass_under_way():
     ways = {"end": 0, "exception": 1, "interrupt": -signal.SIGINT}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -71,6 +71,7 @@ def failing(request: pytest.FixtureRequest, broken: Path) -> mlx_engine.Engine:
     return mlx_engine.load(broken, request.param)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", WAYS)
 def test_the_error_names_the_first_layer_and_the_matrix(failing: mlx_engine.Engine, way: str):
     with pytest.raises(NotFiniteError) as caught:

@@ -143,6 +143,7 @@ def test_texts_of_users_are_shown_as_they_are_except_for_fences():
     assert html.endswith("<p>| e |</p></div>")
 
 
+@pytest.mark.slow
 def test_no_text_takes_long_or_nests_deeply():
     results = markdown(*({"text": text, "size": 500, "isTimed": True} for text in BOMBS.values()))
     for name, result in zip(BOMBS, results, strict=True):

@@ -233,6 +233,7 @@ def test_the_prompt_has_four_tokens_of_any_vocabulary():
     assert len(tokenizer.encode(prompt(tokenizer))) == N_TOKENS
 
 
+@pytest.mark.slow
 def test_a_process_is_timed_until_it_prints():
     late = "import time; x = bytearray(50_000_000); time.sleep(0.1); print('x', flush=True); time.sleep(0.2)"
     # The memory of the process that starts another does not count as the other's.

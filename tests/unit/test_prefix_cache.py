@@ -104,6 +104,26 @@ def test_prefixes_of_whole_pages_alone_are_kept_and_found():
     check_references(pool, [kv], cache)
 
 
+@pytest.mark.parametrize("windows", [(None,), (None, 32), (33, 20), (1,), (17, 16)])
+@pytest.mark.parametrize("most", [31, 40, 47, 48])
+def test_the_beginning_of_a_whole_page_is_found_if_all_of_the_page_agrees(windows: tuple[int | None, ...], most: int):
+    pool = new_pool(400, 16, windows)
+    cache = PrefixCache(pool, whole_pages=True)
+    made(pool, list(range(100)), cache, chunk=16).close()
+    for ids in (list(range(48)), [*range(47), 1000]):
+        kv = pool.sequence()
+        whole = 32 if ids[-1] == 1000 and most > 32 else most
+        match = cache.attach(kv, ids, most)
+        assert match.length == whole
+        assert match.end == ("differs" if whole == most - 16 else "whole")
+        PREFIXES.check_sequence(kv, ids[:whole])
+        PREFIXES.append(kv, ids[:whole], [*ids[whole:], 7])
+        PREFIXES.check_sequence(kv, [*ids, 7])
+        PREFIXES.check_nodes(cache)
+        check_references(pool, [kv], cache)
+        kv.close()
+
+
 def test_the_pages_that_are_kept_do_not_tell_how_many_tokens_of_a_page_agree():
     """Another prompt of 60 tokens: as long as it differs in the same page, all counts are the same."""
     found = set()

@@ -7,12 +7,15 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +25,14 @@ pytest.importorskip("numba")
 
 import mlx_engine
 from mlx_engine.cache import disk
-from mlx_engine.cache.disk import DiskPrefixes, Key, PrefixFolder, chains, files_in
+from mlx_engine.cache.disk import DiskPrefixes, Key, PrefixFolder, SavedPrefixes, chains, files_in
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint import identity
+from mlx_engine.checkpoint.sources import BUILTIN
 from mlx_engine.commands import app
 from mlx_engine.commands.chat import resume
 from mlx_engine.conversation import Conversation
-from mlx_engine.errors import FormatError, OptionError
+from mlx_engine.errors import FormatError, OptionError, SourceError
 from mlx_engine.loop.logprobs import digest
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.observe import log
@@ -116,9 +120,39 @@ def test_the_least_recently_used_files_are_removed_and_a_prefix_from_its_end(
     again.close()
 
 
-def test_a_full_disk_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]):
+def test_a_folder_that_was_cleaned_up_is_still_bounded(tmp_path: Path, warnings: list[str]):
+    """Some systems remove files and empty folders that have not been used for days."""
+    folder = folder_of(tmp_path, 6100)
+    assert folder.ours is not None
+    (folder.ours / disk.ABOUT).unlink()
+    (folder.ours / "drafts").rmdir()
+    keys = [kept(folder, i) for i in range(20)]
+    assert folder.has(keys[-1])
+    assert sum(path.stat().st_size for path in folder.ours.glob(f"*{disk.ENDING}")) <= 6100
+    assert (folder.ours / disk.ABOUT).read_text() == "model: x\n"
+    assert not warnings
+    folder.close()
+
+
+def test_a_full_disk_leaves_no_empty_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]):
+    def full(self: Path, *_: object, **__: object) -> None:
+        self.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        assert not PrefixFolder(tmp_path, 1 << 30, "a model", lambda _: {"model": "x"}).wait()
+    assert len(warnings) == 1
     folder = folder_of(tmp_path)
-    first = kept(folder, 1)
+    assert (tmp_path / disk.README).read_text() == disk.TEXT
+    folder.close()
+
+
+def test_a_full_disk_costs_one_warning_and_the_oldest_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+):
+    folder = folder_of(tmp_path)
+    first, *newer = (kept(folder, i) for i in range(10, 18))
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -126,7 +160,7 @@ def test_a_full_disk_costs_one_warning(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patched:
         patched.setattr(disk.os, "utime", full)
         others = [kept(folder, i) for i in (2, 3)]
-    assert folder.has(first)
+    assert [folder.has(key) for key in (first, *newer)] == [False, *[True] * 7]
     assert not any(map(folder.has, others))
     assert warnings == [f"{tmp_path}: prefixes are not kept there (No space left on device); prompts are computed"]
     folder._paused_until = 0.0
@@ -182,6 +216,34 @@ def test_files_of_another_process_are_found(tmp_path: Path):
     _, (request,) = answers(of, [PROMPT], second)
     assert request.n_from_disk == 4 * PAGE
     first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("ending", ["-s.kv", "-0.kv"])
+def test_files_that_another_process_has_removed_are_looked_up_once(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    of, prompt = model("qwen35", "simd", "f32"), [(7 * i) % 300 for i in range(20 * PAGE + 5)]
+    cold, _ = answers(of, [prompt], prefix=False)
+    first = opened(of, tmp_path)
+    assert answers(of, [prompt], first)[0] == cold
+    first.close()
+    second, read = opened(of, tmp_path), Counter[str]()
+    paths = [path for _, _, path in files_in(tmp_path) if path.name.endswith(ending)]
+    assert len(paths) > 5
+    for path in paths:
+        path.unlink()
+
+    def counted(path: Path, buffer: memoryview, at: int = 0) -> int:
+        read[path.name] += 1
+        return read_into(path, buffer, at)
+
+    read_into = disk.read_into
+    monkeypatch.setattr(disk, "read_into", counted)
+    found, (request,) = answers(of, [prompt], second)
+    assert found == cold
+    assert request.n_from_disk == second.stats.damaged == 0
+    assert max(read.values()) == 1
     second.close()
 
 
@@ -249,6 +311,36 @@ def test_a_changed_model_file_has_another_digest(tmp_path: Path):
     file.write_bytes(b"a" * 999 + b"b")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert identity.kept_digest(file, tmp_path) != first
+
+
+def test_a_model_file_that_is_replaced_after_it_was_loaded_has_no_identity(tmp_path: Path, warnings: list[str]):
+    file, ids = tmp_path / "model.gguf", list(range(10, 250))
+    shutil.copy(BUILTIN, file)
+    with mlx_engine.load(file, "simd") as engine:
+        shutil.copy(file, tmp_path / "new.gguf")
+        (tmp_path / "new.gguf").replace(file)
+        conversation = Conversation(engine)
+        assert conversation.state()["model"] is None
+        with pytest.raises(SourceError, match="changed since they were loaded"):
+            engine.save_prefix(tmp_path / "prefix.kv", ids)
+        engine.keep_prefixes(tmp_path / "prefixes")
+        assert isinstance(engine._prefixes, PrefixFolder)
+        assert not engine._prefixes.wait()
+    assert len(warnings) == 1
+    assert not files_in(tmp_path / "prefixes")
+
+
+def test_a_second_folder_keeps_its_own_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def opened_at_once(*given: Any) -> PrefixFolder:
+        folder = PrefixFolder(*given)
+        assert folder.wait()
+        return folder
+
+    monkeypatch.setattr("mlx_engine.engine.PrefixFolder", opened_at_once)
+    with mlx_engine.load("builtin", "simd") as engine:
+        engine._prefixes = SavedPrefixes()  # as an earlier folder that is not open yet
+        engine.keep_prefixes(tmp_path)
+        assert engine._prefixes.identity == engine.prefix_identity()
 
 
 def test_a_saved_prefix_is_used_and_its_damage_is_computed(tmp_path: Path):
@@ -458,6 +550,18 @@ def test_prefixes_are_listed_and_removed(tmp_path: Path):
         refused = CliRunner().invoke(app, [*command, "--prefix-dir", str(tmp_path / "other.txt")])
         said = " ".join(refused.stderr.replace("│", " ").split())  # a long path wraps the line anywhere
         assert (refused.exit_code, "is a file" in said) == (2, True)
+
+
+def test_files_of_the_user_beside_prefixes_are_left_alone(tmp_path: Path):
+    for name in ("project/about.txt", "project/notes.kv", "README.txt", "digests/mine.txt"):
+        (tmp_path / name).parent.mkdir(mode=0o700, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    folder = folder_of(tmp_path, 2000)
+    for i in range(4):
+        kept(folder, i)
+    folder.close()
+    assert (tmp_path / "project" / "notes.kv").exists()
+    assert disk.parts_of(tmp_path) == [folder.ours]
 
 
 def test_a_server_without_a_prefix_cache_refuses_a_folder(tmp_path: Path):

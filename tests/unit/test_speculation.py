@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from mlx_engine.cache.pool import KVLayer
 from mlx_engine.commands import app
 from mlx_engine.errors import EngineError, OptionError
 from mlx_engine.loop.lookup import Lookups
-from mlx_engine.loop.speculation import FEWEST_PARAMETERS, PassCosts, Speculation, use_of
+from mlx_engine.loop.speculation import FEWEST_PARAMETERS, PLAIN_EACH, PassCosts, Speculation, use_of
 from mlx_engine.options import Options
 
 REPEATED = "One two three four five six. " * 6
@@ -120,6 +121,28 @@ def test_the_first_pass_with_a_number_of_rows_may_have_compiled_kernels():
     costs = costs_of({1: 0.01})
     costs.add(4, 30.0)
     assert costs(4) < 0.03
+
+
+def test_gains_are_relative_to_a_measured_pass_without_proposals():
+    made, planned = Speculation(Drafters(5), 100), []
+
+    def plan(*_):
+        planned.append(made.costs(1))
+        raise InterruptedError
+
+    def propose():
+        with suppress(InterruptedError):
+            made.propose([chunk_of()], lambda _: True, 0)
+        return len(planned)
+
+    made.plan = plan
+    made.costs.add(4, 0.1)
+    assert propose() == 0  # the time of one row would be guessed from that of four
+    made.costs.add(1, 0.05)
+    assert propose() == 1
+    made._n_since = PLAIN_EACH
+    assert propose() == 1
+    assert propose() == 2
 
 
 def test_where_tokens_are_proposed():

@@ -198,6 +198,7 @@ def test_bytes_that_are_no_text_are_named_with_their_option(terminal, args, opti
     assert len(shown.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_draws_its_bars_on_a_terminal(terminal, tmp_path, monkeypatch):
     monkeypatch.setattr(roofline, "SECONDS", 1e-4)
     shown = terminal(

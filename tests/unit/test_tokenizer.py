@@ -363,11 +363,11 @@ def test_a_stream_shows_what_never_became_a_character():
 
 @pytest.mark.parametrize("metadata", [byte_level(), spm()], ids=["byte-level", "spm"])
 @pytest.mark.parametrize(
-    "text", ["a" * 300_000, " " * 100_000, "hello, wörld 123\n" * 6000], ids=["a", "spaces", "words"]
+    "text", ["a" * 100_000, " " * 50_000, "hello, wörld 123\n" * 2000], ids=["a", "spaces", "words"]
 )
 def test_long_texts_cost_time_in_proportion(metadata, text):
     tokenizer = build(metadata)
-    assert tokenizer.decode(tokenizer.encode(text)) == text  # quadratic, this would take minutes
+    assert tokenizer.decode(tokenizer.encode(text)) == text  # quadratic, this would take a minute
 
 
 def test_threads_share_a_tokenizer():

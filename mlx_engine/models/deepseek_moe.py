@@ -1,0 +1,52 @@
+"""The first DeepSeek with a mixture of experts, DeepSeek-MoE-16B.
+
+Paper: "DeepSeekMoE", arXiv 2401.06066. transformers has no class for it: attention is Llama's, and experts are chosen
+as in DeepSeek-V2, by a softmax without groups. Shared experts without a weight; the first layers are dense.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mlx_engine.config.declared import Expected, Key, declared, whole
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.settings import Settings
+from mlx_engine.models import llama, standard
+from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all
+
+ARCHITECTURES = ("deepseek",)
+GGUF_ARCHITECTURE = "deepseek"
+
+
+@dataclass(frozen=True)
+class Config(Routed, llama.Config):
+    """Llama's sizes and the numbers of experts."""
+
+    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
+    n_experts: int = declared(Count("n_routed_experts"))
+    n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
+    expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1407))
+    n_shared: int = whole("expert_shared_count", "n_shared_experts")
+    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("first_k_dense_replace", 0)))
+    normalize: bool = declared(Normalize(in_gguf=False))
+
+    expected = Expected(
+        gguf={"attention.causal": True, "expert_gating_func": 1, "expert_weights_scale": 1.0},
+        hf={
+            "hidden_act": "silu", "mlp_bias": False, "moe_layer_freq": 1, "scoring_func": "softmax",
+            "routed_scaling_factor": 1.0, "topk_method": "greedy", "n_group": (1, None), "topk_group": (1, None),
+        },
+        harmless=("aux_loss_alpha", "seq_aux", "output_router_logits", "router_aux_loss_coef"),
+    )  # fmt: skip
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys; llama.cpp needs a scale of the experts' weights."""
+        return {**super().to_gguf(), "expert_weights_scale": 1.0}
+
+
+TENSORS = {
+    name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row
+    for name, row in (llama.TENSORS | llama.PERMUTED).items()
+}
+Model = standard.Model
+plan = standard.plan(Config, TENSORS, experts_of=Names(shared="shared_experts"))

@@ -1,0 +1,56 @@
+"""dots.llm1.
+
+Paper: "dots.llm1 Technical Report", arXiv 2506.05767. Reference: Hugging Face transformers, models/dots1. Differences
+from Qwen3: experts are chosen by the sigmoids of the router's logits plus a bias, in groups; shared experts without a
+weight; the first layers are dense.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mlx_engine.config.declared import Expected, Key, declared, each_layer, number, whole
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.settings import Settings
+from mlx_engine.models import glm4_moe, llama, qwen3, standard
+from mlx_engine.weights.experts import of_all
+
+ARCHITECTURES = ("dots1",)
+GGUF_ARCHITECTURE = "dots1"
+
+
+def without_windows(s: Settings, key: str, config: llama.Config) -> None:
+    """Check that no layer has a window: those from `max_window_layers` on have one, unless the window is null."""
+    first = s.whole_or_zero(key, 62)
+    if s.whole_or_none("sliding_window", 4096) is not None and first < config.n_layers:
+        raise s.error(key, f"at least {config.n_layers}, the number of layers", first)
+
+
+@dataclass(frozen=True)
+class Config(glm4_moe.Sigmoids, llama.Config):
+    """Llama's sizes, the numbers of experts, and how they are chosen."""
+
+    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
+    n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
+    n_shared: int = whole(("expert_shared_count", 1), "n_shared_experts")
+    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("first_k_dense_replace", 0)))
+    routed_scale: float = number(("expert_weights_scale", 1.0), ("routed_scaling_factor", 1.0))
+    normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", False), ("norm_topk_prob", False)))
+
+    expected = Expected(
+        gguf={"attention.causal": True, "expert_gating_func": 2},
+        hf={
+            "hidden_act": "silu", "mlp_bias": False, "layer_types": each_layer("full_attention"),
+            "max_window_layers": without_windows, "scoring_func": ("noaux_tc", "sigmoid"), "topk_method": "noaux_tc",
+            "moe_layer_freq": 1,
+        },
+        # transformers does not read `use_sliding_window`.
+        harmless=("sliding_window", "use_sliding_window", "output_router_logits", "router_aux_loss_coef"),
+    )  # fmt: skip
+
+
+TENSORS = {
+    name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row for name, row in qwen3.TENSORS.items()
+}
+Model = standard.Model
+plan = standard.plan(Config, TENSORS, experts_of=glm4_moe.NAMES)

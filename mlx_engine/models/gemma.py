@@ -1,0 +1,50 @@
+"""Gemma, the first, and CodeGemma.
+
+Paper: "Gemma: Open Models Based on Gemini Research and Technology", arXiv 2403.08295. Reference: Hugging Face
+transformers, models/gemma. Differences from Llama: embeddings are scaled by the square root of the hidden size; norm
+weights are stored minus 1; the gate has GELU; the head is tied to the embedding table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mlx_engine.backends.parameters import Activation
+from mlx_engine.config.declared import Expected, activation_key, halves, whole
+from mlx_engine.models import gemma3, llama, standard
+
+ARCHITECTURES = ("gemma",)
+GGUF_ARCHITECTURE = "gemma"
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """Llama's sizes."""
+
+    head_dim: int = whole(
+        ("attention.key_length", 256), ("head_dim", 256),
+        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
+    )  # fmt: skip
+    # The first releases say "gelu", and mean the approximation.
+    activation: Activation = activation_key({"gelu_pytorch_tanh": "gelu", "gelu": "gelu"}, gguf="gelu")
+
+    expected = Expected(
+        gguf={"attention.causal": True},
+        hf={
+            "hidden_activation": (None, "gelu_pytorch_tanh"),
+            "use_bidirectional_attention": (None, False),
+            **llama.NO_BIAS,
+        },
+    )
+
+
+class Model(gemma3.ScaledEmbeddings, standard.Model):
+    """A Llama model with scaled embeddings."""
+
+
+TENSORS = {
+    name: replace(row, plus=1.0) if "norm" in name else row
+    for name, row in llama.TENSORS.items()
+    if not name.endswith("bias")
+}
+plan = standard.plan(Config, TENSORS, tied=True)

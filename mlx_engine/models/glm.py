@@ -1,0 +1,37 @@
+"""GLM-4, such as GLM-4-9B-Chat-HF and GLM-Edge.
+
+Reference: Hugging Face transformers, models/glm. Differences from Llama: the first half of each head is rotated, with
+pairs of neighboring rows; queries, keys and values have biases; gate and up are one matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_engine.config.declared import Expected, number, partly_rotated_heads, said
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.models import llama, phi3, standard
+
+ARCHITECTURES = ("glm", "chatglm")
+GGUF_ARCHITECTURE = "chatglm"
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """Llama's sizes."""
+
+    head_dim: int = partly_rotated_heads(lambda known: 128)
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1.5625e-7))
+    rope: Rotation = rotation(partial=True, part=0.5)
+    attention_bias: bool = said(("attention_bias", True))
+
+    expected = Expected(gguf={"attention.causal": True}, hf={"hidden_act": "silu", "mlp_bias": False})
+
+
+TENSORS = {
+    **{name: row for name, row in llama.TENSORS.items() if name != "blk.*.attn_output.bias"},
+    **llama.INTERLEAVED,
+    **{name: phi3.TENSORS[name] for name in ("blk.*.ffn_gate.weight", "blk.*.ffn_up.weight")},
+}
+Model = standard.Model
+plan = standard.plan(Config, TENSORS)

@@ -1,0 +1,33 @@
+"""Helium 1.
+
+Reference: Hugging Face transformers, models/helium. Difference from Llama: rotary pairs are neighboring rows. GGUF
+files have the architecture "llama", and this order of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_engine.config.declared import Expected, number, partly_rotated_heads
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.models import llama, standard
+
+ARCHITECTURES = ("helium",)
+GGUF_ARCHITECTURE = "llama"
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """Llama's sizes."""
+
+    head_dim: int = partly_rotated_heads(lambda known: 128)
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-8))
+    rope: Rotation = rotation(theta=100_000.0, rules=("linear", "dynamic", "yarn"))
+
+    expected = Expected(hf={"hidden_act": "silu"})
+
+
+# The output projection has no bias, whatever `attention_bias` says.
+TENSORS = {name: row for name, row in llama.TENSORS.items() if name != "blk.*.attn_output.bias"}
+Model = standard.Model
+plan = standard.plan(Config, TENSORS | llama.INTERLEAVED)

@@ -1,0 +1,61 @@
+"""InternLM2 and InternLM2.5.
+
+Paper: "InternLM2 Technical Report", arXiv 2403.17297. Reference: mlx-lm, models/internlm2. The layers are Llama's;
+folders have queries, keys and values in one matrix: the rows of the query heads that share a key head, the rows of this
+key head, those of its value head, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_engine.config.declared import Expected, said
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.models import llama, standard
+from mlx_engine.weights.stored import TensorLayout
+from mlx_engine.weights.table import Table
+
+ARCHITECTURES = ("internlm2",)
+GGUF_ARCHITECTURE = "internlm2"
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """Llama's sizes."""
+
+    rope: Rotation = rotation(rules=("linear", "dynamic"))
+    attention_bias: bool = said(("bias", True))
+
+    expected = Expected(gguf={"attention.causal": True}, hf={"hidden_act": "silu", "mlp_bias": False})
+
+
+NAMES = {
+    "embed_tokens": "tok_embeddings", "lm_head": "output", "self_attn.o_proj": "attention.wo",
+    "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2",
+}  # fmt: skip
+USUAL = llama.renamed(llama.TENSORS | llama.PERMUTED, NAMES)
+
+
+def tensors(config: Any) -> Table:
+    """Return the tensor table."""
+    E, n = config.head_dim, config.n_heads // config.n_kv_heads
+    made = dict(USUAL)
+    parts: dict[str, tuple[Iterable[int], tuple[str, ...], tuple[str, ...]]] = {
+        "attn_q": (range(n), (), ("GE", "GE")), "attn_k": ((n,), ("HE",), ("GE",)),
+        "attn_v": ((n + 1,), ("HE", "GE"), ()),
+    }  # fmt: skip
+    for name, (heads, before, after) in parts.items():
+        order = tuple((g * (n + 2) + h) * E + e for g in range(config.n_kv_heads) for h in heads for e in range(E))
+        for kind in ("weight", "bias"):
+            row, hf = USUAL[f"blk.*.{name}.{kind}"], f"model.layers.*.attention.wqkv.{kind}"
+            made[f"blk.*.{name}.{kind}"] = replace(
+                row, hf=hf, before=before, after=after, in_hf=TensorLayout("", order=order)
+            )
+    return made
+
+
+Model = standard.Model
+plan = standard.plan(Config, tensors)

@@ -1,0 +1,161 @@
+"""Llama 4, the text model, such as Llama-4-Scout.
+
+Reference: Hugging Face transformers, models/llama4. Differences from Llama: mixtures of experts, in some models in
+every second layer, of which a token chooses one; its weight is the sigmoid of its logit, and is multiplied with its
+input; a shared expert without a weight; every fourth layer has no rotary embedding, and queries that grow with their
+position; heads of the others may be normed, without weights. Layers with rotary embedding attend to the tokens of one
+chunk: within a chunk that is the usual attention, and the context is limited to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from mlx_engine.backends.experts import Scoring
+from mlx_engine.backends.parameters import Growth, Rope
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import (
+    Expected,
+    Key,
+    Naming,
+    constant,
+    declared,
+    each_layer,
+    halves,
+    number,
+    per_head,
+    whole,
+)
+from mlx_engine.config.layer_kinds import layer_kinds
+from mlx_engine.config.rope import EVERY_RULE, BeyondChunk, Rotation, rotation
+from mlx_engine.config.settings import Settings
+from mlx_engine.errors import UnsupportedConfigError
+from mlx_engine.models import llama, ministral3, standard
+from mlx_engine.models.layer import Attention, LayerTensors
+from mlx_engine.weights.experts import Count, Names, OfFolders, Routed, with_experts, with_shared_expert
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import decoder_plan
+
+ARCHITECTURES = ("llama4_text", "llama4")
+GGUF_ARCHITECTURE = "llama4"
+# Tokens of a chunk, if the file does not say so; GGUF has no key.
+CHUNK = 8192
+# Keys next to `text_config` in config.json; `plan` checks the last one.
+AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
+# The number of experts of the model whose heads are not normed; GGUF has no key.
+OF_MAVERICK = 128
+
+
+def within_chunk(s: Settings, key: str, default: Any) -> int:
+    """Return the context: at most a chunk."""
+    return min(s.whole(key, default), s.whole("attention_chunk_size", CHUNK))
+
+
+class Beyond(BeyondChunk):
+    """The context that chunked attention would reach."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int | None:
+        """Return the context."""
+        return s.whole("context_length" if naming == "gguf" else "max_position_embeddings", known.context_length)
+
+
+def one_expert(n_used: int, known: Any) -> str | None:
+    """Check the number of experts of a token."""
+    return None if n_used == 1 else "1"
+
+
+def with_these_experts(s: Settings, key: str, config: Any) -> None:
+    """Check that the list, if present, has the layers with experts."""
+    s.expect(key, [i for i, kind in enumerate(config.ffn_kinds) if kind == "sparse"], None)
+
+
+def flag_or_number(s: Settings, key: str, default: Any) -> bool:
+    """Return a flag that published files have as a number."""
+    try:
+        return s.flag(key, default)
+    except UnsupportedConfigError:
+        return s.whole_or_zero(key) > 0
+
+
+@dataclass(frozen=True)
+class Config(Routed, llama.Config):
+    """Llama's sizes, the numbers of experts, and the growth of queries in layers without rotary embedding."""
+
+    scoring: ClassVar[Scoring] = "sigmoid"
+    weighs_inputs: ClassVar[bool] = True
+    normalize: ClassVar[bool] = False
+    intermediate_size: int = whole("feed_forward_length", ("intermediate_size_mlp", 16384))
+    head_dim: int = whole(
+        ("attention.key_length", per_head), ("head_dim", 128),
+        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
+    )  # fmt: skip
+    context_length: int = declared(Key(within_chunk, "context_length", ("max_position_embeddings", 131_072)))
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
+    rope: Rotation = rotation(theta=500_000.0, rules=EVERY_RULE)
+    has_rope: tuple[bool, ...] = layer_kinds(
+        4, None, interval={"hf": "no_rope_layer_interval"}, flags={"hf": "no_rope_layers"}
+    )
+    beyond_chunk: int | None = declared(Beyond(), compare=False)
+    n_experts: int = declared(Count("num_local_experts"))
+    n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 1), condition=one_expert)
+    expert_size: int = whole("expert_feed_forward_length", ("intermediate_size", 8192))
+    n_shared: int = constant(1)
+    every: int = whole(("interleave_moe_layer_step", 1), ("interleave_moe_layer_step", 1))
+    use_qk_norm: bool = declared(OfFolders(lambda known: known.n_experts != OF_MAVERICK, "use_qk_norm", usual=True))
+    grows: bool = declared(OfFolders(True, "attn_temperature_tuning", flag_or_number, usual=True))
+    growth: float = number(("attention.temperature_scale", 0.1), ("attn_scale", 0.1))
+    growth_step: int = whole(("attention.temperature_length", 8192), ("floor_scale", 8192))
+
+    expected = Expected(
+        gguf={"attention.causal": True, "expert_gating_func": 2},
+        hf={
+            "hidden_act": "silu", "mlp_bias": False, "moe_layers": with_these_experts,
+            "layer_types": each_layer("chunked_attention", "full_attention"), "for_llm_compressor": False,
+        },
+        harmless=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    )  # fmt: skip
+
+    @property
+    def ffn_kinds(self) -> tuple[str, ...]:
+        """The kind of each layer's FFN."""
+        return tuple("dense" if (i + 1) % self.every else "sparse" for i in range(self.n_layers))
+
+
+class Model(standard.Model):
+    """The usual decoder with attention of two kinds: of rotated heads, and of growing queries."""
+
+    def mixer(self, config: Config, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
+        """Return the attention of a layer. A norm without weights gives the same heads before and after rotation."""
+        made = super().mixer(config, t, rope, window)
+        if rope is None and config.grows:
+            growth = Growth(config.growth, config.growth_step, 1)
+            return replace(made, rope=replace(Rope.none(config.head_dim), growth=growth))
+        if rope is not None and config.use_qk_norm:
+            return replace(made, norms=(t.p.plain_norm("head_norm", config.head_dim, config.norm_eps),) * 2)
+        return made
+
+
+TENSORS = {
+    **llama.TENSORS, **llama.INTERLEAVED,
+    **{
+        name: replace(row, hf=row.hf.replace("mlp", "feed_forward"), kind="dense")
+        for name, row in llama.TENSORS.items()
+        if row.shape in ("F D", "D F")
+    },
+}  # fmt: skip
+NAMES = Names("feed_forward", router="router", stacked="experts", are_transposed=True)
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint; the folder may have an image encoder, too."""
+    if "text_config" in checkpoint.settings:
+        Settings(checkpoint.settings, where=checkpoint.where).expect("tie_word_embeddings", False)
+    return ministral3.text_plan(checkpoint, of_text, AROUND_TEXT)
+
+
+def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
+    """Return the plan of the text model alone; its settings may be under `text_config`."""
+    made = standard.with_rotation(checkpoint, decoder_plan(checkpoint, Config, TENSORS, settings=settings))
+    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
+    return with_shared_expert(made, NAMES, made.config.expert_size, has_weight=False)

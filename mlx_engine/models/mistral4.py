@@ -1,0 +1,73 @@
+"""Mistral Small 4, the text model.
+
+Reference: Hugging Face transformers, models/mistral4. Differences from DeepSeek-V2: experts are chosen in groups, and
+their weights add up to 1; queries grow with their position (Llama 4's attention scaling).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, Key, declared, divides, whole
+from mlx_engine.config.rope import Rotation
+from mlx_engine.config.settings import Settings
+from mlx_engine.models import deepseek, llama, ministral3
+from mlx_engine.weights.experts import Names, of_groups, with_experts, with_shared_expert
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import decoder_plan
+
+ARCHITECTURES = ("mistral4",)
+GGUF_ARCHITECTURE = "mistral4"
+
+
+class Rotary(deepseek.Rotary):
+    """The setting of the rotation; config.json repeats the part of each head that is rotated."""
+
+    def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
+        s.expect("partial_rotary_factor", known.rope_dim / (known.nope_dim + known.rope_dim))
+        return super()._scaled(s, r, known, original)
+
+
+ROTARY = Rotary("rope.freq_base", "rope_theta", 10_000.0, ("yarn",), layers=None, always=True, grows=True)
+
+
+@dataclass(frozen=True)
+class Config(deepseek.Config):
+    """The sizes of a model whose experts are chosen by softmax, in groups."""
+
+    rope: Rotation = declared(ROTARY)  # noqa: RUF009 - not a dataclass of its own
+    n_dense: int = declared(deepseek.DenseLayers(0))
+    normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", False), ("norm_topk_prob", True)))  # type: ignore[misc]
+    n_groups: int = whole(("expert_group_count", 1), ("n_group", 1), condition=divides("n_experts"))
+    n_groups_used: int = whole(("expert_group_used_count", 1), ("topk_group", 1), condition=of_groups)
+
+    expected = Expected(
+        gguf={"attention.causal": True, "expert_gating_func": 1, "attention.head_count_kv": deepseek.one_or_all},
+        hf={
+            "hidden_act": "silu", **llama.NO_BIAS, "num_key_value_heads": deepseek.one_or_all, "rope_interleave": True,
+        },
+        harmless=("head_dim", "qk_head_dim", "output_router_logits", "router_aux_loss_coef"),
+    )  # fmt: skip
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """The number of groups of experts, and of those that choose; None for one group."""
+        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
+
+
+Model = deepseek.Model
+NAMES = Names(shared="shared_experts")
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint. Folders have the model as a part of Mistral 3."""
+    return ministral3.text_plan(checkpoint, of_text)
+
+
+def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
+    """Return the plan of the text model alone; its settings may be under `text_config`."""
+    made = deepseek.with_latents(decoder_plan(checkpoint, Config, deepseek.TENSORS, settings=settings), checkpoint)
+    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
+    return with_shared_expert(made, NAMES, made.config.n_shared * made.config.expert_size, has_weight=False)

@@ -1,0 +1,41 @@
+"""Nemotron-4 and Minitron, dense.
+
+Reference: Hugging Face transformers, models/nemotron. Differences from Llama: layer norms with biases, whose weights
+are stored minus 1; a part of each head is rotated; the FFN has no gate, and the square of ReLU between its two layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from mlx_engine.backends.parameters import Activation
+from mlx_engine.config.declared import Expected, activation_key, number, partly_rotated_heads
+from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.models import llama, standard
+
+ARCHITECTURES = ("nemotron",)
+GGUF_ARCHITECTURE = "nemotron"
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """Llama's sizes."""
+
+    layer_norms: ClassVar[bool] = True
+    head_dim: int = partly_rotated_heads()
+    norm_eps: float = number("attention.layer_norm_epsilon", ("norm_eps", 1e-5))
+    rope: Rotation = rotation(rules=("linear",), partial=True, part=0.5)
+    activation: Activation = activation_key({"relu2": "relu2"}, gguf="relu2")
+
+    # `partial_rotary_factor` repeats `rope_percent`, which transformers does not read.
+    expected = Expected(gguf={"attention.causal": True}, harmless=("rope_percent",))
+
+
+TENSORS = {
+    name: replace(row, plus=1.0) if name.endswith("norm.weight") else row
+    for name, row in (llama.TENSORS | llama.NORM_BIASES | llama.PARTLY_ROTATED).items()
+    if "ffn_gate" not in name
+}
+Model = standard.Model
+plan = standard.plan(Config, TENSORS)
