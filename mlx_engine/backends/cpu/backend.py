@@ -63,7 +63,7 @@ from mlx_engine.quant import key_values
 from mlx_engine.quant.group_weight import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
-# The number of query heads per call, if one KV head has more query heads than the kernel's scratch memory holds.
+# The number of query heads per call, if the only KV head has more query heads than scratch memory holds.
 AT_ONCE = 16
 
 
