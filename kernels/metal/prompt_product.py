@@ -1,4 +1,4 @@
-"""Products for prompts in float16 or bfloat16: tiles in the matrix units of every GPU, by `simdgroup_matrix`.
+"""Multiply prompts in float16 or bfloat16 with `simdgroup_matrix`, which every Apple GPU since the M1 has.
 
 A threadgroup expands each weight once for 64 vectors, in a tile of threadgroup memory, and sums in float32. The result
 is rounded to the type of x. `prompt_product_tensors` is the same kernel with `matmul2d`.

@@ -1,4 +1,4 @@
-"""Products for prompts in float16 or bfloat16: tiles in the neural accelerators of an M5, by `matmul2d` of Metal 4.
+"""Multiply prompts in float16 or bfloat16 with `matmul2d` of Metal 4, in the neural accelerators of an M5.
 
 Older GPUs run `matmul2d` on their ALUs, so the engine uses `prompt_product` on them. Tiles have the type of x, so each
 weight is rounded to this type. Metal does not define which thread has which sum, or the order of summation.

@@ -1,12 +1,12 @@
 """A draft model: a small model with the same vocabulary proposes the tokens that it would choose itself.
 
-It has a pool of its own. For each sequence it keeps the keys and values of the settled ids, and those of the ids that
-it has proposed: these are pending until the ids of the answer are known, and are then committed or rolled back. So
-models with states work, too. All sequences that ask share the passes of the draft model: one for the first proposed
-token, which also reads the ids that have followed, and one for each further token.
+The draft model has a pool of its own. For each sequence the pool has the keys and values of the settled ids and of the
+proposed ids. Proposed ids are pending until the ids of the answer are known, and are then committed or rolled back. So
+models with states work, too. All sequences share the passes of the draft model: a pass for the first proposed token,
+which also reads the new ids of the answers, and a pass for each further token.
 
-The draft model draws with the random numbers of the answer, so at a temperature it proposes what the large model is
-most likely to draw. Without memory for a sequence it proposes nothing for it.
+The draft model samples with the same random numbers as the answer, so that both often choose the same token. It
+proposes no tokens for a sequence for which its pool has no memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _shown(piece: bytes) -> str:
 
 @dataclass(eq=False)
 class _Held:
-    """What the draft model holds of a sequence: its keys and values, and the ids of the pending ones."""
+    """The draft model's keys and values of a sequence, and the ids of the pending ones."""
 
     kv: KVSequence
     pending: list[int] = field(default_factory=list)
@@ -65,8 +65,8 @@ class DraftModel:
 
     Attributes:
         model: the draft model.
-        pool: its keys and values.
-        prefix: keeps those of earlier sequences.
+        pool: the draft model's keys and values.
+        prefix: the keys and values of earlier sequences.
     """
 
     name, most, n_hidden = DRAFT, MOST, 0
@@ -85,7 +85,7 @@ class DraftModel:
         Args:
             model: the draft model.
             pool: keys and values for as many sequences as the scheduler has slots, and a state for each proposed token.
-            share: its parameters over those of the large model.
+            share: the parameters of the draft model, divided by those of the large model.
             whole_pages: reuse only whole pages of earlier sequences, as `PrefixCache` does.
             clock: read for the times of passes.
         """
@@ -135,7 +135,7 @@ class DraftModel:
         ids, held = sequence.ids, self._held.get(sequence)
         config = self.model.config
         longest = min(int(config.context_length), self.pool.n_tokens, sequence.request.longest + MOST)
-        if len(ids) > longest:  # it will never read them all again
+        if len(ids) > longest:  # the draft model cannot read so many ids
             self.release(sequence)
             return None
         if held is None:
@@ -149,7 +149,7 @@ class DraftModel:
 
     @staticmethod
     def _settle(held: _Held, ids: abc.Sequence[int]) -> None:
-        """Commit the pending ids that are those of the answer, and roll back the others. The last id stays unread."""
+        """Commit the pending ids that are in the answer, and roll back the others. The last id stays unread."""
         kv, n = held.kv, 0
         following = ids[kv.length : len(ids) - 1]
         while n < min(len(held.pending), len(following)) and held.pending[n] == following[n]:

@@ -149,7 +149,7 @@ def hidden_states(model: Model, ids: Sequence[int], names: Collection[str]) -> d
 def _run(
     model: Model, ids: Sequence[int], names: frozenset[str] | None, note: Callable[[str, np.ndarray], None]
 ) -> None:
-    """Run all tokens op by op, in chunks; call `note` with the values of each chunk, all of them if names is None."""
+    """Run all tokens op by op, in chunks. Call `note` with the named values of each chunk, or all values if None."""
     if model.is_shared:
         expected, found = "a model that one process runs alone", "one that several processes share"
         raise ModelError(f"hidden states: expected {expected}, found {found}; load it without --shard")

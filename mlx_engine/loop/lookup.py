@@ -67,10 +67,10 @@ class Text:
             self._newest[bucket] = n
 
     def longest(self, last: Sequence[int]) -> tuple[int, int]:
-        """Return the end and the length of the longest occurrence of the end of `last`, which has at least two ids.
+        """Return the end and the length of the longest occurrence of the last ids of `last` (at least two ids).
 
-        The occurrence is followed by at least one id. Of several with the same length, it is the last. (0, 0) if there
-        is none among the last `CANDIDATES` places of the last pair.
+        At least one id follows the occurrence. Of several occurrences with the same length, return the last. Return
+        (0, 0) if the last `CANDIDATES` places of the last pair have no occurrence.
         """
         ids, n = self.ids, len(self.ids)
         a, b = last[-2], last[-1]
@@ -124,7 +124,7 @@ class Lookup:
         self._match = Match(self._answer, 0, 0)
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Read the ids that have followed in the answer, in constant time each."""
+        """Append new ids of the answer, in constant time for each id."""
         for token in ids:
             text, end, length = self._match
             goes_on = bool(length) and end < len(text.ids) and text.ids[end] == token
@@ -132,7 +132,7 @@ class Lookup:
             self._match = Match(text, end + 1, length + 1) if goes_on else self._longest()
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return at most `most` ids that may follow, and how many of the last ids agree with what was found."""
+        """Return at most `most` ids that may follow, and how many of the last ids agree with the occurrence."""
         text, end, length = self._match
         if not length:
             return (), 0

@@ -25,7 +25,7 @@ class Metrics:
 
     Attributes:
         passes: the time of each pass, in order.
-        shares: this run's part of each of these times, which is smaller if other runs shared the pass.
+        shares: this run's part of the time of each pass; smaller than the whole if other runs shared the pass.
         sampling: the time of each choice of a token, which is part of its pass; empty if the device chooses.
         phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
         n_more: tokens that passes gave in addition to their first one, because proposed tokens were right.

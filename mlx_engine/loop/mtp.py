@@ -1,9 +1,9 @@
 """Multi-token prediction: a further layer of the model, trained for it, proposes the tokens after the next one.
 
-The layer reads a token and the model's hidden state of the token before. It has keys and values of its own, in a pool
-of its own, of the last tokens of a sequence: at most `READ` of a prompt, and of an answer those since the layer last
-read without a gap. Fewer tokens make proposals worse, never answers. For further tokens at once the layer reads its own
-hidden state and the token that it has proposed; their keys and values are rolled back.
+The layer reads a token and the model's hidden state of the token before. The layer has a pool for its own keys and
+values of the last tokens of a sequence: at most `READ` tokens of a prompt, and the tokens of an answer that the layer
+has read without a gap. Fewer tokens make proposals worse, never answers. To propose several tokens at once, the layer
+reads its own hidden state and the token that it has proposed; the keys and values of these tokens are rolled back.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NextTokens:
         share: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a drafter; `share` is the time of the layer and the head over that of a pass, before it is measured."""
+        """Make a drafter. `share` is the assumed time of layer and head, divided by the time of a pass."""
         self.pool, self.share, self._clock = pool, share, clock
         self._backend, self._layer, self.costs = model.backend, layer, PassCosts()
         self._held: dict[Sequence, _Held] = {}

@@ -69,8 +69,8 @@ class Request:
         predicted_ids: the tokens of a text that the answers may repeat, for drafters; empty without one.
         adapter: the adapter of the answers, see `KVSequence.adapter`.
         n_proposed: proposed tokens that passes have run.
-        n_accepted: those of them that were right.
-        drafters: for each drafter that has proposed tokens, the numbers of these and of the right ones.
+        n_accepted: proposed tokens that were accepted.
+        drafters: for each drafter that has proposed tokens, the numbers of proposed and of accepted tokens.
         n_preemptions: how often a sequence lost its pages to an older request.
         error: the error that ended the request; None if it has not failed.
         number: the order of arrival.
@@ -136,8 +136,8 @@ class Sequence:
         seconds: the time of the passes since the last token.
         share: this sequence's part of `seconds`.
         draft: the sequence's drafter, and how often its proposals were right; None before the first proposal.
-        hidden: hidden states of the last tokens that passes have run, if a drafter reads them: the position of the
-            first, and rows (n, D). They include the last `ModelRunner.n_hidden` tokens.
+        hidden: for a drafter that reads hidden states, those of the last tokens that passes have run. Each item is the
+            position of the first token, and rows (n, D).
     """
 
     request: Request
@@ -218,10 +218,10 @@ class ScheduledChunk:
             tokens that were not chosen no longer count.
         samplers: the samplers that choose a token from the logits of the chunk's last token. The first one is the
             sequence's own. Empty if the sequence has more unread tokens after the chunk.
-        row: the row of the last of these tokens among the rows of the pass, if its row is wanted.
+        row: the index of the last token's row among the rows of the pass, if this row is wanted.
         n_wanted: the number of last tokens whose logits or hidden states the pass returns.
         n_read: the number of last tokens whose rows the request's reader gets.
-        first: the position of the first of these tokens.
+        first: the position of the chunk's first token.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
         proposed: the tokens that a drafter proposes after the unread one. The row of each is wanted, and `row` is the

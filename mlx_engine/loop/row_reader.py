@@ -1,8 +1,8 @@
-"""Readers of a prompt's rows: each gets a row of logits or of hidden states for some tokens of the prompt.
+"""Readers of a prompt's rows. A row is the logits or the hidden state of one token of the prompt.
 
-A pass computes the rows of one chunk of the prompt. A reader gets them one row at a time, in the order of positions, so
-that its sums do not depend on the chunks or on the batch. The rows of a prompt are not kept: for 8,192 tokens
-and a vocabulary of 150,000 they would take 5 GB.
+A pass computes the rows of one chunk of the prompt. A reader gets the rows that it needs one at a time, in the order of
+positions, so that its sums do not depend on the chunks or on the batch. The rows of a prompt are not kept: for 8,192
+tokens and a vocabulary of 150,000 they would take 5 GB.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RowReader(ABC):
         self.start, self.end = start, end
 
     def n_wanted(self, first: int, n: int) -> int:
-        """Return the number of last rows that the reader needs of a chunk of n tokens from position `first` on."""
+        """Return k if the reader needs the last k rows of a chunk: n tokens from position `first` on."""
         at = max(first, self.start)
         return first + n - at if at < min(self.end, first + n) else 0
 

@@ -3,9 +3,9 @@
 A pass runs unread tokens of one or more sequences, in two steps. Submitting a pass computes its batch; on a lazy
 backend it only hands the batch to the device. Settling a pass waits until the chosen tokens are on the host, and
 commits the tokens that were run to the KV cache. An eager backend settles each pass at once. On a lazy backend the next
-pass is submitted before the last one is settled, so that the device computes while the host works. If several machines
-run the model, as many passes as there are machines are submitted before the first is settled. The tokens of a pass are
-chosen when the pass is settled, so these passes run different sequences, or later tokens of a prompt.
+pass is submitted before the last one is settled, so that the device computes while the host works. With N pipeline
+stages, N passes are submitted before the first is settled. The tokens of these passes are chosen when the passes are
+settled, so the passes run different sequences, or later tokens of a prompt.
 
 The mask of a constraint depends on the previous token. So if a sequence in a pass has a constraint and its last token
 is not settled, the pass is submitted without a choice. Its tokens are chosen when the previous pass is settled; the
@@ -66,14 +66,14 @@ class _Pass:
     """A submitted pass.
 
     Attributes:
-        batch: its batch.
-        chunks: the chunks that it runs, without those that were dropped.
-        n_rows: the number of rows of its logits or hidden states.
-        started: the time when it was submitted.
-        reply: returns the logits, if no tokens have been chosen from them yet. If several machines run the pass, the
-            call waits for its logits.
+        batch: the new tokens of all chunks.
+        chunks: the chunks of the pass, without those that were dropped.
+        n_rows: the number of rows of the logits or hidden states.
+        started: the time when the pass was submitted.
+        reply: returns the logits, if no tokens have been chosen from them yet. With pipeline stages, the call waits for
+            the logits.
         check: the logits that tokens were chosen from and the sums of their rows: see `Backend.bad_rows`.
-        rows: its logits or hidden states, if readers of requests get some of them.
+        rows: the logits or hidden states, if readers of requests get some of these rows.
         sampling: the time of choosing tokens; None if it was not measured.
     """
 
@@ -93,7 +93,7 @@ class ModelRunner:
     Attributes:
         overlaps: whether a pass is submitted before the tokens of the last one are on the host.
         depth: the largest number of passes that are submitted and not settled.
-        n_hidden: the hidden states of so many last tokens of a sequence are kept for a drafter that reads them.
+        n_hidden: the number of last tokens of a sequence whose hidden states are kept for a drafter that reads them.
         n_batches: the number of passes with different sequences that are in flight: one for each pipeline stage.
 
     Args:
@@ -134,9 +134,9 @@ class ModelRunner:
     def step(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> PassOutput:
         """Submit the pass that `schedule` returns, and settle the oldest one.
 
-        `schedule` is called up to `depth` times, so that other passes are submitted before the first is settled. If it
-        returns no chunks, no pass is submitted. A step that fails or is interrupted while it submits a pass leaves the
-        sequences of this pass unchanged; a step that is interrupted while it settles a pass can be repeated.
+        `schedule` is called until `depth` passes are in flight. If it returns no chunks, no pass is submitted. A step
+        that fails or is interrupted while it submits a pass leaves the sequences of this pass unchanged; a step that is
+        interrupted while it settles a pass can be repeated.
 
         Raises:
             CacheFullError: there are too few pages for the new tokens, and no pass was left to settle.
@@ -194,7 +194,7 @@ class ModelRunner:
         self._keep_hidden(chunk)
 
     def idle(self) -> None:
-        """Signal that there is no work, so that other machines may sleep until the next pass."""
+        """Signal that there is no work, so that other ranks may sleep until the next pass."""
         self._model.idle()
 
     def _submit_all(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> list[ScheduledChunk]:
@@ -219,7 +219,7 @@ class ModelRunner:
         return []
 
     def _submit(self, chunks: list[ScheduledChunk]) -> _Pass:
-        """Begin a pass, and choose its tokens unless several machines run it."""
+        """Begin a pass. Choose its tokens, except with pipeline stages or if the choice waits for a mask."""
         model, profiler = self._model, self._model.backend.profiler
         if self._last_had_no_choice and not model.is_shared:
             # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
@@ -269,7 +269,7 @@ class ModelRunner:
         return submitted
 
     def _keeps_hidden(self, chunk: ScheduledChunk) -> bool:
-        """Return whether a drafter may read hidden states of a chunk: those at the end of a prompt, or in an answer."""
+        """Return whether a chunk has hidden states that a drafter may read: at the end of a prompt, or in an answer."""
         request = chunk.sequence.request
         return not request.is_hidden and chunk.first + chunk.n > len(request.prompt_ids) - self.n_hidden
 

@@ -146,9 +146,9 @@ class Sampler:
     def guess(self, ids: Sequence[Token], n_vocabulary: int) -> Draw:
         """Return the inputs with which a drafter should choose the token after further proposed ids.
 
-        They are those of the choice itself, with the same random number, but without mask and processors: so two
+        These are the inputs of the choice itself, with the same random number, but without mask and processors. So two
         models with nearly the same probabilities choose the same token. Ids from `n_vocabulary` on are left out of
-        penalties and biases: the drafter has no logits for them.
+        penalties and biases, because the drafter has no logits for them.
         """
         sampling, n = self._sampling, len(self._recent) + len(ids)
         if any(token >= n_vocabulary for token, _ in sampling.logit_bias):

@@ -41,20 +41,21 @@ if TYPE_CHECKING:
 # The most tokens of prompts in a pass: BUDGET while no answer is generated, SHARED_BUDGET while one is. SHARED_BUDGET
 # can be small, because on a CPU all passes of 32 or more tokens have the same tokens per second.
 BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
-_INTERRUPTED = "expected a scheduler whose steps have ended, found an interrupted one; make another"
+_INTERRUPTED = "a step of this scheduler was interrupted: make a new scheduler"
 
 
 class StepOutput(NamedTuple):
     """The result of one step.
 
     Attributes:
-        requests: the requests that got tokens, whose prompt was run further, or that failed.
+        requests: the requests that got tokens, the requests whose prompt was run further, and those that failed.
         ended: the requests among these that have ended.
         n_decode: tokens that continued an answer.
         n_prefill: tokens of prompts.
         seconds: the time of the passes.
         nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
-        drafts: for each answer with proposed tokens, their drafter, their number and how many of them were right.
+        drafts: for each answer with proposed tokens: the drafter, the number of proposed tokens and the number of
+            accepted ones.
     """
 
     requests: abc.Sequence[Request] = ()
@@ -75,9 +76,9 @@ class Scheduler:
         slots: the largest number of sequences that run at the same time.
         waiting: sequences without a slot, in the order in which they will be admitted.
         running: sequences with a slot, in the order of arrival.
-        speculation: proposes tokens, and counts how many were right; None proposes none.
-        others_answer: whether another scheduler on the same cores is generating answers. Passes then have as few tokens
-            of prompts as while this one is.
+        speculation: proposes tokens, and counts the accepted ones; None proposes none.
+        others_answer: whether another scheduler on the same cores is generating answers. Passes of this scheduler then
+            have at most `shared_budget` tokens of prompts.
     """
 
     def __init__(
@@ -102,8 +103,8 @@ class Scheduler:
                 passes (`kept=False`), each pass runs whole sequences again.
             slots: the largest number of sequences that run at the same time.
             prefix: where the keys and values of prompts and answers are kept for later requests; None keeps none.
-            budget: the largest number of prompt tokens in a pass during which no answer is generated.
-            shared_budget: the same while an answer is being generated.
+            budget: the largest number of prompt tokens in a pass while no answer is being generated.
+            shared_budget: the largest number of prompt tokens in a pass while an answer is being generated.
             overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
             traffic: counts the bytes that passes read; None counts none.
             speculation: proposes tokens; None proposes none. Without a KV cache no tokens are proposed.
@@ -114,7 +115,7 @@ class Scheduler:
         self._model, self._traffic, self._clock = model, traffic, clock
         self.pool, self.prefix, self.slots = pool, prefix, slots
         self._keeps_kv = pool.stores.are_kept
-        # A layer with a window has pages for passes of a limited length.
+        # A layer with a window has pages for passes of at most `longest_pass` tokens.
         self._has_windows = any(window is not None for window in pool.windows)
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
@@ -123,7 +124,7 @@ class Scheduler:
         # no answer is being generated, the second while one is.
         most = max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
         self._read_budget, self._shared_read_budget = most, min(most, max(1, self._shared_budget // 2))
-        if not self._keeps_kv:  # a pass runs a whole sequence, even if that exceeds its share of the budget
+        if not self._keeps_kv:  # every pass runs whole sequences, so the budget must not cut them
             self._budget = self._shared_budget = pool.n_tokens * self._runner.n_batches
             self._read_budget = self._shared_read_budget = self._budget
         self._was_hidden = self.others_answer = False
@@ -146,7 +147,7 @@ class Scheduler:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no step was interrupted. If one was, make another scheduler."""
+        """Whether no step was interrupted. After an interrupted step, make a new scheduler."""
         return not self._is_broken
 
     def submit(self, request: Request) -> None:
@@ -175,7 +176,7 @@ class Scheduler:
         self.waiting.append(Sequence.of(request, self.pool, self._model.backend))
 
     def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
-        """End a request at once, and free its pages. Its outputs that have not ended get the reason."""
+        """End a request at once, and free its pages. Unfinished outputs get `reason` as their finish reason."""
         sequences = [one for one in (*self.waiting, *self.running) if one.request is request]
         for sequence in sequences if not self._is_broken else ():
             self._remove(sequence)
@@ -185,7 +186,7 @@ class Scheduler:
         self._stamp_end(request)
 
     def leave(self, request: Request) -> None:
-        """Cancel a request at once or, within a step, before the next one. May be called by the garbage collector."""
+        """Cancel a request at once, or after the step that is running. May be called by the garbage collector."""
         self._left.append(request)
         while self._left and not self._is_stepping:
             self.cancel(self._left.popleft())
@@ -193,11 +194,12 @@ class Scheduler:
     def step(self) -> StepOutput:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
 
-        If a pass fails while no other is in flight, each running sequence that is ready is run in a pass of its own. A
-        sequence whose own pass fails ends its request with the error. If a pass fails while others are in flight, the
-        requests of all sequences in those passes end with the error. A request whose logits are not finite also ends
-        with an error. A step that is interrupted (KeyboardInterrupt) may have stopped anywhere: the scheduler then
-        refuses further steps, and the caller makes a new one.
+        If the submission of a pass fails, the passes in flight are settled and the pass is submitted again. If the
+        submission fails while no pass is in flight, each sequence is run in a pass of its own, and the requests of the
+        sequences whose passes fail end with the error. If a pass fails while it is settled, the requests of all passes
+        in flight end with the error. A request whose logits are not finite also ends with an error. A step that is
+        interrupted (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses further steps, and the
+        caller makes a new scheduler.
 
         Raises:
             RuntimeError: an earlier step was interrupted.
@@ -261,7 +263,7 @@ class Scheduler:
             if n_slots > self.slots or (first is self._refused and self.running):
                 return
             if self._attach_prefix(first) and self.running:
-                first.rewind()  # running answers get a pass between two pieces of a prefix that is read from files
+                first.rewind()  # the running answers get a pass before files are read again
                 return
             n_pages = sum(one.n_pages(len(one.unread)) for one in (first, *self.running))
             # Each parallel sample continues in a copy of the prompt's last page.
@@ -276,9 +278,8 @@ class Scheduler:
     def _schedule(self, only: Sequence | None = None) -> list[ScheduledChunk]:
         """Return the chunks of the next pass, of all sequences or of one, and make room for their pages.
 
-        If there are too few pages after unused prefixes are evicted, preempt the newest sequence, and again until there
-        are enough. If passes are under way, return no chunks instead, because their tokens may end a sequence and so
-        free its pages.
+        While there are too few pages after unused prefixes are evicted, preempt the newest sequence. If passes are in
+        flight, return no chunks instead, because their tokens may end a sequence and so free its pages.
         """
         while True:
             chunks = self._chunks() if only is None else self._chunk_alone(only)
@@ -301,8 +302,8 @@ class Scheduler:
     def _chunks(self) -> list[ScheduledChunk]:
         """Return one token of every sequence that is being generated, then chunks of prompts within the budget.
 
-        A pass returns either logits or hidden states; if both are wanted, the two kinds of passes alternate. If several
-        machines run the model, a pass has its share of the sequences and of the budget.
+        A pass returns either logits or hidden states; if both are wanted, the two kinds of passes alternate. With N
+        pipeline stages, a pass continues at most 1/N of the running sequences and has 1/N of the budget.
         """
         ready, n_batches = [one for one in self.running if self._is_ready(one)], self._runner.n_batches
         if any(one.request.is_hidden != ready[0].request.is_hidden for one in ready):
@@ -325,13 +326,13 @@ class Scheduler:
         return chunks
 
     def _chunk_alone(self, sequence: Sequence) -> list[ScheduledChunk]:
-        """Return the next chunk of one sequence; an empty list if it has lost its slot or has a pass under way."""
+        """Return the next chunk of one sequence; an empty list if it has lost its slot or a pass is in flight."""
         is_free = sequence in self.running and self._runner.is_idle
         return [sequence.chunk(self._budget, self._read_budget)] if is_free else []
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """Return whether a sequence has unread tokens, and a pass may run them."""
-        if not sequence.unread:  # a pass under way computes the sequence's next token
+        if not sequence.unread:  # a pass in flight computes the sequence's next token
             return False
         n_pending = self._runner.n_pending(sequence)
         most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
@@ -366,7 +367,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=Sequence.arrival)
 
     def _run(self) -> PassOutput:
-        """Run a pass over all sequences. If it fails and none is in flight, run one for each sequence alone."""
+        """Run a pass over all sequences. If its submission fails and no pass is in flight, run each sequence alone."""
         try:
             return self._runner.step(self._schedule)
         except DistributedError:  # no request's fault
@@ -465,7 +466,7 @@ class Scheduler:
         return failed
 
     def _accept_chunk(self, chunk: ScheduledChunk, token: int) -> None:
-        """Append the chosen token to the output, and choose further ones while proposals are right.
+        """Append the chosen token to the output, and choose further tokens while they equal the proposed ones.
 
         Each choice is made from the row of the previous token, after that token has been appended. So penalties, masks
         and processors see the tokens of the answer and no rejected ones.

@@ -6,15 +6,15 @@ the row of the token before, until a choice differs from the proposal: that choi
 and states after it are discarded. So a proposal is accepted exactly if it is the token that would have been chosen, and
 no answer depends on proposals.
 
-How many tokens are proposed is chosen for each pass, so that the expected number of tokens per second is highest. It
-depends on how often proposals were right after a match of about the same length, and on the measured time of passes by
-their number of rows. The first proposed token is always compared with the next token, even if no pass has run it, so
-that the rate of acceptance is known before a wrong proposal costs time. Each sequence has an account of the tokens that
-proposals have gained or cost; when the account is empty, nothing is proposed.
+How many tokens are proposed is chosen for each pass, so that the expected number of tokens per second is highest. This
+number depends on how often proposals were right after a match of about the same length, and on the measured time of
+passes by their number of rows. The first proposed token is always compared with the next token, even if no pass has run
+it, so that the rate of acceptance is known before a wrong proposal costs time. Each sequence has an account of the
+tokens that proposals have gained or cost; when the account is empty, nothing is proposed.
 
-Proposals of earlier text (`lookup.py`) cost nothing. If none of them is as good, a drafter that runs passes of its own
-proposes for all such sequences together (`draft.py`). The number of its tokens also depends on the time of its passes,
-which the accounts of the sequences pay for.
+Proposals of earlier text (`lookup.py`) cost nothing. A drafter that runs passes of its own (`draft.py`, `mtp.py`)
+proposes tokens for all sequences whose proposal of earlier text is less likely to be right than its own. The number of
+these tokens also depends on the time of the drafter's passes, which the accounts of the sequences pay for.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] =
     Args:
         model: the model.
         asked: the value of the option.
-        n_parameters: the number of its parameters.
+        n_parameters: the number of the model's parameters.
         own: the names of drafters with passes of their own that were loaded.
     """
     be = model.backend
@@ -136,7 +136,7 @@ class Drafters(Protocol):
         """Return the drafter of a sequence whose prompt has been read."""
 
     def end(self, sequence: Sequence) -> None:
-        """Take note that a sequence has ended."""
+        """Record that a sequence has ended."""
 
 
 class PassDrafter(Protocol):
@@ -144,10 +144,10 @@ class PassDrafter(Protocol):
 
     Attributes:
         name: a key of `KINDS`.
-        most: the most tokens that it proposes for a sequence at once.
-        costs: the time of one of its passes by the number of sequences.
-        share: the time of a pass over that of the model, before one has been measured.
-        n_hidden: it reads the model's hidden states of so many last tokens of a sequence.
+        most: the most tokens that the drafter proposes for a sequence at once.
+        costs: the time of a pass of the drafter by the number of sequences.
+        share: the assumed time of this pass, divided by the time of a pass of the model, before it is measured.
+        n_hidden: the number of last tokens of a sequence whose hidden states the drafter reads.
     """
 
     name: str
@@ -159,8 +159,8 @@ class PassDrafter(Protocol):
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
         """Return the ids that may follow the settled ids of sequences, at most as many as are wanted for each.
 
-        Sequences for which there is no memory have none, and those whose settled ids have not all been read: a call
-        reads at most `budget` of them.
+        A sequence without memory gets no ids, and neither does a sequence with unread settled ids: a call reads at most
+        `budget` settled ids.
         """
 
     def release(self, sequence: Sequence) -> None:
@@ -229,7 +229,7 @@ class PassCosts:
             self._seconds[n_rows] = known + (LONGER if seconds > known else SHORTER) * (min(seconds, 2 * known) - known)
 
     def __call__(self, n_rows: int) -> float:
-        """Return the time of a pass with so many rows, in any unit."""
+        """Return the time of a pass of `n_rows` rows, in an arbitrary unit."""
         if self._n_new >= RENEW and self._seconds:
             self._curve, self._n_new = [self._estimate(n) for n in range(CURVE)], 0
         return self._curve[n_rows] if n_rows < CURVE else self._curve[-1] * _usual(n_rows) / _usual(CURVE - 1)
@@ -253,16 +253,16 @@ def _usual(n_rows: int) -> float:
 
 @dataclass(eq=False)
 class Draft:
-    """The drafter of a sequence and what it proposes next.
+    """The drafter of a sequence, and the ids that are proposed next.
 
     Attributes:
         drafter: looks in earlier text; None where only passes propose tokens.
-        n_read: the number of ids of the answer that it has read.
+        n_read: the number of ids of the answer that the drafter has read.
         ids: the ids that are proposed next.
-        kind: the kind of the evidence for them: an index of `LENGTHS`, or one of `KINDS`.
+        kind: the kind of the evidence for these ids: an index of `LENGTHS`, or a value of `KINDS`.
         acceptance: how often proposals were right.
         account: tokens that proposals have gained, less those that they have cost.
-        under_way: rows without proposals, sequences that continue an answer, and proposed tokens of the pass under way.
+        under_way: of the pass in flight: rows without proposals, sequences that continue an answer, proposed tokens.
     """
 
     drafter: Drafter | None
@@ -285,7 +285,7 @@ class Speculation:
     Attributes:
         drafters: makes the drafters that look in earlier text; None for none.
         passes: the drafters with passes of their own, the best first.
-        n_hidden: the model's hidden states that they read of each sequence.
+        n_hidden: the number of last tokens of a sequence whose hidden states the drafters read.
         costs: the time of passes.
         n_drafts: passes of a sequence with proposed tokens.
         n_proposed: proposed tokens that passes have run.
@@ -389,7 +389,7 @@ class Speculation:
         return numbers
 
     def look(self, sequence: Sequence) -> Draft:
-        """Return the draft of a sequence after its settled ids; count whether the one before was right."""
+        """Return the draft of a sequence after its settled ids; count whether the id proposed before was right."""
         draft = sequence.draft
         if draft is None:
             is_lookup = self.drafters is not None and self._may_use(LOOKUP, sequence)
@@ -408,7 +408,7 @@ class Speculation:
         return draft
 
     def probability(self, draft: Draft, kind: int | None = None) -> float:
-        """Return the probability that the next proposed token of a sequence is right; of another kind, if given."""
+        """Return the probability that the next proposed token is right, if its evidence is of this kind."""
         kind = draft.kind if kind is None else kind
         return draft.acceptance.estimate(kind, self._acceptance.estimate(kind, PRIOR[kind]))
 
@@ -421,7 +421,7 @@ class Speculation:
         return any(self.probability(draft, kind) >= PROMISING for kind in kinds) and draft.account > -START
 
     def end(self, sequence: Sequence) -> None:
-        """Take note that a sequence has ended: its text may be looked up by others."""
+        """Record that a sequence has ended: others may look up its text."""
         if self.drafters is not None and self._may_use(LOOKUP, sequence):
             self.drafters.end(sequence)
 
@@ -464,7 +464,7 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """Let a drafter propose for the sequences that have no proposal as likely to be right, if that pays."""
+        """Let a drafter propose tokens, if that pays, for sequences whose proposals are less likely to be right."""
         kind = KINDS[drafter.name]
         asking = [
             (chunk.sequence, draft)
@@ -486,7 +486,7 @@ class Speculation:
             found = {}
         seconds = self._clock() - began
         self._drafting += seconds
-        if drafter.costs.is_known:  # prompts that were read do not count
+        if drafter.costs.is_known:  # do not charge the time of reading prompts
             seconds = min(seconds, 2 * max(wanted.values()) * drafter.costs(len(wanted)))
         cost = len(chunks) * seconds / self.costs(n_rows) / max(1, len(found))
         for sequence, draft in asking:
@@ -496,7 +496,7 @@ class Speculation:
                 draft.account -= cost
 
     def measure(self, n_rows: int, seconds: float, *, is_decode: bool) -> None:
-        """Count the time of a step with so many rows, without that of drafters, if all rows continued answers."""
+        """Record the time of a step of `n_rows` rows, less the time of drafters, if all rows continued answers."""
         seconds, self._drafting = seconds - self._drafting, 0.0
         if is_decode and seconds > 0:
             self.costs.add(n_rows, seconds)
@@ -532,11 +532,11 @@ class Speculation:
         return [f"Speculation: {drafts}", *(f"  {line}" for line in (*rates, *costs))]
 
     def _stop(self, drafter: PassDrafter, sequences: abc.Iterable[Sequence], error: Exception) -> None:
-        """Use a drafter that has failed no more, and give back what it holds for the sequences of its last passes."""
+        """Stop using a drafter that has failed, and free the memory that it holds for these sequences."""
         self._failed.add(drafter.name)
         warn(f"the drafter '{drafter.name}' has failed ({type(error).__name__}: {error}); it proposes no more tokens")
         for sequence in sequences:
-            with suppress(Exception):  # what has failed may fail again
+            with suppress(Exception):  # the drafter may fail again
                 drafter.release(sequence)
 
     def _may_use(self, name: str, sequence: Sequence) -> bool:
@@ -547,7 +547,7 @@ class Speculation:
         return name in self._usual if asked == AUTO_SPECULATION else asked == name
 
     def _most_of(self, sequence: Sequence) -> int:
-        """Return the most tokens that a pass may run after the unread one: the answer has no more."""
+        """Return the largest number of tokens to propose, so that an answer does not exceed its token limit."""
         return max(0, min(self._most, sequence.output.max_tokens - len(sequence.output.token_ids) - 1))
 
     def _count(self, draft: Draft, kind: int, *, is_right: bool) -> None:
@@ -555,7 +555,7 @@ class Speculation:
         draft.acceptance.add(kind, is_right=is_right)
 
     def _known(self, ids: abc.Sequence[int]) -> abc.Sequence[int]:
-        """Return the ids before the first one that the vocabulary does not have."""
+        """Return the ids before the first id that is not in the vocabulary."""
         if not ids or (min(ids) >= 0 and max(ids) < self._n_vocabulary):
             return ids
         return ids[: next(i for i, one in enumerate(ids) if not 0 <= one < self._n_vocabulary)]
@@ -566,7 +566,7 @@ class Speculation:
 
 
 def speculation_of(counts: abc.Iterable[Mapping[str, abc.Sequence[int]]]) -> dict[str, object]:
-    """Return the receipt of requests, given the numbers of proposed and of right tokens of each of their drafters."""
+    """Return a report on the drafters of requests, from the numbers of proposed and accepted tokens per drafter."""
     added: dict[str, dict[str, int]] = {}
     for of_request in counts:
         for name, (n_proposed, n_right) in of_request.items():
@@ -585,7 +585,7 @@ def _may_ask(chunk: ScheduledChunk) -> bool:
 
 
 def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
-    """Return how many of n proposed tokens fit into the free pages and slots; others take these numbers of them."""
+    """Return how many of n proposed tokens fit, if others take `n_pages` free pages and `n_slots` free slots."""
     sequence, pool = chunk.sequence, chunk.sequence.kv.pool
     n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)
     free = [pool.free_pages(group) for group, window in enumerate(pool.windows) if window is None]

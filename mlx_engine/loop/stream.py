@@ -49,8 +49,8 @@ class Generation:
         error: why the run failed, in a batch; a run that is not in a batch raises the error.
         stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
         n_proposed: proposed tokens that passes have run; see docs/speculation.md.
-        n_accepted: those of them that were right.
-        drafters: both numbers of each drafter that has proposed tokens.
+        n_accepted: proposed tokens that were accepted.
+        drafters: for each drafter that has proposed tokens, the numbers of proposed and of accepted tokens.
         processors: the names of the run's processors and of its sampler function. The tokens then depend on the code of
             these functions too, not only on prompt, options and seed.
     """

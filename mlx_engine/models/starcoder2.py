@@ -1,8 +1,8 @@
 """StarCoder2.
 
 Paper: "StarCoder 2 and The Stack v2", arXiv 2402.19173. Reference: Hugging Face transformers, models/starcoder2.
-Differences from Llama: layer norms with biases; all linear layers have biases; the FFN has no gate, and GELU between
-its two layers; some releases have sliding-window attention, which llama.cpp ignores.
+Differences from Llama: layer norms with biases; all linear layers have biases; the FFN has two layers, with GELU
+between them and no gate; some releases have sliding-window attention, which llama.cpp ignores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The models of a server by name: which are loaded, who waits for one, and which may be unloaded.
+"""The models of a server by name: which are loaded, which requests wait for one, and which may be unloaded.
 
 All of this runs in the event loop. A model that is asked for and not loaded is put into a queue, and a task loads the
 models of the queue one after the other, each in an engine thread of its own. If the memory is too small for the next

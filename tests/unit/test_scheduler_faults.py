@@ -132,9 +132,9 @@ def test_a_scheduler_that_was_interrupted_refuses_to_continue(
             run(scheduler)
         assert not scheduler.has_work
         assert not scheduler.is_sound
-        with pytest.raises(RuntimeError, match="interrupted one; make another"):
+        with pytest.raises(RuntimeError, match="was interrupted: make a new scheduler"):
             scheduler.step()
-        with pytest.raises(RuntimeError, match="interrupted one; make another"):
+        with pytest.raises(RuntimeError, match="was interrupted: make a new scheduler"):
             scheduler.submit(found[0])
         scheduler.cancel(found[0])
         again, scheduler = requests(engine), scheduler_of(engine)

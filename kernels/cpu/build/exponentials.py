@@ -30,7 +30,7 @@ def _round(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
-    """`a * 2**n` for whole n from -252 to 254: multiplied by two factors, because `2**n` alone may overflow."""
+    """Return `a * 2**n` for whole n from -252 to 254: two multiplications, because `2**n` alone may overflow."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = args
@@ -45,7 +45,7 @@ def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
 
 @jit
 def exp(x: Any) -> Any:
-    """`e**x` within one unit in the last place; infinity or 0 outside the range of float32, NaN for NaN.
+    """Return `e**x` within one unit in the last place; infinity or 0 outside the range of float32, NaN for NaN.
 
     x = n ln 2 + r with |r| <= ln 2 / 2; n ln 2 is subtracted in two parts, the first of which has few bits. e**r is
     the Taylor polynomial of degree 7, whose next term is below 2**-27.
@@ -66,10 +66,10 @@ def exp(x: Any) -> Any:
 
 @jit
 def tanh(x: Any) -> Any:
-    """`tanh(x)` within 3 units in the last place, also near 0; NaN for NaN.
+    """Return `tanh(x)` within 3 units in the last place, also near 0; NaN for NaN.
 
-    `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. With 2 x = n ln 2 + r as in `exp`, y is `2**n (e**r - 1)` plus
-    `2**n - 1`, which is 0 for small x. Beyond 10 the result is 1 in float32.
+    `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. With 2 x = n ln 2 + r as in `exp`, `y = 2**n (e**r - 1) + (2**n -
+    1)`; for small x, n is 0 and y is `e**r - 1`. For |x| > 10, tanh(x) is 1 or -1 in float32.
     """
     x = larger(splat(-20.0), smaller(splat(20.0), add(x, x)))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -88,7 +88,7 @@ def tanh(x: Any) -> Any:
 
 @intrinsic
 def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
-    """`a * 2**n` for whole n where the result is a normal number, or 0 for a = 1 and n = -127."""
+    """Return `a * 2**n` for whole n: add n to the exponent bits of a. The result must be normal; 2**-127 becomes 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = args
@@ -104,9 +104,10 @@ _2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2,
 
 @jit
 def exp2_below(x: Any) -> Any:
-    """`2**x` for x <= 0 within one unit in the last place down to 2**-126, then about 0; exactly 0 at -inf.
+    """Return `2**x` for x <= 0, within one unit in the last place for x >= -126.
 
-    This is half the work of `exp`: `x - n` is exact, and only one end of the range needs a limit.
+    For x < -126 the result is from 0 to 2**-126; for x <= -127 it is 0. This is half the work of `exp`: `x - n` is
+    exact, and only one end of the range needs a limit.
     """
     x = larger(splat(-127.0), x)
     n = _round(x)

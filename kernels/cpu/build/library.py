@@ -108,7 +108,7 @@ _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
 
 
 def lacking() -> str | None:
-    """Return why the kernels cannot run on this processor, or the one that Numba's variables choose; else None."""
+    """Return why the kernels cannot run on this processor or on that of NUMBA_CPU_NAME; None if they can."""
     if isinstance(found := _prebuilt(), SharedCode):
         return None
     if importlib.util.find_spec("llvmlite") is None:

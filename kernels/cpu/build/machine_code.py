@@ -138,7 +138,7 @@ def _answer(child: subprocess.Popen[bytes], errors: IO[bytes]) -> bytes:
 
 
 def _read(pipe: IO[bytes], n: int) -> bytes:
-    """Return the next n bytes of a pipe, fewer if it ends before."""
+    """Return the next n bytes of a pipe, or fewer at its end."""
     pieces: list[bytes] = []
     while n > 0 and (piece := pipe.read(min(n, 1 << 20))):
         pieces.append(piece)

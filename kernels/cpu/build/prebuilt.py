@@ -45,8 +45,8 @@ _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # LLVM's cortex-a76 has float16 arithmetic and atomic instructions, too.
 _DOT = frozenset({"asimd", "asimddp", "asimdhp", "atomics"})
-# The targets of all machines by name, the best first. Measured in fixed point on Zen 5: prefill with VNNI takes 0.86 of
-# the time of x86-64-v4, and decode with code for `haswell` 0.86 of the time of code for LLVM's x86-64-v3.
+# The targets of all machines by name, the best first. Measured in fixed point on Zen 5: x86-64-v4-vnni takes 0.86 of
+# the prefill time of x86-64-v4, and code for `haswell` takes 0.86 of the decode time of code for LLVM's x86-64-v3.
 TARGETS = {
     "x86-64-v4-vnni": Target("x86_64", "x86-64-v4", "+avx512vnni,+avx512vbmi", _V4 | {"avx512_vnni", "avx512vbmi"}),
     "x86-64-v4": Target("x86_64", "x86-64-v4", "", _V4),
@@ -85,6 +85,8 @@ def find(source: str) -> SharedCode | str:
     if made_from != source:
         return "the machine code that came with this package is of another version of the kernels"
     reason = f"no machine code that came with this package is for this processor ({platform.machine()})"
+    if os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"):
+        reason += " as NUMBA_CPU_NAME and NUMBA_CPU_FEATURES describe it"
     for name, target in TARGETS.items():
         if name in targets and _fits(target):
             found = _loaded(name, targets[name])
@@ -115,9 +117,10 @@ def _loaded(name: str, of: Mapping[str, Any]) -> SharedCode | str:
 
 
 def instruction_sets() -> frozenset[str]:
-    """Return the instruction sets of targets that this processor and system support, by their names in Linux.
+    """Return the instruction sets that the processor and the operating system support, as Linux names them.
 
-    Linux lists only instructions whose registers it saves.
+    On x86-64, Linux lists an instruction set only if it saves the registers of these instructions. On arm64, return
+    only sets that a target needs.
     """
     if sys.platform == "darwin":  # all of Apple's processors support all of them
         return _DOT if platform.machine() == "arm64" else frozenset()

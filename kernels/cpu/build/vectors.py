@@ -262,7 +262,7 @@ def store_parts(typing: Any, floats: Any, at: Any, apart: Any, value: Any) -> An
 
 @intrinsic
 def add(typing: Any, a: Any, b: Any) -> Any:
-    """`a + b`."""
+    """Return `a + b`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fadd(*args)
@@ -272,7 +272,7 @@ def add(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def sub(typing: Any, a: Any, b: Any) -> Any:
-    """`a - b`."""
+    """Return `a - b`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fsub(*args)
@@ -282,7 +282,7 @@ def sub(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def mul(typing: Any, a: Any, b: Any) -> Any:
-    """`a * b`."""
+    """Return `a * b`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fmul(*args)
@@ -292,7 +292,7 @@ def mul(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def div(typing: Any, a: Any, b: Any) -> Any:
-    """`a / b`."""
+    """Return `a / b`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fdiv(*args)
@@ -302,7 +302,7 @@ def div(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """`a * b + c`, rounded once."""
+    """Return `a * b + c`, rounded once."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return call_llvm(builder, f"llvm.fma.v{LANES}f32", _VECTOR, list(args))
@@ -312,7 +312,7 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 @intrinsic
 def fms(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """`a * b - c`, rounded once."""
+    """Return `a * b - c`, rounded once."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, b, c = args

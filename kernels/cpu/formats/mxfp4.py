@@ -2,8 +2,8 @@
 
 A block is a byte e, for the power of two 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0. The
 kernel uses integer levels, twice the values of these floats, and half the power of two as the scale. A weight is
-`scale * level`, which float32 represents exactly, or as infinity from 2 ** 128 on, which only e >= 253 reaches. The
-NumPy references are in `blocks_numpy.py`.
+`scale * level`. It is exact in float32 below 2 ** 128, and larger weights, which need e >= 253, are infinite. The NumPy
+references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ from mlx_engine.quant import key_values
 from mlx_engine.quant.group_weight import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
-# The number of query heads per wide KV head for which the attention kernel has scratch memory.
+# The number of query heads per call, if the only KV head has more query heads than scratch memory holds.
 AT_ONCE = 16
 
 
@@ -82,18 +82,18 @@ class CompiledBackend(SimdBackend):
         self._mapped: list[np.ndarray] = []
         # The descriptors of embedding tables.
         self._embedded: dict[Matrix, np.ndarray] = {}
-        # The compiled blocks and heads, by the identity of their parameters.
+        # Descriptors of blocks, mixtures of experts and head norms, by their parameters.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
-        # Kernel parameters of convolutions and delta rules (int64 words).
+        # Descriptors of convolutions, delta rules and state spaces.
         self._mixer_descriptors: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
         self.scratch = np.empty(0, dtype=np.float32)
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the thread pool, and BLAS on one thread."""
+        """Reserve the thread pool for the calling thread, and limit BLAS to one thread."""
         with self.guard.held(), one_blas_thread():
             self.pool.renew()
             yield
@@ -119,7 +119,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Leave embedding tables in the file, because they may have gigabytes and a pass reads only a few rows."""
+        """Return whether the kernels do not multiply this type: the expanded table could have gigabytes."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -255,13 +255,12 @@ class CompiledBackend(SimdBackend):
         return address(self.scratch)
 
     def run_entry(self, entry: Callable[..., None], *arguments: float) -> None:
-        """Call a compiled entry point with parking disabled, so that no worker thread parks during the call.
+        """Wake the parked worker threads of the pool, then call a compiled entry point.
 
-        A worker without a job needs Python's GIL to mark itself parked, and would get the GIL when this call releases
-        it. By then the parked workers have been counted and woken, so the worker would stay parked during the whole
-        call.
+        Compiled code wakes no threads. A worker that parked after `wake` would miss every job of the call, so `ON`
+        keeps workers from parking during the call.
         """
-        self.pool.control[layout.ON] = 1  # before parked workers are counted
+        self.pool.control[layout.ON] = 1  # before `wake`, so that no worker parks between the two
         try:
             self.pool.shared.wake()
             entry(self.pool.address, *arguments)
@@ -325,7 +324,7 @@ class CompiledBackend(SimdBackend):
         return found
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write in place, on all threads. Rows of k and v may have a stride, as columns of a larger array have."""
+        """Write in place, on all threads. k and v may be columns of a larger array, whose rows have a stride."""
         n, n_heads, width = k.shape
         row = (n_heads, key_values.row_length(width, self.kv_type)) if heads_fit(1, width, self.kv_type) else None
         # Arguments of wrong shape or stride go to the NumPy implementation, which raises the error.
@@ -416,8 +415,8 @@ class CompiledBackend(SimdBackend):
             raise CannotCompileError("too many matrices")
         return self._block(linears, norm, 0 if activation is None else KINDS[activation], post)
 
-    # ---- states: short convolutions and delta rules ----
-    # A state is read and written in its slots, without a copy.
+    # ---- gates, and mixers with states: short convolutions, gated delta nets, Mamba2 ----
+    # States are read and written in their slots, without a copy.
 
     def sigmoid_gate(self, x: Native, gate: Native) -> Native:
         return super().sigmoid_gate(x, gate) if x.shape[1] % layout.LANES else self._gate_rows(0, x, gate)

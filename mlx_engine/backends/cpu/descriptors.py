@@ -30,7 +30,7 @@ KINDS: dict[Gating, int] = {
 
 
 def address(array: np.ndarray) -> int:
-    """Return the address of an array. Four times as fast as `array.ctypes.data` if the array is writable."""
+    """Return the address of an array, four times as fast as `array.ctypes.data` if the array is writable."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):  # read-only, empty, or not contiguous
@@ -46,7 +46,7 @@ def aligned(*shape: int) -> np.ndarray:
 
 
 def strided_rows(x: np.ndarray) -> np.ndarray:
-    """Return x with contiguous elements in each row; rows may have a stride, as columns of a larger array have."""
+    """Return x with contiguous elements in each row. x may be columns of a larger array, whose rows have a stride."""
     return x if x.strides[1] == x.itemsize and x.strides[0] >= 0 else np.ascontiguousarray(x)
 
 
