@@ -28,7 +28,7 @@ MOST_FIXED = 5e-4
 MOST_ROUNDINGS = 8
 FOLDERS = {folder.parent.name: folder for folder in sorted(DATA.glob("*/hf"))}
 # Random weights make the router's logits so close that rounding chooses other experts.
-ROUTES_OTHERWISE = ("gptoss-micro", "hunyuanmoe-micro")
+ROUTES_OTHERWISE = ("afmoe-micro", "gptoss-micro", "hunyuanmoe-micro")
 IDS = [5, 9, 30, 17, 2, 44, 8, 21, 3]
 ROUNDING = pytest.mark.parametrize("activations", ROUNDOFF)
 

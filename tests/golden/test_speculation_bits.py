@@ -257,7 +257,7 @@ CASES = [(30, [5, 6], 2, 16, 1, 0), (50, [1], 0, 16, 2, 0), (9, [2, 3, 4], 3, 16
 def test_right_proposals_make_fewer_passes(architecture):
     made = compare(model(architecture), CASES, "right", 16, 512, 200, 23)
     assert made.n_accepted > 20
-    assert made.n_accepted > 0.8 * made.n_proposed
+    assert made.n_accepted > 0.7 * made.n_proposed  # the others are behind the end of an answer
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "gemma3"])

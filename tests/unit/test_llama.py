@@ -59,7 +59,7 @@ def test_between_the_two_the_change_is_gradual():
     "scaling",
     [
         {"rope_type": "yarn", "factor": 2.0},
-        {**LLAMA3, "high_freq_factor": 1.0},
+        {**LLAMA3, "high_freq_factor": 0.5},
         {**LLAMA3, "attention_factor": 2.0},
         {"rope_type": "linear"},
         {"rope_type": "default", "factor": 2.0},

@@ -64,7 +64,7 @@ def test_what_is_special_about_each():
     assert plan(SMOLLM3_3B).config.has_rope == (True, True, True, False) * 9
     assert plan(PHI4_MINI).config.rotary_dim == 96
     assert plan(PHI4_MINI).config.rope.attention_factor == pytest.approx(1.1902380714238083)
-    assert plan(MINISTRAL3_8B).config.rope.for_heads(128).growth == (0.1, 16384)
+    assert plan(MINISTRAL3_8B).config.rope.for_heads(128).growth == (0.1, 16384, 0)
     assert plan(MINISTRAL3_8B).config.rope.attention_factor == 1
     assert plan(OLMO3_7B).config.windows[:5] == (4096, 4096, 4096, None, 4096)
     assert plan(OLMO3_7B).config.local_rope.rule == "default"
