@@ -20,6 +20,7 @@ import time
 from collections import abc, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from logging import DEBUG
@@ -383,7 +384,9 @@ class ModelRunner:
         if constrained:
             self._prepare_masks(constrained)
         if self._flight and self._flight[0].reply is not None and not self._is_staged:
-            self._choose_late(self._flight[0])
+            # If this fails, the next step repeats it, and the tokens of the settled pass are not lost.
+            with suppress(Exception):
+                self._choose_late(self._flight[0])
         return chosen, failed
 
     def _read(self, submitted: _Pass, of_pass: Array) -> list[tuple[ScheduledChunk, EngineError]]:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from mlx_engine.engine import Engine
 from mlx_engine.loop.constraint import Matcher
 from mlx_engine.loop.logprobs import digest
 from mlx_engine.loop.request import Request
+from mlx_engine.loop.runner import ModelRunner
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.options import Options
 
@@ -184,6 +186,27 @@ def test_on_mlx_a_pass_ahead_changes_nothing():
     run(of.scheduler(slots=9), together)
     assert all(map(allowed, together))
     assert all(output.token_ids for request in together for output in request.outputs)
+
+
+def test_on_mlx_a_choice_that_fails_behind_a_settled_pass_is_repeated(monkeypatch: pytest.MonkeyPatch):
+    of, choose, n_calls = engine("mlx"), ModelRunner._choose_late, 0
+
+    def answers() -> list[list[list[int]]]:
+        each = requests(of, [4, 5])
+        run(of.scheduler(slots=2, prefix_cache=False), each)
+        return [[output.token_ids for output in request.outputs] for request in each]
+
+    def fails_once(self: ModelRunner, submitted: Any) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 3:
+            raise MemoryError
+        choose(self, submitted)
+
+    want = answers()
+    monkeypatch.setattr(ModelRunner, "_choose_late", fails_once)
+    assert answers() == want
+    assert n_calls > 4
 
 
 def test_on_mlx_masks_are_computed_while_the_next_pass_runs(monkeypatch: pytest.MonkeyPatch):
