@@ -343,7 +343,8 @@ class Speculation:
             return
         drafts = [self.look(chunk.sequence) for chunk in asking]
         n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
-        if self.costs.lacks(n_rows) or n_since >= PLAIN_EACH:
+        # A pass that also reads a prompt is not measured.
+        if n_rows == len(chunks) and (self.costs.lacks(n_rows) or n_since >= PLAIN_EACH):
             return
         for drafter in self.passes:
             self._draft(drafter, asking, drafts, n_rows)

@@ -37,7 +37,7 @@ from mlx_engine.loop.lookup import Lookups
 from mlx_engine.loop.request import Request, Sequence
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.loop.scheduler import Scheduler
-from mlx_engine.loop.speculation import Speculation
+from mlx_engine.loop.speculation import PassCosts, Speculation
 from mlx_engine.options import Options
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import Model, plan_model
@@ -136,11 +136,19 @@ class Scripted:
         return right, 20
 
 
+class Known(PassCosts):
+    """No pass without proposals has to be measured first."""
+
+    def lacks(self, n_rows: int) -> bool:
+        return False
+
+
 class Hostile(Speculation):
     """Proposes any number of tokens, whatever was right before."""
 
     def __init__(self, drafters, seed: int, vocab: int, passes: Ids[DraftModel] = ()) -> None:
         super().__init__(drafters, vocab, passes=passes)
+        self.costs = Known()
         self.random = np.random.default_rng(seed)
 
     def depths(self, drafter, asking, n_sequences, n_rows):
@@ -257,7 +265,7 @@ CASES = [(30, [5, 6], 2, 16, 1, 0), (50, [1], 0, 16, 2, 0), (9, [2, 3, 4], 3, 16
 def test_right_proposals_make_fewer_passes(architecture):
     made = compare(model(architecture), CASES, "right", 16, 512, 200, 23)
     assert made.n_accepted > 20
-    assert made.n_accepted > 0.7 * made.n_proposed  # the others are behind the end of an answer
+    assert made.n_accepted > 0.8 * made.n_proposed
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "gemma3"])

@@ -125,19 +125,22 @@ def test_the_first_pass_with_a_number_of_rows_may_have_compiled_kernels():
 
 def test_gains_are_relative_to_a_measured_pass_without_proposals():
     made, planned = Speculation(Drafters(5), 100), []
+    prompt = SimpleNamespace(n=16, samplers=(), sequence=SimpleNamespace(output=SimpleNamespace(token_ids=[])))
 
     def plan(*_):
         planned.append(made.costs(1))
         raise InterruptedError
 
-    def propose():
+    def propose(*others):
         with suppress(InterruptedError):
-            made.propose([chunk_of()], lambda _: True, 0)
+            made.propose([chunk_of(), *others], lambda _: True, 0)
         return len(planned)
 
     made.plan = plan
     made.costs.add(4, 0.1)
     assert propose() == 0  # the time of one row would be guessed from that of four
+    assert propose(prompt) == 1  # the time of a pass that also reads a prompt is always guessed
+    planned.clear()
     made.costs.add(1, 0.05)
     assert propose() == 1
     made._n_since = PLAIN_EACH
