@@ -69,6 +69,7 @@ def test_logits_and_greedy_ids(goldens: Goldens, name: str, backend: str, file: 
         assert greedy(of, 0, backend, kv=True) == of.greedy(0)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SAMPLED)) for name in ARCHITECTURES]
 )

@@ -99,7 +99,7 @@ def as_mlx_community(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return made
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("backend", "form"),
     [

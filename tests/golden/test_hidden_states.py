@@ -41,7 +41,7 @@ def test_the_values_are_those_of_transformers(backend: str):
     assert first_divergence(expected, {name: np.asarray(values) for name, values in found.items()}) is None
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("backend", ["simd", "parallel", "scalar"])
 def test_the_logits_have_the_bits_of_the_ordinary_pass(backend: str, name: str):
@@ -49,6 +49,7 @@ def test_the_logits_have_the_bits_of_the_ordinary_pass(backend: str, name: str):
     assert same(model.hidden_states(IDS, "logits")["logits"], model.logits(IDS))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_each_value_is_the_result_of_its_own_block(name: str, monkeypatch: pytest.MonkeyPatch):
     """What the composed form hands to the taps is what the fused block computes, but for the exceptions."""
@@ -69,6 +70,7 @@ def test_each_value_is_the_result_of_its_own_block(name: str, monkeypatch: pytes
     assert differences == []
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_chunks_do_not_change_a_bit(name: str, monkeypatch: pytest.MonkeyPatch):
     """NumPy computes the delta rule, whose result alone has a name, inside of linear attention."""

@@ -108,6 +108,7 @@ def test_the_plain_read_reads_all():
     assert kernels.check(chips.READ, [{"N": 64 * 256}, {"N": 64 * 512}], executor="emulator", seeds=[0])
 
 
+@pytest.mark.slow
 def test_the_ladder_is_climbed_for_every_product():
     rows = list(climb(SMALL, "emulator", vectors=2))
     fused = {"q+k+v": "norm_qkv", "gate+up": "norm_gate_up", "head": "norm_project", "o": "project_add"}

@@ -70,6 +70,7 @@ ADJUST = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("adjusted", ADJUST.values(), ids=ADJUST)
 @given(LOGITS, IDS, IDS, OPTIONS)
 @FAST
@@ -112,6 +113,7 @@ def test_the_bias_comes_before_the_repetition_penalty_and_the_temperature():
     assert probabilities(adjusted, sampling)[0] == pytest.approx(1 / (1 + math.exp(-0.5)))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(LOGITS, IDS, IDS, OPTIONS, st.sampled_from([0.0, 0.5, 1.5]), DRAWS)
 @ON_BACKENDS
@@ -129,6 +131,7 @@ def test_every_backend_chooses_by_the_definition(backend, logits, prompt, genera
     assert chosen == int(np.searchsorted(total, u, side="right"))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(LOGITS, st.integers(0, V - 1), st.sampled_from([0.0, 0.7, 1.0, 2.0]), DRAWS)
 @ON_BACKENDS

@@ -123,6 +123,7 @@ def in_one_pass(model, ids):
 # ---- the numbers ----
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kv", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("i", range(3))

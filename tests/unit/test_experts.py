@@ -73,6 +73,7 @@ def renamed(name: str, form: str) -> dict[str, np.ndarray]:
     return made
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("form", ["mlx", "fused"])
 @pytest.mark.parametrize("name", FOLDERS)
 def test_other_names_of_the_same_experts(tmp_path: Path, name: str, form: str):
@@ -126,6 +127,7 @@ def test_experts_are_converted_on_load_and_routers_are_not(backend: str):
     assert kept.model.layers[0].ffn.experts.up.nbytes == 8 * 32 * 32 * 4
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_as_gguf(tmp_path: Path, name: str):
     folder = with_tokenizer(name, tmp_path / "hf")

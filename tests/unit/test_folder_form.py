@@ -75,6 +75,7 @@ def unlike(path: Path, out: Path, tensors: dict[str, Any], **metadata: object) -
 OFTEN = {"glm4moe", "minimaxm2", "cohere2", "hunyuan"}
 
 
+@pytest.mark.some(7)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     "name",
@@ -115,6 +116,7 @@ def test_matrices_have_the_bits_of_mlx_from_dequantised_values(tmp_path: Path, g
     np.testing.assert_array_equal(found.dequantize(), np.asarray(expected))
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("type_", "new"),
@@ -173,6 +175,7 @@ def test_config_json_has_every_setting(gguf: Callable[[str], Path], tmp_path: Pa
     assert (config["tie_word_embeddings"], config["hidden_act"]) == (False, "silu")
 
 
+@pytest.mark.some(19)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_config_that_is_written_is_read_again(name: str):
     checkpoint = open_checkpoint(DATA / f"{name}-micro" / "hf")

@@ -266,6 +266,7 @@ def test_what_was_left_unevaluated_may_be_evaluated_in_another_thread(engine: ml
     assert np.linalg.norm(found - want) <= 1e-6 * np.linalg.norm(want)
 
 
+@pytest.mark.slow
 def test_threads_at_one_time_get_what_each_would_get_alone(engine: mlx_engine.Engine):
     prompts = [PROMPT, PROMPT[:2], [8, 8, 1], [400]]
     want = [engine.generate(prompt, **OPTIONS).token_ids for prompt in prompts]

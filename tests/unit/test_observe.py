@@ -86,6 +86,7 @@ def test_every_operation_of_the_seam_is_timed():
     assert timed == {name for kind, names in OPERATIONS.items() for name in names if kind != "dispatch"}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["scalar", "simd", "parallel", "mlx"])
 def test_a_profiled_backend_computes_the_same(name: str):
     plain = mlx_engine.load(MODEL, name)
