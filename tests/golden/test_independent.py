@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.config.catalog import architectures
+from mlx_engine.commands.models import architectures
 from mlx_engine.weights.model import model_file
 from mlx_engine.weights.plan import check
 from tests.golden.goldens import DATA, check_close, engine

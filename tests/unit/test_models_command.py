@@ -8,7 +8,7 @@ import pytest
 
 from mlx_engine import models
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.catalog import architectures, keys_of
+from mlx_engine.commands.models import architectures, keys_of
 from mlx_engine.config.known import LACKS, LLAMA_CPP, MLX_LM
 from mlx_engine.errors import UnknownArchitectureError
 from mlx_engine.weights.model import model_file
