@@ -100,9 +100,8 @@ if TYPE_CHECKING:
     from mlx_engine.chat import Answer
     from mlx_engine.conversation.functions import Tool
     from mlx_engine.distributed.shard import Shard
-    from mlx_engine.loop.hidden import Tap
     from mlx_engine.loop.stream import AsyncStream
-    from mlx_engine.research import Session, TextChoice
+    from mlx_engine.research import Session, Tap, TextChoice
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import History
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message
@@ -479,7 +478,7 @@ class Engine:
         Raises:
             ModelError: several processes share the model.
         """
-        from mlx_engine.loop.hidden import taps
+        from mlx_engine.research import taps
 
         if self._taps is None:
             self._taps = taps(self.model)
@@ -503,7 +502,7 @@ class Engine:
         """
         import mlx.core as mx
 
-        from mlx_engine.loop.hidden import hidden_states, matching
+        from mlx_engine.research import hidden_states, matching
 
         ids = self.prompts.ids(prompt)
         self.prompts.fitting(len(ids) - 1, 1, None)
