@@ -24,7 +24,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
 from mlx_engine.checkpoint.sources import PREFIX, resolve
 from mlx_engine.errors import SourceError
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 
 if TYPE_CHECKING:
     from mlx_engine.kernels.launch import ExecutorName
@@ -77,7 +77,7 @@ def model_sizes(model: str) -> dict[str, int]:
     shape = SHAPES.get(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None
     if shape is None:
         checkpoint = open_checkpoint(resolve(model))
-        shape = model_file(checkpoint).plan(checkpoint).config
+        shape = architecture_of(checkpoint).plan(checkpoint).config
     return {name: getattr(shape, name) for name in SIZES}
 
 

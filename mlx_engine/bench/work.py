@@ -26,7 +26,7 @@ from mlx_engine.quant.key_values import row_nbytes
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import STORED, Conversion
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.plan import check
 
 # Tables with a row per token id or position. All other two-dimensional tensors are matrices of linear layers.
@@ -79,7 +79,7 @@ def sizes(
     Raises:
         ModelError: no model can be built from the checkpoint.
     """
-    plan = model_file(checkpoint).plan(checkpoint)
+    plan = architecture_of(checkpoint).plan(checkpoint)
     tensors = check(checkpoint, plan)
     head = HEAD if HEAD in tensors else TIED_HEAD
     counts = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}

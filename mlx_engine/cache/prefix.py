@@ -6,8 +6,8 @@ each page of a path, the deepest node that holds the page has all tokens of the 
 
 The longest common prefix is found down to the token. Its whole pages are shared; a partly used page is copied into a
 page of the new sequence. With `whole_pages`, only full pages are kept and reused. Without it, a client could guess
-another client's prompt token by token, from the counts of cached tokens or from latency. The last token of a prompt is always
-computed, for its logits. If it is the last of a page that is held, the page's other tokens are reused.
+another client's prompt token by token, from the counts of cached tokens or from latency. The last token of a prompt is
+always computed, for its logits. If it is the last of a page that is held, the page's other tokens are reused.
 
 When the pool has too few free pages, or the cache exceeds its bound, the cache drops its references to pages, least
 recently used first. A page that no sequence holds is then free; one that a sequence also holds stays allocated. The

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
@@ -19,6 +19,7 @@ from mlx_engine.commands.values import columns, print_json
 from mlx_engine.config.declared import SETTING, Constant, Naming
 from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.errors import EngineError, OptionError, listed
+from mlx_engine.weights.model import Architecture, architectures_of
 
 
 @reports_errors
@@ -84,14 +85,12 @@ STAND_IN = 8
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """A model file.
+class Entry:
+    """An architecture in the list.
 
     Attributes:
-        file: the name of the module in `mlx_engine/models`.
-        title: the first line of its docstring.
-        names: the values of config.json's `model_type` and GGUF's `general.architecture`.
-        gguf: the `general.architecture` of files that this project writes.
+        file: the name of its file in `mlx_engine/models`.
+        title, names, gguf: see `weights.model.Architecture`.
     """
 
     file: str
@@ -114,13 +113,13 @@ class Keys:
     """The keys of an architecture's settings.
 
     Attributes:
-        architecture: the model file.
+        architecture: its entry in the list.
         fields: the fields of the config, in their order.
         checked_hf: keys of config.json of which only some values are implemented.
         checked_gguf: the same for GGUF.
     """
 
-    architecture: Architecture
+    architecture: Entry
     fields: tuple[FieldKeys, ...]
     checked_hf: tuple[str, ...]
     checked_gguf: tuple[str, ...]
@@ -130,20 +129,20 @@ class Keys:
         return asdict(self)
 
 
-def architectures() -> list[Architecture]:
+def architectures() -> list[Entry]:
     """Return all architectures, by the names of their files."""
-    return [_architecture(module) for module in _modules()]
+    return [_entry(file, of) for file, of in _files()]
 
 
 def keys_of(name: str) -> Keys | None:
     """Return the keys of the architecture with this name; None if there is none."""
-    module = next((module for module in _modules() if name in module.ARCHITECTURES), None)
-    if module is None:
+    found = next(((file, of) for file, of in _files() if name in of.names), None)
+    if found is None:
         return None
-    config = module.Config
+    config = found[1].config
     hf, gguf = _asked(config, "hf"), _asked(config, "gguf")
     return Keys(
-        _architecture(module),
+        _entry(*found),
         tuple(
             FieldKeys(f.name, hf[f.name], gguf[f.name])
             for f in fields(config)
@@ -154,18 +153,16 @@ def keys_of(name: str) -> Keys | None:
     )
 
 
-def _modules() -> Iterable[Any]:
+def _files() -> Iterator[tuple[str, Architecture]]:
+    """Yield every architecture with the name of its file."""
     package = "mlx_engine.models"
-    parent = importlib.import_module(package)
-    modules = (importlib.import_module(f"{package}.{each.name}") for each in iter_modules(parent.__path__))
-    return [module for module in modules if hasattr(module, "ARCHITECTURES")]
+    for each in iter_modules(importlib.import_module(package).__path__):
+        for architecture in architectures_of(importlib.import_module(f"{package}.{each.name}")):
+            yield each.name, architecture
 
 
-def _architecture(module: Any) -> Architecture:
-    title = (module.__doc__ or "").split("\n", 1)[0].rstrip(".")
-    return Architecture(
-        module.__name__.rsplit(".", 1)[-1], title, tuple(module.ARCHITECTURES), module.GGUF_ARCHITECTURE
-    )
+def _entry(file: str, of: Architecture) -> Entry:
+    return Entry(file, of.title, of.names, of.gguf)
 
 
 def _asked(config: Any, naming: Naming) -> dict[str, tuple[str, ...]]:

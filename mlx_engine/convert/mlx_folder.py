@@ -40,7 +40,7 @@ from mlx_engine.tokenizer.gguf import from_gguf as read_tokenizer
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
 from mlx_engine.weights.allowed import open_model
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout
@@ -91,7 +91,7 @@ def _model_type(checkpoint: Checkpoint, config: Any) -> str:
     name = checkpoint.architecture
     if name in WITH_WINDOW and any(config.windows):
         return WITH_WINDOW[name]
-    return TEXT_MODELS.get(name) or model_file(checkpoint).ARCHITECTURES[0]
+    return TEXT_MODELS.get(name) or architecture_of(checkpoint).names[0]
 
 
 def _shortened(value: Any) -> Any:
@@ -112,7 +112,7 @@ def _read_back(checkpoint: Checkpoint, settings: Mapping[str, Any], config: Any)
     written = replace(
         checkpoint, naming="hf", architecture=settings["model_type"], settings=settings, metadata={}, shapes={}
     )
-    again = model_file(written).plan(written).config
+    again = architecture_of(written).plan(written).config
     for name in config.differences(again):
         raise UnsupportedConfigError(
             where=checkpoint.where,
@@ -209,7 +209,7 @@ def to_mlx_folder(
     layers = dict(layers or {})
     _check_options(target, to, layers)
     checkpoint = open_model(source, allow_settings)
-    plan = model_file(checkpoint).plan(checkpoint)
+    plan = architecture_of(checkpoint).plan(checkpoint)
     tensors = check(checkpoint, plan)
     has_head = f"{HEAD}{WEIGHT}" in tensors
     config, write_others = _beside_weights(source, checkpoint, plan, has_head=has_head)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import OptionError, UnsupportedConfigError, shown
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 
 OPTION = "--allow-setting"
 
@@ -42,7 +42,7 @@ def check_allowed(allow_settings: object) -> None:
 def allow(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
     """Return the checkpoint without the named settings that its model file refuses, with a note on each of them."""
     paths = {name: _path(checkpoint, name) for name in names}
-    plan, ignored = model_file(checkpoint).plan, dict[str, object]()
+    plan, ignored = architecture_of(checkpoint).plan, dict[str, object]()
     while True:
         try:
             plan(checkpoint)

@@ -6,10 +6,11 @@ import copy
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os.path import commonprefix
 from pkgutil import iter_modules
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -183,46 +184,60 @@ class Model(Protocol):
         return None
 
 
-class ModelFile(Protocol):
-    """A module of `mlx_engine/models` that implements architectures.
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture that a file of `mlx_engine/models` implements.
 
     Attributes:
-        ARCHITECTURES: the values of `general.architecture` and `model_type` that it implements.
-        GGUF_ARCHITECTURE: the `general.architecture` of a GGUF file that is written from a folder.
-        Model: the model class, called with (config, parameters, backend).
+        title: the models that have it, for people.
+        names: the values of GGUF's `general.architecture` and config.json's `model_type`.
+        gguf: the `general.architecture` of a GGUF file that is written from a folder.
+        config: the class of its settings.
+        model: the model class, called with (config, parameters, backend).
+        plan: returns the config and the expected tensors of a checkpoint; raises UnsupportedConfigError if a setting is
+            missing, invalid or not implemented.
     """
 
-    ARCHITECTURES: tuple[str, ...]
-    GGUF_ARCHITECTURE: str
-    Model: Callable[[Any, Parameters, Backend], Model]
-
-    def plan(self, checkpoint: Checkpoint) -> Plan:
-        """Return the config and the expected tensors of a checkpoint.
-
-        Raises:
-            UnsupportedConfigError: a setting is missing, invalid or not implemented.
-        """
+    title: str
+    names: tuple[str, ...]
+    gguf: str
+    config: type[Any]
+    model: Callable[[Any, Parameters, Backend], Model]
+    plan: Callable[[Checkpoint], Plan]
 
 
-def model_file(checkpoint: Checkpoint) -> ModelFile:
-    """Return the module of `mlx_engine/models` that implements a checkpoint's architecture.
+def architectures_of(module: Any) -> Sequence[Architecture]:
+    """Return the architectures of a file of `mlx_engine/models`; none if the module is not a model file.
+
+    `ARCHITECTURES` lists them. In a file with one, it lists the names of this one, and the other attributes are
+    constants of the module: `GGUF_ARCHITECTURE`, `Config`, `Model`, `plan`, and the first line of the docstring.
+    """
+    found = getattr(module, "ARCHITECTURES", ())
+    if not found or isinstance(found[0], Architecture):
+        return found
+    title = (module.__doc__ or "").split("\n", 1)[0].rstrip(".")
+    return [Architecture(title, found, module.GGUF_ARCHITECTURE, module.Config, module.Model, module.plan)]
+
+
+def architecture_of(checkpoint: Checkpoint) -> Architecture:
+    """Return a checkpoint's architecture, from the file of `mlx_engine/models` that implements it.
 
     Raises:
         UnknownArchitectureError: no model file implements the architecture.
     """
-    architecture, supported = checkpoint.architecture, list[str]()
-    if checkpoint.naming == "gguf" and architecture == "llama" and checkpoint.settings.get("expert_count"):
-        architecture = "mixtral"
+    wanted, supported = checkpoint.architecture, list[str]()
+    if checkpoint.naming == "gguf" and wanted == "llama" and checkpoint.settings.get("expert_count"):
+        wanted = "mixtral"
     text = checkpoint.settings.get("text_config")
-    if architecture == "mistral3" and isinstance(text, Mapping) and text.get("model_type") == "mistral4":
-        architecture = "mistral4"
-    # Try the file with the architecture's name first, so that usually no other file is imported.
-    models = importlib.import_module("mlx_engine.models")
-    for name in sorted((file.name for file in iter_modules(models.__path__)), key=lambda name: name != architecture):
-        module: Any = importlib.import_module(f"mlx_engine.models.{name}")
-        supported += getattr(module, "ARCHITECTURES", ())
-        if architecture in supported:
-            return cast(ModelFile, module)
+    if wanted == "mistral3" and isinstance(text, Mapping) and text.get("model_type") == "mistral4":
+        wanted = "mistral4"
+    # Try first the files whose names begin as the architecture's, so that usually few others are imported.
+    names = sorted(file.name for file in iter_modules(importlib.import_module("mlx_engine.models").__path__))
+    for name in sorted(names, key=lambda name: -len(commonprefix((name, wanted)))):  # noqa: RUF071 - no paths
+        for architecture in architectures_of(importlib.import_module(f"mlx_engine.models.{name}")):
+            supported += architecture.names
+            if wanted in architecture.names:
+                return architecture
     raise UnknownArchitectureError(
         where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(supported),
         lacks=lacking(checkpoint.architecture),
@@ -316,18 +331,18 @@ def plan_model(
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
         TensorMismatchError: the tensors do not match the settings.
     """
-    module = model_file(checkpoint)
+    architecture = architecture_of(checkpoint)
     if not checkpoint.shapes:
         raise ModelError(
             f"{checkpoint.where}: expected a model's tensors, found none: it holds a vocabulary alone, "
             "which the `tokenize` command can use; choose another file to run"
         )
-    plan = module.plan(checkpoint)
+    plan = architecture.plan(checkpoint)
     if with_extra:
         plan = replace(plan, tensors=[*plan.tensors, *plan.extra])
     tensors = check(checkpoint, plan)
     conversion.check(checkpoint.where, tensors)
-    return Planned(checkpoint, module.Model, for_context(plan.config, context), tensors, conversion)
+    return Planned(checkpoint, architecture.model, for_context(plan.config, context), tensors, conversion)
 
 
 def convert_model(

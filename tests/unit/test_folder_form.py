@@ -27,7 +27,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.tokenizer import from_gguf, load_tokenizer
 from mlx_engine.weights.conversion import Conversion
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.rope_divisors import rule_of
 from tests.golden.goldens import DATA, LATENT, SAMPLED, check_close, engine
 from tests.golden.test_dense import with_tokenizer
@@ -176,9 +176,9 @@ def test_config_json_has_every_setting(gguf: Callable[[str], Path], tmp_path: Pa
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_config_that_is_written_is_read_again(name: str):
     checkpoint = open_checkpoint(DATA / f"{name}-micro" / "hf")
-    config = model_file(checkpoint).plan(checkpoint).config
+    config = architecture_of(checkpoint).plan(checkpoint).config
     again = replace(checkpoint, settings=config.to_hf())
-    assert config.differences(model_file(again).plan(again).config) == []
+    assert config.differences(architecture_of(again).plan(again).config) == []
 
 
 def checkpoint_of(divisors: Any) -> Checkpoint:
