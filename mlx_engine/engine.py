@@ -88,9 +88,17 @@ from mlx_engine.options import (
     shows_options,
 )
 from mlx_engine.weights.adapters import Adapters, named, open_adapters, refuse
-from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion, check_load_options
-from mlx_engine.weights.model import ExtraLayer, Loaded, Model, ModelConfig, Planned, plan_model
+from mlx_engine.weights.model import (
+    ExtraLayer,
+    Loaded,
+    Model,
+    ModelConfig,
+    Planned,
+    check_allowed,
+    open_model,
+    plan_model,
+)
 from mlx_engine.weights.outline import expansions, need_of, outlined
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from mlx_engine.kernels.metal.dense import NARROWEST
 from mlx_engine.kernels.metal.layout import BLOCK
 from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.options import OFF
-from mlx_engine.weights.allowed import open_model
-from mlx_engine.weights.model import Model
+from mlx_engine.weights.model import Model, open_model
 
 # For at least this many keys, MLX splits attention into two dispatches on large GPUs; smaller GPUs need more keys.
 TWO_PASSES = 1024

@@ -40,9 +40,8 @@ from mlx_engine.machine.memory import bounded_threads
 from mlx_engine.options import OFF
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import F32_LAYERS, STORED, Conversion
-from mlx_engine.weights.model import architecture_of
+from mlx_engine.weights.model import architecture_of, open_model
 
 # Seconds per cell: all rungs of the built-in model then take two to three minutes.
 BUDGET = 10.0

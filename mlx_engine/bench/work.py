@@ -21,11 +21,10 @@ from mlx_engine.backends.experts import share_read
 from mlx_engine.bench.samples import Test
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.layer_types import layer_type
 from mlx_engine.quant.key_values import row_nbytes
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.conversion import STORED, Conversion
+from mlx_engine.weights.conversion import STORED, Conversion, layer_type
 from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.plan import check
 

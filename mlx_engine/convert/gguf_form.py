@@ -29,8 +29,7 @@ from mlx_engine.tokenizer.bpe import name_of
 from mlx_engine.tokenizer.gguf import from_gguf
 from mlx_engine.tokenizer.hf import parse, tokenizer_json
 from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
-from mlx_engine.weights.allowed import open_model
-from mlx_engine.weights.model import architecture_of
+from mlx_engine.weights.model import architecture_of, open_model
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.stored import TensorLayout
 

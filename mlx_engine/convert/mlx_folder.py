@@ -27,7 +27,6 @@ from mlx_engine.checkpoint.hf_folder import INDEX
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors import write_safetensors
-from mlx_engine.config.layer_types import GROUPS, HEAD, LAYER_TYPES
 from mlx_engine.config.rope import Rotation
 from mlx_engine.convert.mlx_tensors import KEEP, OTHERS, TABLE, TARGETS, Part, mlx_form, parts_of, target_type
 from mlx_engine.convert.requantize import Line, Matrix, check_finite, check_mixed
@@ -39,8 +38,8 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.tokenizer.gguf import from_gguf as read_tokenizer
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
-from mlx_engine.weights.allowed import open_model
-from mlx_engine.weights.model import architecture_of
+from mlx_engine.weights.conversion import GROUPS, HEAD, LAYER_TYPES
+from mlx_engine.weights.model import architecture_of, open_model
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout

@@ -17,8 +17,7 @@ from mlx_engine.errors import EngineError, FormatError, ModelError, TensorMismat
 from mlx_engine.quant import readable_types
 from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.statistics import not_finite
-from mlx_engine.weights.allowed import allow
-from mlx_engine.weights.model import architecture_of
+from mlx_engine.weights.model import allow, architecture_of
 from mlx_engine.weights.plan import Plan, check
 
 Progress = Callable[[int, int], None]

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.config.layer_types import GROUPS
 from mlx_engine.config.rope import Rotation
 from mlx_engine.convert import mlx_folder, mlx_tensors
 from mlx_engine.convert.gguf_form import from_folder
@@ -26,7 +25,7 @@ from mlx_engine.errors import ModelError, TokenizerError
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.tokenizer import from_gguf, load_tokenizer
-from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.conversion import GROUPS, Conversion
 from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.rope_divisors import rule_of
 from tests.golden.goldens import DATA, LATENT, SAMPLED, check_close, engine
