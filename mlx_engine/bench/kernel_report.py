@@ -51,7 +51,7 @@ def measure(
     Raises:
         SourceError: there is no such model.
     """
-    from mlx_engine.kernels.lab import chips
+    from mlx_engine.kernels.lab import bench
     from mlx_engine.kernels.lab.ladder import Product, climb, products
 
     every: list[Product] = products(**model_sizes(model))
@@ -60,9 +60,9 @@ def measure(
         **origin(),
         "model": model if model.startswith(PREFIX) else Path(model).name,  # a path may contain the user's name
         "executor": executor,
-        "chip": chips.chip(),
-        "nominal_gbs": chips.nominal_gbs(),
-        "read_gbs": None if executor == "emulator" else chips.read_gbs(executor),
+        "chip": bench.chip(),
+        "nominal_gbs": bench.nominal_gbs(),
+        "read_gbs": None if executor == "emulator" else bench.read_gbs(executor),
         "ladder": [],
     }
     for i, product in enumerate(every):
@@ -132,9 +132,9 @@ def _tensors(chosen: str) -> Iterator[None]:
 
 def default_file() -> Path:
     """Return `kernels-CHIP.md` in the current folder."""
-    from mlx_engine.kernels.lab import chips
+    from mlx_engine.kernels.lab import bench
 
-    return Path("kernels-" + re.sub(r"[^a-z0-9]+", "-", chips.chip().lower()).strip("-") + ".md")
+    return Path("kernels-" + re.sub(r"[^a-z0-9]+", "-", bench.chip().lower()).strip("-") + ".md")
 
 
 def check_file(path: Path) -> None:
