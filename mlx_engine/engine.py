@@ -24,7 +24,7 @@ import numpy as np
 
 from mlx_engine.backends import EXACT, check_backend, create_backend, kv_type_of
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.profiled import watched
+from mlx_engine.backends.observed import watched
 from mlx_engine.cache import KVPool, SequenceInput
 from mlx_engine.cache.disk import (
     DEFAULT_NBYTES,

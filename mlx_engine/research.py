@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from mlx_engine.backends.observed import observed
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.taps import observed
 from mlx_engine.cache import KVPool, KVSequence, SequenceInput
 from mlx_engine.cache.pool import LONGEST_PASS, PAGE, tokens_that_fit
 from mlx_engine.errors import (

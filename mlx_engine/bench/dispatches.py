@@ -15,6 +15,7 @@ from mlx_engine.backends.batch import Batch, KVView
 from mlx_engine.backends.metal.weights import SplitMatrix, joined
 from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.backends.mlx.weights import GroupMatrix
+from mlx_engine.backends.observed import with_methods
 from mlx_engine.backends.parameters import Linear, Scores
 from mlx_engine.bench.samples import Test
 from mlx_engine.bench.work import bytes_per_weight, sizes, work
@@ -176,13 +177,11 @@ def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) ->
 
 def _counting(backend: MlxBackend, stock: Counter[str], around: Counter[str]) -> MlxBackend:
     """Return a copy of `backend` that counts the dispatches of its operations, those outside of layers in `around`."""
-    copied = copy.copy(backend)
     kind = type(backend)
     methods = {name: _costing(name, getattr(kind, name), cost, stock) for name, cost in STOCK.items()}
     for name in AROUND:
         methods[name] = _apart(methods.get(name, getattr(kind, name)), stock, around)
-    copied.__class__ = type(f"Counting{kind.__name__}", (kind,), methods)
-    return copied
+    return with_methods(backend, "Counting", methods)
 
 
 def _costing(

@@ -20,8 +20,8 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend, Program
 from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.observed import tapped
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.config.known import lacking

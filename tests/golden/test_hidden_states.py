@@ -64,7 +64,7 @@ def test_each_value_is_the_result_of_its_own_block(name: str, monkeypatch: pytes
 
         return block
 
-    monkeypatch.setattr("mlx_engine.backends.taps._twice", twice)
+    monkeypatch.setattr("mlx_engine.backends.observed._twice", twice)
     model.hidden_states(IDS, "*")
     assert differences == []
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from mlx_engine.backends import EXACT, types_of
 from mlx_engine.backends.costs import nbytes_of, shape_of
+from mlx_engine.backends.observed import role_of
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.backends.profiled import role_of
 from mlx_engine.bench.bottlenecks.analysis import (
     Clock,
     Round,
