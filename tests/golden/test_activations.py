@@ -10,8 +10,8 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends import VARIABLE, create_backend
+from mlx_engine.backends.observed import tapped
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.errors import NotFiniteError
 from mlx_engine.loop.forward import forward

@@ -16,7 +16,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.base import OpByOp
-from mlx_engine.backends.cpu.program import CompiledProgram
+from mlx_engine.backends.cpu.backend import CompiledProgram
 from mlx_engine.cache import KVLayer
 from mlx_engine.config.declared import is_same
 from mlx_engine.config.rope import EVERY_RULE, Rotation, RotationSetting

@@ -8,7 +8,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.base import OpByOp
-from mlx_engine.backends.cpu.program import CompiledProgram
+from mlx_engine.backends.cpu.backend import CompiledProgram
 from mlx_engine.cache import KVLayer, SequenceInput
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.loop.forward import forward

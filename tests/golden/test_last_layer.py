@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward
 from tests.golden.goldens import DATA, Golden, check_close, engine, variant

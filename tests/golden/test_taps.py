@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward
 from tests.contract.check import EMULATED

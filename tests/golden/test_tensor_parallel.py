@@ -19,7 +19,7 @@ pytest.importorskip("numba")
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.cpu.program import CompiledProgram
+from mlx_engine.backends.cpu.backend import CompiledProgram
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.distributed.group import Group

@@ -27,12 +27,11 @@ from kernels.metal import (
     prompt_product_tensors,
     tiles,
 )
-from kernels.metal.cases import Case, cases, numbers, paged, share
+from kernels.metal.cases import Case, cases, matrix, numbers, paged, share
 from kernels.metal.formats import Q8_0Matrix
 from kernels.metal.layout import AffineMatrix, StoredMatrix, expanded
 from kernels.metal.reference import Expected
 from kernels.metal.rows import MOST_VECTORS, Tuning
-from kernels.metal.samples import matrix
 from mlx_engine.backends.mlx.backend import expanded_rows, stored_rows
 from mlx_engine.quant.key_values import fits
 

@@ -24,10 +24,9 @@ from kernels.metal import (
     thread_per_output,
 )
 from kernels.metal import layout as layouts
-from kernels.metal.cases import cases, numbers, share
+from kernels.metal.cases import TYPES, cases, numbers, share, stored
 from kernels.metal.formats import GROUPS, affine_layout, join_affine, split_q4_0, split_q4_k, split_q6_k, split_q8_0
 from kernels.metal.layout import BLOCK, StoredMatrix
-from kernels.metal.samples import TYPES, stored
 from mlx_engine.quant import BY_NAME, group_weight
 from mlx_engine.quant import dequantize as defined
 from mlx_engine.quant.groups import affine

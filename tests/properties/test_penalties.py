@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mlx_engine.backends.mlx import sampling as mlx_sampling
+from mlx_engine.backends.mlx import backend as mlx_backend
 from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.backends.numpy import scalar
 from mlx_engine.backends.numpy.scalar import ScalarBackend
@@ -66,7 +66,7 @@ def draw_of(sampling: Sampling, prompt: list[int], generated: list[int], u: floa
 ADJUST = {
     "definition": adjust,
     "scalar": lambda logits, draw: np.array(scalar._adjusted(logits.tolist(), draw), dtype=np.float32),
-    "mlx": lambda logits, draw: np.array(mlx_sampling.adjust(mx.array(logits), draw)),
+    "mlx": lambda logits, draw: np.array(mlx_backend.adjust(mx.array(logits), draw)),
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from mlx_engine.cache import KVPool, KVSequence, PrefixCache
-from mlx_engine.cache.radix import HeldPages, RadixTree
+from mlx_engine.cache.prefix import HeldPages, RadixTree
 from mlx_engine.errors import CacheFullError
 from tests.prefix_model import Prefixes, check_references, evict, longest, new_pool
 

@@ -10,7 +10,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.backends.profiled import profiled
+from mlx_engine.backends.observed import profiled
 from mlx_engine.bench.bottlenecks import analysis, report
 from mlx_engine.bench.bottlenecks.analysis import BETWEEN, Kind, Limits, Operation, Pass, phase
 from mlx_engine.bench.bottlenecks.page import page, ranking

@@ -19,9 +19,8 @@ import mlx_engine
 from kernels.cpu.build import layout
 from mlx_engine.backends.base import Backend, OpByOp, Program
 from mlx_engine.backends.batch import Wanted
-from mlx_engine.backends.cpu.backend import CompiledBackend
+from mlx_engine.backends.cpu.backend import CompiledBackend, CompiledProgram
 from mlx_engine.backends.cpu.lowering import LOWERED, Lowering
-from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.cache import KVPool, KVSequence, SequenceInput
 from mlx_engine.engine import Engine

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlx_engine.config.catalog import architectures
+from mlx_engine.commands.models import architectures
 from mlx_engine.errors import UnsupportedConfigError
 from tests.unit.test_published_settings import plan
 

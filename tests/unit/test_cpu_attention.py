@@ -18,7 +18,7 @@ from kernels.cpu.build import layout, library, pool
 from kernels.cpu.build.layout import BLOCK, LANES, QUERIES, SMALL_BATCH
 from kernels.cpu.products import order_numpy
 from mlx_engine.backends.batch import KVSpan
-from mlx_engine.backends.cpu.program import parts_of, sequence_descriptors
+from mlx_engine.backends.cpu.backend import parts_of, sequence_descriptors
 from mlx_engine.quant import key_values
 from tests import cpu_reference as reference
 

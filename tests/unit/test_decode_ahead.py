@@ -14,8 +14,7 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import profiled, tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import CacheFullError

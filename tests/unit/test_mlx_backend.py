@@ -22,8 +22,8 @@ from mlx_engine.backends.mlx import device as mlx_device
 from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.backends.mlx.weights import GroupMatrix
 from mlx_engine.backends.numpy.simd import SimdBackend
+from mlx_engine.backends.observed import profiled
 from mlx_engine.backends.parameters import Linear, Rope
-from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint

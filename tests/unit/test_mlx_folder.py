@@ -19,7 +19,7 @@ from mlx_engine.convert.mlx_tensors import TARGETS, target_type
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import EngineError, ModelError, OptionError
 from mlx_engine.weights.conversion import Conversion
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from tests.golden.goldens import DATA, check_close, engine
 from tests.golden.test_dense import with_tokenizer
 from tests.golden.test_table import ARCHITECTURES, write_folder
@@ -199,7 +199,7 @@ def test_orders_of_layers_that_mlx_lm_has_not_are_refused(name, settings, expect
     checkpoint = open_checkpoint(source)
     n = checkpoint.settings["num_hidden_layers"]
     settings = {key: (value * n)[:n] for key, value in settings.items()}
-    config = model_file(checkpoint).plan(replace(checkpoint, settings={**checkpoint.settings, **settings})).config
+    config = architecture_of(checkpoint).plan(replace(checkpoint, settings={**checkpoint.settings, **settings})).config
     model_type = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5", "gptoss": "gpt_oss"}[name]
     if expected is None:
         mlx_folder.check_loads("here", model_type, config, has_head=False)

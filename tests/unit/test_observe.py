@@ -11,8 +11,8 @@ import pytest
 import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.observed import profiled
 from mlx_engine.backends.primitives import OPERATIONS
-from mlx_engine.backends.profiled import profiled
 from mlx_engine.engine import configure_log
 from mlx_engine.errors import OptionError
 from mlx_engine.observe import log

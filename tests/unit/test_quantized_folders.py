@@ -103,10 +103,9 @@ def test_a_model_computes_with_these_weights(tmp_path: Path, case: str):
 
 def test_pieces_join_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Pieces of 7 rows: words of AWQ have 8 rows."""
-    from mlx_engine.checkpoint import quantized, quantized_formats
+    from mlx_engine.checkpoint import quantized
 
     monkeypatch.setattr(quantized, "_PIECE", 7 * 64)
-    monkeypatch.setattr(quantized_formats, "_FP8_PIECE", 7 * 64)
     for case in ("gptq", "awq", "int8", "packed", "fp8"):
         (tmp_path / case).mkdir()
         packed, _, wanted = folders(tmp_path / case, case)

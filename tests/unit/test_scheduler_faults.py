@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import tapped
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Stream
 from tests.scheduling import MICRO, PROMPTS, alone, ids, options, requests, run, scheduler_of

@@ -61,7 +61,7 @@ def test_every_backend_has_the_logits_of_scalar(backend: str):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_a_compiled_program_has_the_bits_of_single_operations(softcap: float | None):
     pytest.importorskip("numba")
-    from mlx_engine.backends.cpu.program import CompiledProgram
+    from mlx_engine.backends.cpu.backend import CompiledProgram
 
     model = with_sinks("parallel", softcap)
     assert isinstance(model.program, CompiledProgram)

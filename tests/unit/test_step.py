@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import tapped
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.errors import CacheFullError
 from mlx_engine.loop.forward import forward, forward_logits
