@@ -130,6 +130,15 @@ def test_one_token_over_keys_in_blocks(past: int, window: int):
     check(q, kv, window)
 
 
+@pytest.mark.parametrize("n_tokens", [1, 12])
+def test_128_heads_that_share_a_latent_have_the_bits_of_fewer_heads(n_tokens: int):
+    """The heads of DeepSeek-V3; chunks of a prompt are single tokens."""
+    q, kv = case(3, n_tokens, 130, (128, 1), 576)
+    few = [attend(np.ascontiguousarray(q[:, first : first + 2]), kv) for first in (0, 70, 126)]
+    found = attend(q, kv)
+    assert all((found[:, first : first + 2] == of).all() for first, of in zip((0, 70, 126), few, strict=True))
+
+
 TOKENS, PASTS, WINDOWS = (
     (SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 2),
     (0, BLOCK // 3, BLOCK - 1, BLOCK, 2 * BLOCK + 5),
