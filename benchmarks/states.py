@@ -5,8 +5,9 @@
     python -m benchmarks.states --python PATH --model shape:deepseek-v2-lite-4 --depths 4096 --tests tg
     python -m benchmarks.states --python PATH --model shape:nemotron-h-4 --depths 4096 --tests tg
 
-PATH is a Python that has llama-cpp-python; it runs with and without flash attention, and the faster one counts. Each engine has one process. A state cannot be rewound, so before each test
-both engines compute the context again, which is not timed. The engines are interleaved.
+PATH is a Python that has llama-cpp-python; it runs with and without flash attention, and the faster setting counts.
+Each engine has one process. A state cannot be rewound, so before each test both engines compute the context again,
+which is not timed. The engines are interleaved.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ def main() -> None:
         log.append(row)
 
 
-def rows(
-    path: Path, python: str, depths: Sequence[int], rounds: int, tests: Sequence[str] = TESTS
-) -> Iterator[Row]:
+def rows(path: Path, python: str, depths: Sequence[int], rounds: int, tests: Sequence[str] = TESTS) -> Iterator[Row]:
     """Yield a row per test and contestant."""
     facts, context = describe(open_checkpoint(path)), max(depths) + N_PROMPT + SPARE
     theirs = [Contestant(LLAMA, {"flash_attention": uses}, threads=usable_cores()) for uses in (True, False)]
