@@ -82,7 +82,8 @@ def attention(
         owner: (R,) int32, the sequence of each row.
         position: (R,) int32, from 0 on: a row attends to positions up to its own.
         page: positions per page.
-        window: number of latest positions, including its own, that a row attends to; 0 is all.
+        window: number of latest positions, including its own, that a row attends to; 0 is all, and -C those of its
+            chunk of C positions, counted from position 0.
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; None for no soft cap.
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
@@ -159,7 +160,8 @@ def reference(
     value, bound = np.empty(queries.shape), np.empty(queries.shape)
     group = queries.shape[1] // slots.shape[1]
     for r, (sequence, last) in enumerate(zip(np.array(owner).tolist(), np.array(position).tolist(), strict=True)):
-        seen = np.arange(max(0, last + 1 - window) if window else 0, last + 1)
+        first = last - last % -window if window < 0 else max(0, last + 1 - window) if window else 0
+        seen = np.arange(first, last + 1)
         both = np.repeat(slots[:, :, table[sequence, seen // page] + seen % page], group, axis=1)
         keys, values = both[0], both[-1]
         scores = scale * np.einsum("he,hke->hk", queries[r], keys)
@@ -196,7 +198,6 @@ def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, i
             f"attention: expected a store (2, G, slots, {q.shape[2]}) whose G divides {q.shape[1]} query heads, "
             f"found {arguments.described(store)}"
         )
-    if page < 1 or window < 0:
-        raise ValueError(f"attention: expected a page of at least 1 position and a window from 0 on, "
-                         f"found {page} and {window}")  # fmt: skip
+    if page < 1:
+        raise ValueError(f"attention: expected a page of at least 1 position, found {page}")
     return q.shape[0], q.shape[1], store.shape[1], q.shape[2]

@@ -218,6 +218,7 @@ def _all() -> Iterator[Case]:
         yield _paged(*sizes, dtype="float16")
     yield _paged(4, 2, 64, 16, 0, [300, 5], dtype="bfloat16")
     yield _paged(4, 2, 64, 16, 40, [300, 5], dtype="q8_0")
+    yield _paged(4, 2, 64, 16, -37, [300, 5])
     yield _paged(3, 1, 576, 16, 0, [300, 5], arrays=1)
     yield _paged(2, 1, 512, 64, 40, [90], dtype="q8_0")
     for i, (N, K, _, _) in enumerate(SHAPES):

@@ -114,7 +114,7 @@ def check(q: np.ndarray, kv: np.ndarray, window: int = 0, page: int = 64) -> Non
 @given(
     seed=st.integers(0, 2**32 - 1), n_tokens=st.integers(1, 70), past=st.integers(0, 40), n_kv_heads=st.integers(1, 2),
     group=st.sampled_from([1, 2, 3, 5]), width=st.sampled_from([16, 32, 64, 80, 96, 128]),
-    window=st.sampled_from([0, 0, 1, 2, 15, 16, 17, 33, 500]), page=st.sampled_from([1, 5, 16, 64, 100, 256]),
+    window=st.sampled_from([0, 0, 1, 2, 15, 16, 17, 33, 500, -7, -32]), page=st.sampled_from([1, 5, 16, 64, 100, 256]),
 )  # fmt: skip
 def test_attention_of_any_shape(
     seed: int, n_tokens: int, past: int, n_kv_heads: int, group: int, width: int, window: int, page: int

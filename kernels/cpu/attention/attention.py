@@ -320,7 +320,10 @@ def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, exp
 @jit
 def first_visible(job: Any, position: int) -> Any:
     """Return the first position that the token at a position attends to."""
-    return 0 if job[WINDOW] == 0 else max(0, position + 1 - job[WINDOW])
+    window = job[WINDOW]
+    if window < 0:
+        return position - position % -window
+    return 0 if window == 0 else max(0, position + 1 - window)
 
 
 @jit
@@ -534,7 +537,8 @@ def attend(
         slots: slots per head of the store.
         arrays: 2, or 1 if the store has one array (1, G, slots, E) of keys, which are also the values.
         page: tokens per page.
-        window: number of latest tokens that a token attends to; 0 means all.
+        window: number of latest tokens that a token attends to; 0 means all, and -C those of its chunk of C tokens,
+            counted from position 0.
         sequences: address of the words of each sequence (`layout.py`).
         n_sequences: B.
         column: the index of the word, among those of a sequence, that has its number of queries.
