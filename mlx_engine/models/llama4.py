@@ -49,7 +49,7 @@ class Chunk(OfFolders):
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number."""
-        return min(int(super().read(s, naming, known)), known.context_length)
+        return int(min(super().read(s, naming, known), known.context_length))
 
 
 def chunked_if_rotated(s: Settings, key: str, config: Any) -> None:
