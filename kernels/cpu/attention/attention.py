@@ -320,10 +320,9 @@ def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, exp
 @jit
 def first_visible(job: Any, position: int) -> Any:
     """Return the first position that the token at a position attends to."""
-    window = job[WINDOW]
-    if window < 0:
-        return position - position % -window
-    return 0 if window == 0 else max(0, position + 1 - window)
+    if job[WINDOW] < 0:
+        return position - position % -job[WINDOW]
+    return 0 if job[WINDOW] == 0 else max(0, position + 1 - job[WINDOW])
 
 
 @jit
