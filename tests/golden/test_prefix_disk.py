@@ -1,7 +1,7 @@
 """An answer does not depend on where its prefix is from: digests with prefixes of memory, of files, and cold are equal.
 
     python -m tests.golden.test_prefix_disk
-    python -m tests.golden.test_prefix_disk --backends metal --requests 42 --longest 75
+    python -m tests.golden.test_prefix_disk --backends metal --requests 42 --longest 40
 
 runs 1,000 requests of each of all models, backends and types of keys and values, of which the tests run a part. The
 second command runs 1,008 requests in all on emulated metal, where a request takes a second.
@@ -150,11 +150,12 @@ def test_answers_on_emulated_metal(tmp_path: Path):
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.golden.test_prefix_disk")
+    parser.add_argument("--architectures", nargs="+", default=ARCHITECTURES)
     parser.add_argument("--backends", nargs="+", default=("simd", "parallel"))
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--longest", type=int, default=150, help="most tokens that prompts may have in common")
     options = parser.parse_args()
-    for architecture, backend, kv_type in itertools.product(ARCHITECTURES, options.backends, TYPES):
+    for architecture, backend, kv_type in itertools.product(options.architectures, options.backends, TYPES):
         with tempfile.TemporaryDirectory() as path:
             n = check(architecture, backend, kv_type, 5, options.requests, Path(path), most=options.longest)
         print(
