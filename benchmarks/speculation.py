@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation MODEL --python PATH      appends to benchmarks/results/speculation.jsonl
     python -m benchmarks.speculation shape:qwen3-0.6b --texts benchmarks/speculation_costs.jsonl
+    python -m benchmarks.speculation shape:qwen3-0.6b --texts benchmarks/speculation_edits.jsonl    eight edits at once
     python -m benchmarks.speculation shape:qwen3.5-0.8b-mtp --texts benchmarks/speculation_mtp.jsonl
     python -m benchmarks.speculation MODEL --draft SMALL --texts FILE --rounds 3 --out new.jsonl
 

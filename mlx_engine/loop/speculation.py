@@ -47,6 +47,10 @@ PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
 WEIGHT, LATEST = 4.0, 64
 # The account of a sequence, in tokens: its value at the start, what each token adds, and the largest value.
 START, PER_TOKEN, MOST_SAVED = 0.5, 0.004, 8.0
+# The trust in the proposals of a sequence, in tokens, which is added to its account: its largest value, what a right
+# first token adds, and what a wrong one takes away. It grows where more than two of three are right. Without it, a
+# wrong proposal at the start of an answer that repeats its prompt would forbid proposals for fifty tokens.
+MOST_TRUST, TRUST, DOUBT = 1.0, 0.2, 0.4
 # The expected rate with proposals must be higher by this factor than the rate without.
 MARGIN = 1.05
 # After so many passes with proposals, one without is run and measured: gains are relative to its time.
@@ -262,6 +266,7 @@ class Draft:
         kind: the kind of the evidence for these ids: an index of `LENGTHS`, or a value of `KINDS`.
         acceptance: how often proposals were right.
         account: tokens that proposals have gained, less those that they have cost.
+        trust: tokens that proposals may cost beyond the account, because the last ones were right.
         under_way: of the pass in flight: rows without proposals, sequences that continue an answer, proposed tokens.
     """
 
@@ -271,12 +276,17 @@ class Draft:
     kind: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     account: float = 0.0
+    trust: float = 0.0
     under_way: tuple[int, int, int] = (0, 0, 1)
 
     @property
     def source(self) -> str:
         """The name of the drafter that has proposed the ids."""
         return next((name for name, kind in KINDS.items() if kind == self.kind), LOOKUP)
+
+    def budget(self, n_tokens: int) -> float:
+        """Return how many tokens proposals may cost after `n_tokens` tokens of the answer."""
+        return START + PER_TOKEN * n_tokens + self.account + self.trust
 
 
 class Speculation:
@@ -371,7 +381,7 @@ class Speculation:
         each = self._extra(n_rows, n, 4) / 4
         likely: list[tuple[float, int]] = []
         for i, (chunk, draft, chance) in enumerate(zip(chunks, drafts, chances, strict=True)):
-            budget = START + PER_TOKEN * len(chunk.sequence.output.token_ids) + draft.account
+            budget = draft.budget(len(chunk.sequence.output.token_ids))
             right, most = 1.0, int(budget / each) if each else len(draft.ids)
             for _ in range(min(len(draft.ids), most)):
                 right *= chance
@@ -399,7 +409,9 @@ class Speculation:
         if len(ids) == draft.n_read:
             return draft
         if draft.ids:
-            self._count(draft, draft.kind, is_right=ids[draft.n_read] == draft.ids[0])
+            is_right = ids[draft.n_read] == draft.ids[0]
+            self._count(draft, draft.kind, is_right=is_right)
+            draft.trust = min(MOST_TRUST, draft.trust + TRUST) if is_right else max(0.0, draft.trust - DOUBT)
         most, strength, draft.ids = self._most_of(sequence), 0, ()
         if draft.drafter is not None:
             draft.drafter.extend(ids[draft.n_read :])
@@ -448,7 +460,7 @@ class Speculation:
         chances = [self.probability(draft, kind) for _, draft in asking]
         caps = []
         for (sequence, draft), chance in zip(asking, chances, strict=True):
-            budget = START + PER_TOKEN * len(sequence.output.token_ids) + draft.account
+            budget = draft.budget(len(sequence.output.token_ids))
             most = min(drafter.most, self._most_of(sequence), int(budget / each) if each else drafter.most)
             caps.append(max(0, most) if chance >= LEAST else 0)
         expected, best, depth = float(n_sequences), MARGIN * n_sequences / plain, 0

@@ -15,7 +15,7 @@ from mlx_engine.cache.pool import KVLayer
 from mlx_engine.commands import app
 from mlx_engine.errors import EngineError, OptionError
 from mlx_engine.loop.lookup import Lookups
-from mlx_engine.loop.speculation import FEWEST_PARAMETERS, PLAIN_EACH, PassCosts, Speculation, use_of
+from mlx_engine.loop.speculation import FEWEST_PARAMETERS, PLAIN_EACH, START, PassCosts, Speculation, use_of
 from mlx_engine.options import Options
 
 REPEATED = "One two three four five six. " * 6
@@ -91,6 +91,16 @@ def test_wrong_proposals_cost_less_than_a_hundredth():
         factor, made = simulated(9, 200, n)
         assert made.n_proposed >= (n == 1)
         assert factor > 0.99
+
+
+def test_after_a_loss_right_first_tokens_allow_proposals_and_a_wrong_one_fewer():
+    made, chunk = Speculation(Drafters(5), 100), chunk_of()
+    made.costs, numbers = costs_of(COSTS), []
+    made.look(chunk.sequence).account = -START
+    for token in (5, 5, 5, 6, 6):
+        chunk.sequence.output.token_ids.append(token)
+        numbers += made.plan([chunk], [made.look(chunk.sequence)], 1)
+    assert 0 < numbers[0] < numbers[2] > numbers[3] > numbers[4] == 0
 
 
 def test_right_proposals_give_nearly_what_passes_allow():

@@ -219,6 +219,19 @@ def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
 
 
 @intrinsic
+def load_half_bits(typing: Any, data: Any, at: Any) -> Any:
+    """Load the 16 bits at byte `at` as an index."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = element_address(context, builder, signature.args[0], *args)
+        half = builder.load(builder.bitcast(address, _I16.as_pointer()))
+        half.align = 1
+        return builder.zext(half, ir.IntType(64))
+
+    return types.int64(data, types.int64), generate
+
+
+@intrinsic
 def load_int8(typing: Any, data: Any, at: Any) -> Any:
     """Load 16 signed bytes from byte `at` on, as floats."""
 

@@ -76,9 +76,14 @@ def _scaled(x: Any, at: int, n: int, factor: Any, out: Any, to: int) -> None:
 
 
 @jit
-def _four(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any, out: Any,
-          to: int) -> None:  # fmt: skip
-    """Apply one token to 64 columns of a matrix of n rows. The key is n elements after the query."""
+def _four(
+    m: Any, at: int, new_at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any,
+    out: Any, to: int,
+) -> None:  # fmt: skip
+    """Apply one token to 64 columns of a matrix of n rows, from `m[at]` on, and write them from `m[new_at]` on.
+
+    The key is n elements after the query.
+    """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
         key, row = load_splat(qk, q + n + e), at + e * apart
@@ -93,17 +98,18 @@ def _four(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: in
     w, x, y, z = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
         query, key, row = load_splat(qk, q + e), load_splat(qk, q + n + e), at + e * apart
+        new_row = new_at + e * apart
         new = fma(key, a, mul(decay, load(m, row)))
-        store(m, row, new)
+        store(m, new_row, new)
         w = fma(query, new, w)
         new = fma(key, b, mul(decay, load(m, row + LANES)))
-        store(m, row + LANES, new)
+        store(m, new_row + LANES, new)
         x = fma(query, new, x)
         new = fma(key, c, mul(decay, load(m, row + 2 * LANES)))
-        store(m, row + 2 * LANES, new)
+        store(m, new_row + 2 * LANES, new)
         y = fma(query, new, y)
         new = fma(key, d, mul(decay, load(m, row + 3 * LANES)))
-        store(m, row + 3 * LANES, new)
+        store(m, new_row + 3 * LANES, new)
         z = fma(query, new, z)
     store(out, to, w)
     store(out, to + LANES, x)
@@ -112,8 +118,10 @@ def _four(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: in
 
 
 @jit
-def _one(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any, out: Any,
-         to: int) -> None:  # fmt: skip
+def _one(
+    m: Any, at: int, new_at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any,
+    out: Any, to: int,
+) -> None:  # fmt: skip
     """Apply one token to 16 columns, with the arguments of `_four`."""
     known, y = zeros(), zeros()
     for e in range(n):
@@ -121,7 +129,7 @@ def _one(m: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int
     change = mul(strength, sub(load(v, v_at), mul(decay, known)))
     for e in range(n):
         new = fma(load_splat(qk, q + n + e), change, mul(decay, load(m, at + e * apart)))
-        store(m, at + e * apart, new)
+        store(m, new_at + e * apart, new)
         y = fma(load_splat(qk, q + e), new, y)
     store(out, to, y)
 
@@ -149,8 +157,6 @@ def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, 
     values = 2 * block[DELTA_KEYS] * E
     row, size, step = values + H * P, H * E * P, 2 * E + LANES
     begin, to = source * size + head * E * P, target * size + head * E * P
-    for i in range(0, E * P, LANES):
-        store(m, to + i, load(m, begin + i))
     weight, eps = floats(block[DELTA_NORM]), number(block[DELTA_EPS])
     for piece in range(first, first + n, PIECE):
         last = min(piece + PIECE, first + n)
@@ -162,10 +168,12 @@ def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, 
             for t in range(piece, last):
                 at, v, y = (t - piece) * step, t * row + values + head * P + column, t * H * P + head * P + column
                 decay, strength = load_splat(qk, at + 2 * E), load_splat(qk, at + 2 * E + 1)
+                # The first token reads the state before the run, which other sequences may still need.
+                old = begin if t == first else to
                 if wide:
-                    _four(m, to + column, P, E, qk, at, x, v, decay, strength, out, y)
+                    _four(m, old + column, to + column, P, E, qk, at, x, v, decay, strength, out, y)
                 else:
-                    _one(m, to + column, P, E, qk, at, x, v, decay, strength, out, y)
+                    _one(m, old + column, to + column, P, E, qk, at, x, v, decay, strength, out, y)
             column += 4 * LANES if wide else LANES
         for t in range(piece, last):
             y = t * H * P + head * P
