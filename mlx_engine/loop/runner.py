@@ -192,7 +192,8 @@ class ModelRunner:
         sequence.kv.roll_back(chunk.n - 1 - n)
         sequence.kv.commit(1 + n)
         sequence.unread, chunk.n, chunk.logits = [token], 1 + n, None
-        self._keep_hidden(chunk)
+        if chunk.hidden is not None:
+            self._keep_hidden(chunk, chunk.hidden)
 
     def idle(self) -> None:
         """Signal that there is no work, so that other ranks may sleep until the next pass."""
@@ -213,7 +214,8 @@ class ModelRunner:
             if not submitted.n_rows:
                 submitted.batch.commit()
                 for chunk in submitted.chunks:
-                    self._keep_hidden(chunk)
+                    if chunk.hidden is not None:
+                        self._keep_hidden(chunk, chunk.hidden)
                 self._last_had_no_choice = True
                 return submitted.chunks
             self._flight.append(submitted)
@@ -274,11 +276,9 @@ class ModelRunner:
         request = chunk.sequence.request
         return not request.is_hidden and chunk.first + chunk.n > len(request.prompt_ids) - self.n_hidden
 
-    def _keep_hidden(self, chunk: ScheduledChunk) -> None:
+    def _keep_hidden(self, chunk: ScheduledChunk, rows: Array) -> None:
         """Keep the hidden states of a chunk's committed tokens, without those that are too far from the last one."""
-        rows, kept, end = chunk.hidden, chunk.sequence.hidden, chunk.first + chunk.n
-        if rows is None:
-            return
+        kept, end = chunk.sequence.hidden, chunk.first + chunk.n
         kept.append((chunk.first, self._model.backend.host(rows)[: chunk.n]))
         chunk.hidden = None
         while kept[0][0] + len(kept[0][1]) <= end - self.n_hidden:
@@ -374,7 +374,8 @@ class ModelRunner:
         for chunk in submitted.chunks:
             if chunk.logits is None:
                 chunk.sequence.kv.commit(chunk.n)
-                self._keep_hidden(chunk)
+                if chunk.hidden is not None:
+                    self._keep_hidden(chunk, chunk.hidden)
         for chunk, tokens in chosen:
             unread = chunk.sequence.unread
             if unread and unread[-1] is chunk.choices[0].token:  # no pass has run it yet

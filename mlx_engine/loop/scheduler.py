@@ -221,7 +221,8 @@ class Scheduler:
         return done
 
     def _step(self) -> StepOutput:
-        self._admit()
+        if self.waiting:
+            self._admit()
         done = self._run()
         failed = done.failed if self.speculation is None else [*done.failed, *self._accept(self.speculation, done)]
         n_rows = sum(chunk.n for chunk in done.chunks)
@@ -289,7 +290,7 @@ class Scheduler:
             ends = [chunk.sequence for chunk in chunks if chunk.samplers]
             forked = [one for one in self.running if one.parallel and (one in ends or self._runner.n_pending(one))]
             n_copies = sum(len(one.parallel) for one in forked)
-            if self._make_room(n_pages, n_copies):
+            if not n_pages + n_copies or self._make_room(n_pages, n_copies):
                 if self.speculation is not None:
                     self.speculation.propose(chunks, self._is_settled, n_pages + n_copies)
                 return chunks
@@ -352,8 +353,6 @@ class Scheduler:
         Layers with a window need pages for the copies only, because they always have enough pages for one sequence per
         slot.
         """
-        if not n_pages + n_copies:
-            return True
         return self.pool.make_room([n_copies + (n_pages if window is None else 0) for window in self.pool.windows])
 
     def _preempt(self, sequence: Sequence) -> None:
