@@ -1336,6 +1336,7 @@ class CheckedCheckpoint:
     draft: LoadedDraft | None = None
     files: str = ""
     _is_checked: bool = False
+    _streams_experts: bool = False
 
     def __post_init__(self) -> None:
         if self.shard is not None:
@@ -1394,7 +1395,8 @@ class CheckedCheckpoint:
         need = need_of(outline, n_tokens, kv=kv)
         if self.draft is not None:  # `kv` is for both
             need += need_of(outlined(self.draft.planned, self.made), n_tokens, kv=None if kv is None else 0)
-        need.check(self.checkpoint.where, available_memory(), allowed=self.allow_too_large)
+        where, allowed = self.checkpoint.where, self.allow_too_large
+        self._streams_experts = need.check(where, available_memory(), allowed=allowed)
 
     def build(self, progress: Progress | None = None) -> Loaded:
         """Read the weights and build the model; record load and warm-up time in `prompts.phases`.
@@ -1441,6 +1443,8 @@ class CheckedCheckpoint:
                 self.draft.model = self.draft.planned.build(backend).model
         except MemoryError as error:
             raise out_of_memory(self.checkpoint.where, error) from error
+        if self._streams_experts:
+            backend.stream_experts()
         return backend, loaded, created
 
 

@@ -151,6 +151,11 @@ def is_view(prepared: object, read: np.ndarray) -> bool:
     return isinstance(held, np.ndarray) and np.may_share_memory(held, read)
 
 
+def is_mapped(array: np.ndarray) -> bool:
+    """Return whether an array is a view of a mapped file."""
+    return _file_of(array) is not None
+
+
 def map_small_pages(view: np.ndarray) -> None:
     """Ask the system to map the file of a view in small pages.
 

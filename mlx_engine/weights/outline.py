@@ -34,6 +34,8 @@ from mlx_engine.weights.model import Model, Planned, model_file
 from mlx_engine.weights.parameters import Parameters
 
 ALTERNATIVE = "Q8_0"
+# A part of the names of experts' matrices.
+EXPERTS = "_exps."
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +100,7 @@ class OutlineBackend:
     Attributes:
         nbytes: bytes of all weights that have been prepared.
         n_mapped: bytes of the weights that are read from the mapped file.
+        n_mapped_experts: bytes of those of them that are matrices of experts.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that would be saved if every matrix were stored as Q8_0, where that is smaller.
         expanded: the matrices that take more memory than in the file, by type.
@@ -106,6 +109,7 @@ class OutlineBackend:
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self.nbytes, self.n_mapped, self.saved = backend, 0, 0, 0
+        self.n_mapped_experts = 0
         self._left: dict[str, int] = {}
         self._multiplied: set[str] = set()
         self.shapes: set[tuple[int, int]] = set()
@@ -125,7 +129,9 @@ class OutlineBackend:
             nbytes = round(n_rows * row_bytes)
             self.shapes.add((n_rows, weight.shape[-1]))
             self.types[weight.type] += weight.nbytes
-            self.n_mapped += nbytes if views and isinstance(weight, LazyWeight) and weight.is_stored else 0
+            mapped = nbytes if views and isinstance(weight, LazyWeight) and weight.is_stored else 0
+            self.n_mapped += mapped
+            self.n_mapped_experts += mapped if EXPERTS in weight.name else 0
             self._multiplied.add(weight.name)
             alternative = self._as_alternative(weight, nbytes)
             self.saved += max(0, nbytes - alternative)
@@ -225,6 +231,7 @@ class Need:
         kv: pages of keys and values.
         workspace: activations of the longest pass, and logits.
         saved: bytes that would be saved if every matrix were stored as Q8_0, where that is smaller.
+        experts: the weights of experts that stay in the mapped file.
     """
 
     weights: int
@@ -232,6 +239,7 @@ class Need:
     kv: int
     workspace: int
     saved: int = 0
+    experts: int = 0
 
     @property
     def total(self) -> int:
@@ -247,11 +255,13 @@ class Need:
         """Return the memory of both models together; their passes do not run at the same time."""
         return Need(
             self.weights + other.weights, self.mapped + other.mapped, self.kv + other.kv,
-            max(self.workspace, other.workspace), self.saved + other.saved,
+            max(self.workspace, other.workspace), self.saved + other.saved, self.experts + other.experts,
         )  # fmt: skip
 
-    def check(self, where: str, available: int, *, allowed: bool = False) -> None:
+    def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
         """Compare with the available bytes. Warn if the model is larger but can run.
+
+        Return whether experts do not fit, which can be read from the file when tokens choose them.
 
         Raises:
             NotEnoughMemoryError: the model cannot run, and `allowed` is not set.
@@ -260,8 +270,14 @@ class Need:
             raise NotEnoughMemoryError(
                 where=where, needed=self._text(), found=f"{size(available)} free", hint=self._hint()
             )
-        if self.total > available:
+        if self.total > available and self.total - self.experts <= available:
+            log.warn(
+                f"{where}: needs {self._text()}, and {size(available)} are free: the {size(self.experts)} of experts "
+                "are read from the file when tokens choose them"
+            )
+        elif self.total > available:
             log.warn(f"{where}: needs {self._text()}, and {size(available)} are free: it may run slowly or be killed")
+        return self.experts > 0 and self.total > available
 
     def _text(self) -> str:
         return f"{size(self.total)} of memory ({size(self.weights)} of weights, {size(self.kv)} of keys and values)"
@@ -282,6 +298,7 @@ def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> 
         kv=pool_nbytes(model.kv_layers, n_tokens) if kv is None else kv,
         workspace=4 * (ACTIVATIONS * LONGEST_PASS * widest + vocab_size),
         saved=sizes.saved,
+        experts=sizes.n_mapped_experts,
     )
 
 
