@@ -132,7 +132,7 @@ class CompiledBackend(SimdBackend):
         self._blocks = {key: block for key, block in self._blocks.items() if linear not in block.linears}
 
     def stream_experts(self) -> None:
-        """Read chosen experts from the file in a thread, those of the models that are built so far and of later ones."""
+        """Read chosen experts from the file in a thread, those of models that are built so far and of later ones."""
         if self._reader is None:
             self._reader = ExpertReader()
             for block in self._mixtures.values():

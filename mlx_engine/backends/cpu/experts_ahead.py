@@ -12,7 +12,7 @@ import ctypes
 import os
 import threading
 import weakref
-from mmap import MADV_WILLNEED, PAGESIZE
+from mmap import MADV_RANDOM, MADV_WILLNEED, PAGESIZE
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class ExpertReader:
     def __init__(self) -> None:
         self._system = ctypes.CDLL(None)  # keeps the address of `write` valid
         self._write = ctypes.cast(self._system.write, ctypes.c_void_p).value
+        self._system.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        self._system.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
         source, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         self._notes: list[np.ndarray] = []
@@ -48,6 +50,9 @@ class ExpertReader:
         pieces = [_pieces(block, expert) for expert in range(block.n_experts)]
         if not any(pieces) or block.n_experts > layout.MOST_NOTED:
             return
+        for at, nbytes in (piece for of in pieces for piece in of):
+            # A page fault would read what lies around the page, up to megabytes, in part of other experts.
+            self._system.madvise(at, nbytes, MADV_RANDOM)
         note, words = np.zeros(layout.NOTE_WIDTH, dtype=np.int64), block.descriptor
         note[0] = len(self._pieces)
         self._notes.append(note)
@@ -73,15 +78,14 @@ def _pieces(block: ExpertBlock, expert: int) -> list[tuple[int, int]]:
 
 
 def _read(source: int, pieces: list[list[list[tuple[int, int]]]], system: ctypes.CDLL) -> None:
-    """Read the noted experts until the pipe is closed. A piece whose first page is in memory is not read again."""
-    advise, is_in_memory, one = system.madvise, system.mincore, ctypes.create_string_buffer(1)
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    is_in_memory.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    """Read the noted experts until the pipe is closed. The system reads only the pages that are not in memory."""
+    are_in_memory = np.empty(PIECE // PAGESIZE, np.uint8)
     while notes := os.read(source, _NOTE_BYTES * 16):
-        for number, *bits in np.frombuffer(notes, np.int64).reshape(-1, layout.NOTE_WIDTH):
+        # Earlier notes are of layers that have been computed meanwhile.
+        for number, *bits in np.frombuffer(notes, np.int64).reshape(-1, layout.NOTE_WIDTH)[-2:]:
             experts = np.unpackbits(np.array(bits).view(np.uint8), bitorder="little").nonzero()[0]
             for at, nbytes in (piece for expert in experts for piece in pieces[number][expert]):
-                is_in_memory(at, 1, one)
-                if not one.raw[0] & 1:
-                    advise(at, nbytes, MADV_WILLNEED)
+                system.mincore(at, nbytes, are_in_memory.ctypes.data)
+                if not are_in_memory[: -(-nbytes // PAGESIZE)].all():
+                    system.madvise(at, nbytes, MADV_WILLNEED)
     os.close(source)
