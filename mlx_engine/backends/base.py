@@ -121,6 +121,16 @@ class Backend(Primitives):
         """Return the linear layers of X experts, which have one shape, in the form that `expert_linear` reads."""
         return tuple(linears)
 
+    # Whether the backend has `stack_some`.
+    holds_some_experts = False
+
+    def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
+        """Return the linear layers of n experts, in the form that `expert_linear` reads; n_slots of them are in memory.
+
+        `read(e)` reads and prepares the layer of expert e, whenever it is chosen and not in memory.
+        """
+        raise NotImplementedError
+
     def embeds_stored(self, table: Weight) -> bool:
         """Return whether `embed` reads this table in its stored type; if not, `embed` reads the result of `prepare`."""
         return False

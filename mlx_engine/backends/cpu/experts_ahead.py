@@ -30,7 +30,7 @@ class ExpertReader:
 
     def __init__(self) -> None:
         self._system = ctypes.CDLL(None)  # keeps the address of `write` valid
-        self._write = ctypes.cast(self._system.write, ctypes.c_void_p).value
+        self._write = ctypes.cast(self._system.write, ctypes.c_void_p).value or 0
         self._system.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._system.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
         source, self._pipe = os.pipe()

@@ -11,7 +11,7 @@ internally; the states of linear attention and all logits are float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,6 +63,7 @@ class MlxBackend(Backend):
     """
 
     lazy = True
+    holds_some_experts = True
 
     def __init__(self, activations: str = "f32", name: str = "mlx") -> None:
         self.name = name
@@ -280,6 +281,9 @@ class MlxBackend(Backend):
 
     def stack(self, linears: Sequence[Linear]) -> Native:
         return mlx_experts.stacked(linears, self._dtype)
+
+    def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
+        return mlx_experts.Slots(lambda e: self.stack([read(e)]), n, n_slots)
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
         return mlx_experts.route(logits, routing)
