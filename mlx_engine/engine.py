@@ -1366,6 +1366,8 @@ class CheckedCheckpoint:
             settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
             settings |= {"activations": self.activations, "kv_type": self.kv_type}
             self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
+        if self.experts_memory is not None:
+            self._bound_experts(self.experts_memory)
         self.prompts = RequestBuilder(self.checkpoint, self.path, self.config, self.planned.adapters)
 
     def add_draft(self, path: Path) -> None:
@@ -1407,11 +1409,8 @@ class CheckedCheckpoint:
 
         Raises:
             NotEnoughMemoryError: the free memory is too small for the model.
-            OptionError: `experts_memory` is too small, or the backend or the model has no use for it.
         """
         self._is_checked = True
-        if self.experts_memory is not None:
-            self._bound_experts(self.experts_memory)
         if self.checkpoint.is_converted or self.planned.n_parameters < FEW_PARAMETERS:
             return
         outline = outlined(self.planned, self.made)
@@ -1424,7 +1423,11 @@ class CheckedCheckpoint:
         self._streams_experts = need.check(where, available_memory(), allowed=allowed)
 
     def _bound_experts(self, most: int) -> None:
-        """Plan at most `most` bytes of experts in memory; each layer holds the same share of its experts."""
+        """Plan at most `most` bytes of experts in memory; each layer holds the same share of its experts.
+
+        Raises:
+            OptionError: these are too few, or the backend or the model has no use for a bound.
+        """
         if not self.made.holds_some_experts:
             message = (
                 f"experts_memory needs the backend mlx, metal or cuda; with {self.made.name} the system keeps the "

@@ -121,17 +121,19 @@ class Slots:
         """Read those of the experts that are not in memory, in place of those that were used least recently."""
         for e in experts.tolist():
             if self._slots[e] >= 0:
-                self._used.move_to_end(e)
-        for e in experts.tolist():
-            if self._slots[e] < 0:
-                self._slots[e] = len(self._used) if len(self._used) < self._n_slots else self._free()
                 self._used[e] = None
-                self._write(int(self._slots[e]), self._read(e))
+                self._used.move_to_end(e)
+        for e in experts[self._slots[experts] < 0].tolist():
+            new, slot = self._read(e), self._free()
+            self._write(slot, new)
+            self._slots[e], self._used[e] = slot, None  # last, because Ctrl-C may end this at any point
 
     def _free(self) -> int:
-        oldest, _ = self._used.popitem(last=False)
-        slot, self._slots[oldest] = int(self._slots[oldest]), -1
-        return slot
+        """Return a slot without an expert."""
+        while not len(free := np.setdiff1d(np.arange(self._n_slots), self._slots)):
+            oldest, _ = self._used.popitem(last=False)
+            self._slots[oldest] = -1
+        return int(free[0])
 
     def _write(self, slot: int, expert: Stack) -> None:
         held, new = _arrays(self._held), _arrays(expert)
