@@ -198,8 +198,9 @@ def llama_step(path: str, n_tokens: int) -> Step:
 
 def choices(engine: str, path: str, n_tokens: int) -> Found:
     """Return how unequally the routers choose, means over layers, and how many choices the layer before has guessed."""
-    from mlx_engine.backends.cpu import experts_ahead
     from mlx_engine.kernels.cpu.build.layout import NOTE_WIDTH
+
+    from mlx_engine.backends.cpu import experts_ahead
 
     notes: list[bytes] = []
 

@@ -1,5 +1,6 @@
 """Experts that do not fit into memory: what the kernels note, and what is read from the file."""
 
+import ctypes
 import os
 import threading
 
@@ -57,25 +58,27 @@ def test_kernels_note_the_chosen_experts_and_change_no_bit(monkeypatch):
 
 
 class System:
-    """The system's functions. The second memory page of each piece is missing."""
+    """The system's functions. The fourth memory page of each matrix is missing, but for the matrix at 65536."""
 
     def __init__(self):
         self.read = []
 
     def mincore(self, at, nbytes, answer):
-        pages = np.ctypeslib.as_array((experts_ahead.ctypes.c_uint8 * 8).from_address(answer))
-        pages[:2] = 1, at == 4096
+        pages = np.ctypeslib.as_array((ctypes.c_uint8 * -(-nbytes // 4096)).from_address(answer))
+        pages[:], pages[3:4] = 1, at == 65536
 
     def madvise(self, at, nbytes, advice):
         self.read.append((at, nbytes))
 
 
-def test_what_is_missing_of_the_newest_notes_is_read():
+def test_what_is_missing_of_the_newest_notes_is_read(monkeypatch):
+    monkeypatch.setattr(experts_ahead, "PIECE", 8192)
+    monkeypatch.setattr(experts_ahead, "PAGESIZE", 4096)
     system, (source, pipe) = System(), os.pipe()
     notes = np.zeros((3, layout.NOTE_WIDTH), np.int64)
     notes[:, 0], notes[:, 1] = (0, 1, 0), (0b1, 0b100, 0b11)
     os.write(pipe, notes.tobytes())
     os.close(pipe)
-    pieces = [[[(4096, 5000)], [(8192, 5000), (16384, 100)], []], [[], [], [(32768, 8000)]]]
-    experts_ahead._read(source, pieces, system)
-    assert system.read == [(32768, 8000), (8192, 5000)]
+    mixtures = [[[(65536, 15000)], [(4096, 15000), (131072, 100)], []], [[], [], [(262144, 30000)]]]
+    experts_ahead._read(source, mixtures, system)
+    assert system.read == [(262144 + 8192, 8192), (4096 + 8192, 15000 - 8192)]

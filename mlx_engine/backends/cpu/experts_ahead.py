@@ -36,27 +36,27 @@ class ExpertReader:
         source, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         self._notes: list[np.ndarray] = []
-        # By mixture and expert, the addresses of its pieces, and their bytes.
-        self._pieces: list[list[list[tuple[int, int]]]] = []
+        # By mixture and expert, the addresses of its matrices, and their bytes.
+        self._mixtures: list[list[list[tuple[int, int]]]] = []
         self._last: ExpertBlock | None = None
         thread = threading.Thread(
-            target=_read, args=(source, self._pieces, self._system), name="mlx_engine-experts", daemon=True
+            target=_read, args=(source, self._mixtures, self._system), name="mlx_engine-experts", daemon=True
         )
         thread.start()
         self.close = weakref.finalize(self, os.close, self._pipe)  # ends the thread
 
     def add(self, block: ExpertBlock) -> None:
         """Read the experts of a mixture, whose layer follows that of the mixture before."""
-        pieces = [_pieces(block, expert) for expert in range(block.n_experts)]
-        if not any(pieces) or block.n_experts > layout.MOST_NOTED:
+        experts = [_matrices(block, expert) for expert in range(block.n_experts)]
+        if not any(experts) or block.n_experts > layout.MOST_NOTED:
             return
-        for at, nbytes in (piece for of in pieces for piece in of):
+        for at, nbytes in (matrix for expert in experts for matrix in expert):
             # A page fault would read what lies around the page, up to megabytes, in part of other experts.
             self._system.madvise(at, nbytes, MADV_RANDOM)
         note, words = np.zeros(layout.NOTE_WIDTH, dtype=np.int64), block.descriptor
-        note[0] = len(self._pieces)
+        note[0] = len(self._mixtures)
         self._notes.append(note)
-        self._pieces.append(pieces)
+        self._mixtures.append(experts)
         words[layout.EX_WRITE], words[layout.EX_PIPE] = self._write, self._pipe
         words[layout.EX_NOTE] = note.ctypes.data
         before, self._last = self._last, block
@@ -66,26 +66,32 @@ class ExpertReader:
             before.descriptor[layout.EX_NEXT] = block.address
 
 
-def _pieces(block: ExpertBlock, expert: int) -> list[tuple[int, int]]:
-    """Return the addresses and bytes of the mapped matrices of an expert, in pieces that begin with a memory page."""
+def _matrices(block: ExpertBlock, expert: int) -> list[tuple[int, int]]:
+    """Return the addresses and bytes of the mapped matrices of an expert, from the first byte of a memory page on."""
     found = []
     for linear in (linear for of in block.blocks[expert] for linear in of.linears):
         data: np.ndarray = linear.weight.data
         if is_mapped(data):
-            first, end = data.ctypes.data // PAGESIZE * PAGESIZE, data.ctypes.data + data.nbytes
-            found += [(at, min(PIECE, end - at)) for at in range(first, end, PIECE)]
+            first = data.ctypes.data // PAGESIZE * PAGESIZE
+            found.append((first, data.ctypes.data + data.nbytes - first))
     return found
 
 
-def _read(source: int, pieces: list[list[list[tuple[int, int]]]], system: ctypes.CDLL) -> None:
+def _read(source: int, mixtures: list[list[list[tuple[int, int]]]], system: ctypes.CDLL) -> None:
     """Read the noted experts until the pipe is closed. The system reads only the pages that are not in memory."""
-    are_in_memory = np.empty(PIECE // PAGESIZE, np.uint8)
     while notes := os.read(source, _NOTE_BYTES * 16):
         # Earlier notes are of layers that have been computed meanwhile.
         for number, *bits in np.frombuffer(notes, np.int64).reshape(-1, layout.NOTE_WIDTH)[-2:]:
             experts = np.unpackbits(np.array(bits).view(np.uint8), bitorder="little").nonzero()[0]
-            for at, nbytes in (piece for expert in experts for piece in pieces[number][expert]):
-                system.mincore(at, nbytes, are_in_memory.ctypes.data)
-                if not are_in_memory[: -(-nbytes // PAGESIZE)].all():
-                    system.madvise(at, nbytes, MADV_WILLNEED)
+            for at, nbytes in (matrix for expert in experts for matrix in mixtures[number][expert]):
+                _read_matrix(at, nbytes, system)
     os.close(source)
+
+
+def _read_matrix(at: int, nbytes: int, system: ctypes.CDLL) -> None:
+    are_in_memory = np.empty(-(-nbytes // PAGESIZE), np.uint8)
+    system.mincore(at, nbytes, are_in_memory.ctypes.data)
+    if not are_in_memory.all():
+        for first in range(0, nbytes, PIECE):
+            if not are_in_memory[first // PAGESIZE : (first + PIECE) // PAGESIZE].all():
+                system.madvise(at + first, min(PIECE, nbytes - first), MADV_WILLNEED)
