@@ -57,11 +57,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--share", type=float, default=0.5, help="of the memory that the engine uses if it may use all")
+    parser.add_argument("--read-ahead-kb", type=int, help="the setting of the model's disk while this runs; needs root")
     parser.add_argument("--no-ahead", action="store_true", help="measure without reading ahead, too")
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
     parser.add_argument("--run", metavar="ENGINE", help=argparse.SUPPRESS)
+    parser.add_argument("--resident", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
+        if options.resident:  # all of the file is in memory before the first token
+            with options.model.open("rb") as file:
+                while file.read(1 << 24):
+                    pass
         found = (choices if options.run == CHOICES else measured)(options.run, str(options.model), options.tokens)
         print(json.dumps(found))
         return
@@ -69,7 +75,8 @@ def main() -> None:
         path = options.model or Path(folder) / f"{SHAPE}-{options.layers}.gguf"
         if not path.exists():
             write(path, options.layers)
-        measure(path, options)
+        with read_ahead_kb(path, options.read_ahead_kb):
+            measure(path, options)
 
 
 def measure(path: Path, options: argparse.Namespace) -> None:
@@ -98,6 +105,7 @@ def measure(path: Path, options: argparse.Namespace) -> None:
         allowed = "limited" if is_limited else "all memory"
         print(f"{engine}, {allowed}: {rate:.2f} tokens/s, {rate / of_all:.2f}, same bits: {same}")
         about = {"engine": engine, "is_limited": is_limited, "n_gen": options.tokens, "has_same_bits": same}
+        about["read_ahead_kb"] = options.read_ahead_kb
         log.append({"model_name": path.stem, "file_bytes": path.stat().st_size, **about, **chosen, "runs": each})
 
 
@@ -107,12 +115,28 @@ def run(python: str, engine: str, path: Path, n_tokens: int, limit: int | None) 
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     command = [python, "-m", "benchmarks.experts", "--run", engine, "--model", str(path), "--tokens", str(n_tokens)]
+    command += ["--resident"] if limit is None else []
     with group(limit) as (join, used):
         done = subprocess.run(command, preexec_fn=join, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{engine}: {done.stderr[-2000:]}")
         found: Found = json.loads(done.stdout.splitlines()[-1])
         return found if engine == CHOICES else {**found, "memory": limit or used()}
+
+
+@contextlib.contextmanager
+def read_ahead_kb(path: Path, value: int | None) -> Iterator[None]:
+    """Change how much Linux reads around a page fault of a file, 128 KiB on most systems."""
+    device = path.stat().st_dev
+    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    before = setting.read_text() if value is not None else ""
+    try:
+        if value is not None:
+            setting.write_text(str(value))
+        yield
+    finally:
+        if value is not None:
+            setting.write_text(before)
 
 
 @contextlib.contextmanager
@@ -198,7 +222,7 @@ def llama_step(path: str, n_tokens: int) -> Step:
 
 def choices(engine: str, path: str, n_tokens: int) -> Found:
     """Return how unequally the routers choose, means over layers, and how many choices the layer before has guessed."""
-    from mlx_engine.kernels.cpu.build.layout import NOTE_WIDTH
+    from mlx_engine.kernels.cpu.build.layout import NOTE_BITS, NOTE_WIDTH
 
     from mlx_engine.backends.cpu import experts_ahead
 
@@ -213,7 +237,7 @@ def choices(engine: str, path: str, n_tokens: int) -> Found:
         step(token)
     time.sleep(1)  # until the last notes are read
     # Of each token: the choices of the first layer; then of each layer a guess and the choices.
-    words = np.frombuffer(b"".join(notes), np.int64).reshape(n_tokens, -1, NOTE_WIDTH)[:, :, 1:]
+    words = np.frombuffer(b"".join(notes), np.int64).reshape(n_tokens, -1, NOTE_WIDTH)[:, :, NOTE_BITS:]
     bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")[:, :, :128]
     chosen, guessed = bits[:, ::2], bits[:, 1::2]
     shares = np.sort(chosen.sum(axis=0) / chosen[:, 0].sum(), axis=1)[:, ::-1]

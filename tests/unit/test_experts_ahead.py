@@ -14,13 +14,14 @@ from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.taps import observed
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward_logits
+from mlx_engine.machine.memory import read_around
 from tests.random_models import random_model
 
 IDS = [3, 141, 59, 26]
 
 
 def bits(note):
-    return set(np.unpackbits(note[1:].view(np.uint8), bitorder="little").nonzero()[0].tolist())
+    return set(np.unpackbits(note[layout.NOTE_BITS :].view(np.uint8), bitorder="little").nonzero()[0].tolist())
 
 
 def test_kernels_note_the_chosen_experts_and_change_no_bit(monkeypatch):
@@ -35,7 +36,7 @@ def test_kernels_note_the_chosen_experts_and_change_no_bit(monkeypatch):
 
     expected, notes, ended = run(), [], threading.Event()
 
-    def collect(source, pieces, system):
+    def collect(source, *_):
         while found := os.read(source, 1 << 12):
             notes.extend(np.frombuffer(found, np.int64).reshape(-1, layout.NOTE_WIDTH))
         ended.set()
@@ -51,24 +52,24 @@ def test_kernels_note_the_chosen_experts_and_change_no_bit(monkeypatch):
     backend.close()
     assert ended.wait(10)
     first, guess, second = notes[:3]
-    assert [note[0] for note in (first, guess, second)] == [0, 1, 1]
+    assert [note[: layout.NOTE_BITS].tolist() for note in (first, guess, second)] == [[0, 0], [1, 1], [1, 0]]
     for note, logits in zip((first, second), routers.values(), strict=True):
         assert bits(note) == set(np.argsort(-logits, axis=1)[:, :2].reshape(-1).tolist())
     assert len(bits(guess)) >= 2
 
 
 class System:
-    """The system's functions. The fourth memory page of each matrix is missing, but for the matrix at 65536."""
+    """The system's functions. The fourth memory page of each matrix is missing, but not of the matrix at 65536."""
 
     def __init__(self):
-        self.read = []
+        self.read, self.used = [], []
 
     def mincore(self, at, nbytes, answer):
         pages = np.ctypeslib.as_array((ctypes.c_uint8 * -(-nbytes // 4096)).from_address(answer))
         pages[:], pages[3:4] = 1, at == 65536
 
     def madvise(self, at, nbytes, advice):
-        self.read.append((at, nbytes))
+        (self.used if advice == experts_ahead.MADV_POPULATE_READ else self.read).append((at, nbytes))
 
 
 def test_what_is_missing_of_the_newest_notes_is_read(monkeypatch):
@@ -76,9 +77,25 @@ def test_what_is_missing_of_the_newest_notes_is_read(monkeypatch):
     monkeypatch.setattr(experts_ahead, "PAGESIZE", 4096)
     system, (source, pipe) = System(), os.pipe()
     notes = np.zeros((3, layout.NOTE_WIDTH), np.int64)
-    notes[:, 0], notes[:, 1] = (0, 1, 0), (0b1, 0b100, 0b11)
+    notes[:, 0], notes[:, layout.NOTE_BITS] = (0, 1, 0), (0b1, 0b100, 0b11)
     os.write(pipe, notes.tobytes())
     os.close(pipe)
+    monkeypatch.setattr(experts_ahead.select, "select", lambda *_: ([], [], []))  # the end of a pipe is news, too
     mixtures = [[[(65536, 15000)], [(4096, 15000), (131072, 100)], []], [[], [], [(262144, 30000)]]]
-    experts_ahead._read(source, mixtures, system)
+    experts_ahead._read(source, mixtures, {0}, system)
     assert system.read == [(262144 + 8192, 8192), (4096 + 8192, 15000 - 8192)]
+    assert system.used == [(65536, 15000), (131072, 100)]
+
+
+def test_what_a_page_fault_reads_is_found(tmp_path):
+    def of(maps, **files):
+        for name, text in {"proc/self/maps": maps, **files}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return read_around(0x2000, tmp_path)
+
+    line = "1000-3000 r--s 00000000 {} 12 /model.gguf\n"
+    bdi, disk = "sys/class/bdi/254:17/read_ahead_kb", "sys/dev/block/259:0/queue/read_ahead_kb"
+    assert of("0-1000 r--p 0 00:00 0\n" + line.format("fe:11"), **{bdi: "128\n"}) == 128 << 10
+    assert of(line.format("103:00"), **{disk: "8192\n"}) == 8 << 20
+    assert of(line.format("00:2a")) == of("damaged\n") == of("") == 0

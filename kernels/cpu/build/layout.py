@@ -115,9 +115,11 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
     EX_SHARED_WEIGHT, EX_ADDS, EX_SIGMOID, EX_CHOICE_BIAS, EX_GROUPS, EX_GROUPS_USED, EX_SUM_EPS,
     EX_WEIGHS_INPUTS, EX_NOTE, EX_WRITE, EX_PIPE, EX_NEXT, EX_TABLE,
 ) = range(30)  # fmt: skip
-# A note is the number of a mixture, and a bit for each of its experts. The system writes so few bytes at once.
+# Words of a note: the number of a mixture, whether the note is a guess, and a bit for each of the experts. The system
+# writes so few bytes at once.
+NOTE_NUMBER, NOTE_GUESS, NOTE_BITS = range(3)
 MOST_NOTED = 1024
-NOTE_WIDTH = 1 + MOST_NOTED // 64
+NOTE_WIDTH = NOTE_BITS + MOST_NOTED // 64
 
 
 def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:

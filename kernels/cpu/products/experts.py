@@ -47,6 +47,8 @@ from ..build.layout import (
     EX_WIDTH,
     EX_WRITE,
     LANES,
+    NOTE_BITS,
+    NOTE_GUESS,
     NOTE_WIDTH,
 )
 from ..build.memory import floats, invoke, number, words
@@ -219,13 +221,14 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
 
 
 @jit
-def _tell(of: Any, ids: Any, n: int) -> None:
+def _tell(of: Any, ids: Any, n: int, guess: int) -> None:
     """Write a note of n experts to the pipe of the thread that reads them ahead; a full pipe drops it."""
     note, one = words(of[EX_NOTE]), np.int64(1)
-    for i in range(1, NOTE_WIDTH):
+    note[NOTE_GUESS] = guess
+    for i in range(NOTE_BITS, NOTE_WIDTH):
         note[i] = 0
     for i in range(n):
-        note[1 + ids[i] // 64] |= one << (ids[i] % 64)
+        note[NOTE_BITS + ids[i] // 64] |= one << (ids[i] % 64)
     invoke(of[EX_WRITE], (of[EX_PIPE], of[EX_NOTE], 8 * NOTE_WIDTH))
 
 
@@ -244,7 +247,7 @@ def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, sc
         if groups != 0:
             keep_groups(floats(logits), at, n_experts, groups, of[EX_GROUPS_USED], floats(scores))
         choose(floats(logits), at, n_experts, n_used, words(ids), t * n_used)
-    _tell(of, words(ids), n_tokens * n_used)
+    _tell(of, words(ids), n_tokens * n_used, 1)
 
 
 @entry
@@ -299,7 +302,7 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
             floats(weights), t * n_used,
         )  # fmt: skip
     if b[EX_NOTE] != 0:
-        _tell(b, words(ids), n_pairs)
+        _tell(b, words(ids), n_pairs, 0)
         if b[EX_NEXT] != 0:
             _guess(address, words(b[EX_NEXT]), n_tokens, x, some, logits, scores, pairs, rest)
     _group(words(ids), n_pairs, n_experts, words(first), words(pairs))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import threading
 import weakref
 from mmap import MADV_RANDOM, MADV_WILLNEED, PAGESIZE
@@ -18,8 +19,14 @@ import numpy as np
 
 from mlx_engine.backends.cpu.descriptors import ExpertBlock
 from mlx_engine.kernels.cpu.build import layout
-from mlx_engine.machine.memory import is_mapped
+from mlx_engine.machine.memory import is_mapped, read_around
 
+# A page fault reads what lies around the page, on most systems 128 KiB. If it would read more than this, in part of
+# other experts, faults of experts read single pages.
+MOST_AROUND = 1 << 19
+# Linux does not notice that such pages are used, and would drop them in the order in which they were read. This advice,
+# for which Python has no name, marks pages that are in memory as used.
+MADV_POPULATE_READ = 22
 # Bytes that the system is asked for at a time: it reads fewer than asked beyond a limit of the disk.
 PIECE = 1 << 19
 _NOTE_BYTES = 8 * layout.NOTE_WIDTH
@@ -38,9 +45,15 @@ class ExpertReader:
         self._notes: list[np.ndarray] = []
         # By mixture and expert, the addresses of its matrices, and their bytes.
         self._mixtures: list[list[list[tuple[int, int]]]] = []
+        # Those of them whose pages are marked as used; and the bytes that a page fault reads.
+        self._marked = set[int]()
+        self._around: int | None = None
         self._last: ExpertBlock | None = None
         thread = threading.Thread(
-            target=_read, args=(source, self._mixtures, self._system), name="mlx_engine-experts", daemon=True
+            target=_read,
+            args=(source, self._mixtures, self._marked, self._system),
+            name="mlx_engine-experts",
+            daemon=True,
         )
         thread.start()
         self.close = weakref.finalize(self, os.close, self._pipe)  # ends the thread
@@ -50,11 +63,15 @@ class ExpertReader:
         experts = [_matrices(block, expert) for expert in range(block.n_experts)]
         if not any(experts) or block.n_experts > layout.MOST_NOTED:
             return
-        for at, nbytes in (matrix for expert in experts for matrix in expert):
-            # A page fault would read what lies around the page, up to megabytes, in part of other experts.
-            self._system.madvise(at, nbytes, MADV_RANDOM)
+        matrices = [matrix for expert in experts for matrix in expert]
+        if self._around is None:
+            self._around = read_around(matrices[0][0])
+        if self._around > MOST_AROUND:
+            self._marked.add(len(self._mixtures))
+            for at, nbytes in matrices:
+                self._system.madvise(at, nbytes, MADV_RANDOM)
         note, words = np.zeros(layout.NOTE_WIDTH, dtype=np.int64), block.descriptor
-        note[0] = len(self._mixtures)
+        note[layout.NOTE_NUMBER] = len(self._mixtures)
         self._notes.append(note)
         self._mixtures.append(experts)
         words[layout.EX_WRITE], words[layout.EX_PIPE] = self._write, self._pipe
@@ -77,21 +94,36 @@ def _matrices(block: ExpertBlock, expert: int) -> list[tuple[int, int]]:
     return found
 
 
-def _read(source: int, mixtures: list[list[list[tuple[int, int]]]], system: ctypes.CDLL) -> None:
-    """Read the noted experts until the pipe is closed. The system reads only the pages that are not in memory."""
+def _read(source: int, mixtures: list[list[list[tuple[int, int]]]], marked: set[int], system: ctypes.CDLL) -> None:
+    """Read the noted experts until the pipe is closed; mark those of `marked` mixtures that are in memory as used."""
+
+    def has_news() -> bool:
+        return bool(select.select([source], [], [], 0)[0])
+
     while notes := os.read(source, _NOTE_BYTES * 16):
         # Earlier notes are of layers that have been computed meanwhile.
-        for number, *bits in np.frombuffer(notes, np.int64).reshape(-1, layout.NOTE_WIDTH)[-2:]:
+        for number, is_guess, *bits in np.frombuffer(notes, np.int64).reshape(-1, layout.NOTE_WIDTH)[-2:]:
             experts = np.unpackbits(np.array(bits).view(np.uint8), bitorder="little").nonzero()[0]
+            complete = []
             for at, nbytes in (matrix for expert in experts for matrix in mixtures[number][expert]):
-                _read_matrix(at, nbytes, system)
+                if is_guess and has_news():  # such as the choices
+                    break
+                if not _read_missing(at, nbytes, system):
+                    complete.append((at, nbytes))
+            for at, nbytes in complete if number in marked and not is_guess else ():
+                if has_news():
+                    break
+                system.madvise(at, nbytes, MADV_POPULATE_READ)
     os.close(source)
 
 
-def _read_matrix(at: int, nbytes: int, system: ctypes.CDLL) -> None:
+def _read_missing(at: int, nbytes: int, system: ctypes.CDLL) -> bool:
+    """Let the system read the pieces of a matrix that are not in memory; return whether there are any."""
     are_in_memory = np.empty(-(-nbytes // PAGESIZE), np.uint8)
     system.mincore(at, nbytes, are_in_memory.ctypes.data)
-    if not are_in_memory.all():
-        for first in range(0, nbytes, PIECE):
-            if not are_in_memory[first // PAGESIZE : (first + PIECE) // PAGESIZE].all():
-                system.madvise(at + first, min(PIECE, nbytes - first), MADV_WILLNEED)
+    if are_in_memory.all():
+        return False
+    for first in range(0, nbytes, PIECE):
+        if not are_in_memory[first // PAGESIZE : (first + PIECE) // PAGESIZE].all():
+            system.madvise(at + first, min(PIECE, nbytes - first), MADV_WILLNEED)
+    return True
