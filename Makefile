@@ -21,7 +21,7 @@ test:
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # Mutate one module by a library, in place and by hand: the tree must be clean. For example
-# make mutants MODULE=mlx_engine/cache/radix.py TESTS=tests/unit/test_prefix_cache.py
+# make mutants MODULE=mlx_engine/cache/prefix.py TESTS=tests/unit/test_prefix_cache.py
 mutants:
 	git diff --quiet || { echo "commit or discard your changes first" >&2; exit 1; }
 	mkdir -p build && rm -f build/mutants.sqlite

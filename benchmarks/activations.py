@@ -6,9 +6,12 @@
 With NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c our kernels have AVX2 code; rows record the name.
 llama.cpp should then be built for AVX2, too; rows record the instructions that it reports.
 
-PATH is a Python that has llama-cpp-python. The files are those of `benchmarks.llama_quants`, and `affine4`, a folder in
-MLX's 4-bit format, which llama.cpp does not read. All contestants of a file and a test run once per round; rows are
-written after each test, so a run that ends early can be continued with the tests that are missing.
+PATH is a Python that has llama-cpp-python. With `--openvino PATH`, a Python that has `optimum-intel[openvino]` and
+transformers, OpenVINO runs beside them on Q8_0 and Q4_0, where the test has neither depth nor several sequences.
+
+The files are those of `benchmarks.llama_quants`, and `affine4`, a folder in MLX's 4-bit format, which llama.cpp does
+not read. All contestants of a file and a test run once per round; rows are written after each test, so a run that ends
+early can be continued with the tests that are missing.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from benchmarks.peers.contests import (
     DEPTH,
     ENGINES,
     LLAMA,
+    OPENVINO,
     OURS,
     Contest,
     Contestant,
@@ -53,6 +57,8 @@ TESTS = {
 BATCHES = {"b8": 8, "b32": 32}
 AFFINE = "affine4"
 FILES = (AS_IS, "q4_0", "q4_k_m", "q6_k", AFFINE)
+# Bits of OpenVINO's weights, by the file whose weights have about as many.
+OPENVINO_BITS = {AS_IS: 8, "q4_0": 4}
 ROUNDS = 7
 
 
@@ -60,6 +66,7 @@ def main() -> None:
     """Quantise the files that are missing, then measure."""
     parser = argparse.ArgumentParser(prog="benchmarks.activations", description=__doc__.splitlines()[0])
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has llama-cpp-python")
+    parser.add_argument("--openvino", help="an interpreter that has OpenVINO; without it OpenVINO is left out")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
     parser.add_argument("--files", nargs="+", choices=(AS_IS, *MADE, AFFINE), default=FILES)
@@ -73,7 +80,9 @@ def main() -> None:
     for name in options.files:
         for title in options.tests:
             of = contestants(has_peer=name != AFFINE)
-            pythons = {**interpreters({LLAMA: options.python})}
+            pythons = interpreters({LLAMA: options.python, OPENVINO: options.openvino or sys.executable})
+            if options.openvino and name in OPENVINO_BITS and title in TESTS and not TESTS[title].depth:
+                of = (*of, Contestant(OPENVINO, {"bits": OPENVINO_BITS[name]}, stays=True))
             if title in BATCHES:
                 contest, entries = batches(BATCHES[title], of, str(paths[name]), pythons, options.rounds)
             else:

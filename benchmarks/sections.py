@@ -9,7 +9,7 @@ from benchmarks.bits import distinct
 from benchmarks.concurrency import fastest as fastest_setting
 from benchmarks.crossover import crossover
 from benchmarks.log import Row
-from benchmarks.peers.contests import ENGINES, ERRORS, FORMATS, LLAMA, OURS, PASSES, START, TRANSFORMERS
+from benchmarks.peers.contests import ENGINES, ERRORS, FORMATS, LLAMA, MEASURED, OURS, PASSES, START, TRANSFORMERS
 from benchmarks.rows import DEPTH, limit
 from benchmarks.server import N_ANSWERS, N_PROMPT, high
 from mlx_engine.bench.ladder import EARLY, LATE, growth_of
@@ -139,7 +139,7 @@ def engines(rows: Sequence[Row]) -> str:
 
 def speeds(rows: Sequence[Row]) -> str:
     """Return a table of the tests, and the settings that were tried."""
-    others = [name for name in ENGINES if name not in (OURS, LLAMA)]
+    others = [name for name in MEASURED if name not in (OURS, LLAMA)]
     lines, tried = [], []
     for test, of in tests_of(rows).items():
         ours, llama, default = (fastest(rows, name) for rows, name in ((of, OURS), (of, LLAMA), (defaults(of), LLAMA)))

@@ -24,7 +24,7 @@ import numpy as np
 
 from mlx_engine.backends import EXACT, check_backend, create_backend, kv_type_of
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.profiled import watched
+from mlx_engine.backends.observed import watched
 from mlx_engine.cache import KVPool, SequenceInput
 from mlx_engine.cache.disk import (
     DEFAULT_NBYTES,
@@ -88,9 +88,17 @@ from mlx_engine.options import (
     shows_options,
 )
 from mlx_engine.weights.adapters import Adapters, named, open_adapters, refuse
-from mlx_engine.weights.allowed import check_allowed, open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion, check_load_options
-from mlx_engine.weights.model import ExtraLayer, Loaded, Model, ModelConfig, Planned, plan_model
+from mlx_engine.weights.model import (
+    ExtraLayer,
+    Loaded,
+    Model,
+    ModelConfig,
+    Planned,
+    check_allowed,
+    open_model,
+    plan_model,
+)
 from mlx_engine.weights.outline import expansions, need_of, outlined
 
 if TYPE_CHECKING:
@@ -100,9 +108,8 @@ if TYPE_CHECKING:
     from mlx_engine.chat import Answer
     from mlx_engine.conversation.functions import Tool
     from mlx_engine.distributed.shard import Shard
-    from mlx_engine.loop.hidden import Tap
     from mlx_engine.loop.stream import AsyncStream
-    from mlx_engine.research import Session, TextChoice
+    from mlx_engine.research import Session, Tap, TextChoice
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import History
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message
@@ -483,7 +490,7 @@ class Engine:
         Raises:
             ModelError: several processes share the model.
         """
-        from mlx_engine.loop.hidden import taps
+        from mlx_engine.research import taps
 
         if self._taps is None:
             self._taps = taps(self.model)
@@ -507,7 +514,7 @@ class Engine:
         """
         import mlx.core as mx
 
-        from mlx_engine.loop.hidden import hidden_states, matching
+        from mlx_engine.research import hidden_states, matching
 
         ids = self.prompts.ids(prompt)
         self.prompts.fitting(len(ids) - 1, 1, None)

@@ -3,6 +3,7 @@
 import functools
 import gc
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from zlib import crc32
 
@@ -24,6 +25,9 @@ BUILDS["spaces"] = UNOPTIMIZED
 # most of what the tests of commands take. A user's process calls it once. `typer.testing` imports this function, too.
 typer.main.get_command = functools.cache(typer.main.get_command)
 
+# They take several times as long as the others.
+SLOW_BACKENDS = re.compile("scalar|emulated")
+
 # Random examples are the same in every run, and no test measures time: a machine may be busy.
 settings.register_profile(
     "default tests", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -37,14 +41,16 @@ settings.register_profile(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark combinations of tests marked `each_value` as slow, but for a few in which every value of an argument is."""
+    """Mark most combinations of tests marked `each_value` or `some` as slow."""
     combinations: dict[object, list[pytest.Function]] = {}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        if isinstance(item, pytest.Function) and "each_value" in marks and "slow" not in marks:
+        if isinstance(item, pytest.Function) and marks & {"each_value", "some"} and "slow" not in marks:
             combinations.setdefault((item.parent, item.originalname), []).append(item)
     for of_test in combinations.values():
-        for item in set(of_test).difference(each_value(of_test)):
+        some = of_test[0].get_closest_marker("some")
+        chosen = each_value(of_test) if some is None else various(of_test, some.args[0])
+        for item in set(of_test).difference(chosen):
             item.add_marker(pytest.mark.slow)
 
 
@@ -52,12 +58,21 @@ def each_value(items: Sequence[pytest.Function]) -> list[pytest.Function]:
     """Return a few items that have every value of every argument at least once, the same ones in every run."""
     values = {item: {(name, repr(value)) for name, value in item.callspec.params.items()} for item in items}
     missing, chosen = set().union(*values.values()), []
-    # Items in no order: in order, the first backend would have most architectures.
-    mixed = sorted(items, key=lambda item: crc32(item.name.encode()))
+    # Items in no order: in order, the first backend would have most architectures. Of items with as many new values,
+    # those on fast backends come first.
+    mixed = sorted(items, key=lambda item: (bool(SLOW_BACKENDS.search(item.name)), crc32(item.name.encode())))
     while missing:
         chosen.append(max(mixed, key=lambda item: len(values[item] & missing)))
         missing -= values[chosen[-1]]
     return chosen
+
+
+def various(items: Sequence[pytest.Function], n: int) -> list[pytest.Function]:
+    """Return `n` items, or all if there are fewer, with as many different values as possible."""
+    chosen: list[pytest.Function] = []
+    while len(chosen) < min(n, len(items)):
+        chosen += each_value([item for item in items if item not in chosen])
+    return chosen[:n]
 
 
 def pytest_collection_finish() -> None:

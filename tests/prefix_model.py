@@ -6,7 +6,7 @@ import numpy as np
 
 from mlx_engine.backends import create_backend
 from mlx_engine.cache import KVLayer, KVPool, KVSequence, PrefixCache, SequenceInput, begin
-from mlx_engine.cache.radix import Node
+from mlx_engine.cache.prefix import Node
 
 BACKEND = create_backend("simd")
 

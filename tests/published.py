@@ -18,7 +18,7 @@ import numpy as np
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors import Entry, write_safetensors
 from mlx_engine.quant.types import F32
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "published-configs.json").read_text())
 LAYERS, HEAD_DIM, VOCAB, WINDOW, EXPERTS = 2, 16, 160, 6, 4
@@ -90,7 +90,7 @@ def write_folder(folder, entry):
 def weights(config, stray):
     """Return random values of the tensors that the model file plans, and of stray ones."""
     draft = Checkpoint("published", "hf", config["model_type"], config, {}, {}, None)
-    plan, made = model_file(draft).plan(draft), {}
+    plan, made = architecture_of(draft).plan(draft), {}
     for tensor in plan.tensors:
         stored = tensor.stored("hf")
         if tensor.required and stored.name not in made:

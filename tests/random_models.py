@@ -15,7 +15,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion
-from mlx_engine.weights.model import Model, load_model, model_file, plan_model
+from mlx_engine.weights.model import Model, architecture_of, load_model, plan_model
 from tests.random_blocks import random_blocks
 
 CONTEXT, VOCAB, LAYERS, WINDOW = 640, 300, 2, 40
@@ -276,7 +276,7 @@ def random_checkpoint(architecture: str, type_name: str, **changes: Any) -> Chec
     settings = {**settings, **{key.replace("__", "."): value for key, value in changes.items()}}
     made: dict[str, Weight] = {}
     draft = Checkpoint("random", naming, architecture, settings, {}, {"token_embd.weight": (VOCAB, 256)}, made.get)  # type: ignore[arg-type]
-    for tensor in model_file(draft).plan(draft).tensors:
+    for tensor in architecture_of(draft).plan(draft).tensors:
         stored = tensor.stored(draft.naming)
         if tensor.required and stored.name not in made:
             made[stored.name] = _weight(stored.name, stored.shape(tensor.shape), type_name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.metal.backend import MetalBackend
-from mlx_engine.config.catalog import architectures
+from mlx_engine.commands.models import architectures
 from mlx_engine.config.known import LACKS, LLAMA_CPP, MLX_LM
 from mlx_engine.quant import readable_types
 from mlx_engine.weights.outline import stored_types

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_engine.config.catalog import keys_of
+from mlx_engine.commands.models import keys_of
 from mlx_engine.config.settings import HARMLESS, OFF
 from mlx_engine.models import llama
 

@@ -5,5 +5,6 @@ interpreter that has its package. Requests and replies are lines of JSON (`child
 `process.py` in this one). `start.py` times whole processes, `exact.py` compares logits.
 `python -m benchmarks.peers.folders` measures Hugging Face folders in transformers and here.
 
-One file per engine implements the interfaces of `loop.py`: `ours.py`, `llama.py`, `transformers_f32.py`, `mlx_8bit.py`.
+One file per engine implements the interfaces of `loop.py`: `ours.py`, `llama.py`, `openvino.py`,
+`transformers_f32.py`, `mlx_8bit.py`.
 """

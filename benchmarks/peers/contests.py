@@ -18,7 +18,7 @@ from benchmarks.peers.process import PeerError, Process
 from mlx_engine.bench.samples import Test
 from mlx_engine.bench.work import Sizes, work
 
-OURS, LLAMA, TRANSFORMERS, MLX_LM = "mlx_engine", "llama.cpp", "transformers", "mlx-lm"
+OURS, LLAMA, TRANSFORMERS, MLX_LM, OPENVINO = "mlx_engine", "llama.cpp", "transformers", "mlx-lm", "OpenVINO"
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,11 @@ ENGINES = {
     OURS: Engine("ours", "Q8_0 blocks as stored, float32 activations and cache"),
     LLAMA: Engine("llama", "Q8_0 blocks as stored, activations rounded to 8 bits, 16-bit cache"),
     TRANSFORMERS: Engine("transformers_f32", "the file's weights as float32, float32 activations and cache; PyTorch"),
+    OPENVINO: Engine("openvino", "the file's weights rounded again, activations and cache rounded to 8 bits"),
     MLX_LM: Engine("mlx_8bit", "the file's quants in MLX's 8-bit format, float32 activations and cache; MLX's CPU"),
 }
+# The engines of this package's own contests; OpenVINO runs in `benchmarks.activations` alone.
+MEASURED = (OURS, LLAMA, TRANSFORMERS, MLX_LM)
 
 
 def interpreters(given: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.contests import ENGINES, OURS
+from benchmarks.peers.contests import ENGINES, MEASURED, OURS
 from benchmarks.peers.process import ROOT, PeerError, Process
 
 # A small Qwen3 with random weights. Its exact logits were computed by transformers in float64 with the stored weights.
@@ -39,7 +39,7 @@ def exact_logits() -> tuple[list[list[int]], list[np.ndarray]]:
 def errors(interpreters: Mapping[str, str], backend: str) -> list[Error]:
     """Return the errors of every engine; an absent engine has the reason."""
     prompts, exact = exact_logits()
-    return [error_of(name, interpreters[name], backend, prompts, exact) for name in ENGINES]
+    return [error_of(name, interpreters[name], backend, prompts, exact) for name in MEASURED]
 
 
 def error_of(

@@ -18,14 +18,15 @@ from benchmarks.peers.loop import Answer, Peer, Request
 def open_peer(request: Request) -> Peer:
     """Load a folder, or expand the GGUF file of a Qwen3."""
     path = Path(request["model"])
-    return Transformers(_from_folder(path) if path.is_dir() else _from_qwen3(open_qwen3(path)))
+    return Transformers(_from_folder(path) if path.is_dir() else from_qwen3(open_qwen3(path)))
 
 
 def _from_folder(path: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
-def _from_qwen3(checkpoint: Checkpoint) -> Any:
+def from_qwen3(checkpoint: Checkpoint) -> Any:
+    """Return transformers' model with the checkpoint's weights in float32."""
     settings = dict(checkpoint.settings)
     rope = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
     model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings, rope_parameters=rope)).to(torch.float32)

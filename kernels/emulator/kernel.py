@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from . import lint
-from .arrays import Memory, memory_of
 from .compiler import BUILDS, QUICK, RACES, SPACES, UNOPTIMIZED, calls_of, kernel_library
-from .dispatch import Alignments, Run, dispatch
+from .dispatch import Alignments, Memory, Run, dispatch, memory_of
 from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError
 from .lint import notes
 from .memory import ALIGNMENT

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import lint
-from .arrays import array_at, memory_of, output_bytes
 from .compiler import BUILDS, UNOPTIMIZED, Build, check_syntax, kernel_library, uses_tensors
-from .dispatch import Alignments, around, misplaced, note, raise_mistakes
+from .dispatch import Alignments, around, array_at, memory_of, misplaced, note, output_bytes, raise_mistakes
 from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError, Place
 from .kernel import POISONS, TIME_LIMIT, check_grid, check_switches
 from .memory import ALIGNMENT, Buffer, pool

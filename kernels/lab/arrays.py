@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .. import blocks
 from ..cpu.formats import blocks_numpy
+from ..metal.cases import stored
 from ..metal.formats import (
     DTYPES,
     GROUPS,
@@ -30,7 +31,6 @@ from ..metal.formats import (
     split_q8_0,
 )
 from ..metal.layout import BLOCK, StoredMatrix, expanded, in_device_memory
-from ..metal.samples import stored
 
 Sizes = Mapping[str, int]
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..launch import ExecutorName, Launch, planned
 from ..metal.arguments import word
 from ..metal.attention import WIDEST_HEAD, attention
-from ..metal.cases import numbers, paged
+from ..metal.cases import affine, matrix, numbers, paged, stored
 from ..metal.formats import Q8_0Matrix
 from ..metal.layout import AffineMatrix
 from ..metal.matvec import matvec
@@ -24,12 +24,10 @@ from ..metal.project_add import project_add
 from ..metal.prompt_product import prompt_product
 from ..metal.prompt_product_tensors import prompt_product_tensors
 from ..metal.rows import MOST_VECTORS, TUNINGS, Tuning
-from ..metal.samples import affine, matrix, stored
 from ..metal.simd_per_row import simd_per_row
 from ..metal.thread_per_output import thread_per_output
 from ..metal.tiles import tiles
-from .bench import mlx_product
-from .chips import cold_inputs, nbytes, seconds_per_call, seconds_per_launch
+from .bench import cold_inputs, mlx_product, nbytes, seconds_per_call, seconds_per_launch
 from .run import counted
 
 Row = dict[str, Any]

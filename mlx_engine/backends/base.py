@@ -3,7 +3,7 @@
 There are two levels of operations. *Primitives* (`primitives.py`) are abstract: every backend implements all of them.
 *Blocks* are the operations worth fusing. `Backend` composes each block from primitives, and a backend overrides a block
 where a fused implementation is faster. The unfused form defines the result. It is also the only form in which all named
-intermediate values can be tapped (see `taps.py`). Models call blocks, a few primitives, and `kv_append`.
+intermediate values can be tapped (see `observed.py`). Models call blocks, a few primitives, and `kv_append`.
 
 Shapes are written in the axis letters of `primitives.py`.
 """
@@ -100,7 +100,7 @@ class Backend(Primitives):
     kv_type: str = "f32"
     # Whether the bits of a row do not depend on the other rows of a pass; docs/exactness.md has exceptions.
     fixes_bits: bool = False
-    # Set on the copy that `profiled.py` makes; None on every other backend.
+    # Set on the copy that `observed.py` makes; None on every other backend.
     profiler: Profiler | None = None
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ class Backend(Primitives):
 
     # ---- blocks ----
 
-    # Called with the name and array of each intermediate value; `taps.py` sets it.
+    # Called with the name and array of each intermediate value; `observed.py` sets it.
     tap: Callable[[str, Array], None] | None = None
 
     @dispatch

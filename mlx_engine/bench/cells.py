@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlx_engine.backends.profiled import profiled
+from mlx_engine.backends.observed import profiled
 from mlx_engine.bench.samples import Result, Test, check_context, rest
 from mlx_engine.cache import SequenceInput
 from mlx_engine.cache.prefix import PrefixCache

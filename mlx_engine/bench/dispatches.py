@@ -15,6 +15,7 @@ from mlx_engine.backends.batch import Batch, KVView
 from mlx_engine.backends.metal.weights import SplitMatrix, joined
 from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.backends.mlx.weights import GroupMatrix
+from mlx_engine.backends.observed import with_methods
 from mlx_engine.backends.parameters import Linear, Scores
 from mlx_engine.bench.samples import Test
 from mlx_engine.bench.work import bytes_per_weight, sizes, work
@@ -26,8 +27,7 @@ from mlx_engine.kernels.metal.dense import NARROWEST
 from mlx_engine.kernels.metal.layout import BLOCK
 from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.options import OFF
-from mlx_engine.weights.allowed import open_model
-from mlx_engine.weights.model import Model
+from mlx_engine.weights.model import Model, open_model
 
 # For at least this many keys, MLX splits attention into two dispatches on large GPUs; smaller GPUs need more keys.
 TWO_PASSES = 1024
@@ -177,13 +177,11 @@ def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) ->
 
 def _counting(backend: MlxBackend, stock: Counter[str], around: Counter[str]) -> MlxBackend:
     """Return a copy of `backend` that counts the dispatches of its operations, those outside of layers in `around`."""
-    copied = copy.copy(backend)
     kind = type(backend)
     methods = {name: _costing(name, getattr(kind, name), cost, stock) for name, cost in STOCK.items()}
     for name in AROUND:
         methods[name] = _apart(methods.get(name, getattr(kind, name)), stock, around)
-    copied.__class__ = type(f"Counting{kind.__name__}", (kind,), methods)
-    return copied
+    return with_methods(backend, "Counting", methods)
 
 
 def _costing(

@@ -24,7 +24,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
 from mlx_engine.checkpoint.sources import PREFIX, resolve
 from mlx_engine.errors import SourceError
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 
 if TYPE_CHECKING:
     from mlx_engine.kernels.launch import ExecutorName
@@ -51,7 +51,7 @@ def measure(
     Raises:
         SourceError: there is no such model.
     """
-    from mlx_engine.kernels.lab import chips
+    from mlx_engine.kernels.lab import bench
     from mlx_engine.kernels.lab.ladder import Product, climb, products
 
     every: list[Product] = products(**model_sizes(model))
@@ -60,9 +60,9 @@ def measure(
         **origin(),
         "model": model if model.startswith(PREFIX) else Path(model).name,  # a path may contain the user's name
         "executor": executor,
-        "chip": chips.chip(),
-        "nominal_gbs": chips.nominal_gbs(),
-        "read_gbs": None if executor == "emulator" else chips.read_gbs(executor),
+        "chip": bench.chip(),
+        "nominal_gbs": bench.nominal_gbs(),
+        "read_gbs": None if executor == "emulator" else bench.read_gbs(executor),
         "ladder": [],
     }
     for i, product in enumerate(every):
@@ -77,7 +77,7 @@ def model_sizes(model: str) -> dict[str, int]:
     shape = SHAPES.get(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None
     if shape is None:
         checkpoint = open_checkpoint(resolve(model))
-        shape = model_file(checkpoint).plan(checkpoint).config
+        shape = architecture_of(checkpoint).plan(checkpoint).config
     return {name: getattr(shape, name) for name in SIZES}
 
 
@@ -132,9 +132,9 @@ def _tensors(chosen: str) -> Iterator[None]:
 
 def default_file() -> Path:
     """Return `kernels-CHIP.md` in the current folder."""
-    from mlx_engine.kernels.lab import chips
+    from mlx_engine.kernels.lab import bench
 
-    return Path("kernels-" + re.sub(r"[^a-z0-9]+", "-", chips.chip().lower()).strip("-") + ".md")
+    return Path("kernels-" + re.sub(r"[^a-z0-9]+", "-", bench.chip().lower()).strip("-") + ".md")
 
 
 def check_file(path: Path) -> None:

@@ -21,8 +21,8 @@ from mlx_engine.engine import CheckedCheckpoint, Engine, open_source
 from mlx_engine.options import OFF
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import F32, GGMLType
-from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import STORED, Conversion
+from mlx_engine.weights.model import open_model
 
 if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard

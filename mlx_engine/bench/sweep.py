@@ -40,9 +40,8 @@ from mlx_engine.machine.memory import bounded_threads
 from mlx_engine.options import OFF
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import F32_LAYERS, STORED, Conversion
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of, open_model
 
 # Seconds per cell: all rungs of the built-in model then take two to three minutes.
 BUDGET = 10.0
@@ -136,7 +135,7 @@ class Sweep:
     def __init__(self, path: Path, checkpoint: Checkpoint, plan: Plan, announce: Announce, total: int) -> None:
         self.path, self.checkpoint, self.plan, self.total = path, checkpoint, plan, total
         self._announce = announce
-        context = model_file(checkpoint).plan(checkpoint).config.context_length
+        context = architecture_of(checkpoint).plan(checkpoint).config.context_length
         self.tests, self.n_passes = plan.tests(context), min(plan.passes, context)
         self.common = {**origin(), **describe(checkpoint), "model_sha256": digest(path), "unavailable": None}
         self._bench: Bench | None = None

@@ -21,12 +21,11 @@ from mlx_engine.backends.experts import share_read
 from mlx_engine.bench.samples import Test
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.layer_types import layer_type
 from mlx_engine.quant.key_values import row_nbytes
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.conversion import STORED, Conversion
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.conversion import STORED, Conversion, layer_type
+from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.plan import check
 
 # Tables with a row per token id or position. All other two-dimensional tensors are matrices of linear layers.
@@ -79,7 +78,7 @@ def sizes(
     Raises:
         ModelError: no model can be built from the checkpoint.
     """
-    plan = model_file(checkpoint).plan(checkpoint)
+    plan = architecture_of(checkpoint).plan(checkpoint)
     tensors = check(checkpoint, plan)
     head = HEAD if HEAD in tensors else TIED_HEAD
     counts = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}

@@ -12,8 +12,7 @@ from typing import Literal
 from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
 from mlx_engine.checkpoint.hf_folder import has_safetensors, read_json, shards
 from mlx_engine.checkpoint.mlx_quantization import KEYS, group_entries, read_quantization
-from mlx_engine.checkpoint.quantized import CONFIG, Layer, quant_method
-from mlx_engine.checkpoint.quantized_formats import read_layers
+from mlx_engine.checkpoint.quantized import CONFIG, Layer, quant_method, read_layers
 from mlx_engine.checkpoint.safetensors import SafetensorsFile
 from mlx_engine.errors import FormatError, SourceError
 from mlx_engine.quant.weight import Weight

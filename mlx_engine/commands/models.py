@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import importlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Annotated, Any
+from pkgutil import iter_modules
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import typer
 
 from mlx_engine.commands.console import reports_errors
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.values import columns, print_json
-from mlx_engine.errors import OptionError, listed
-
-if TYPE_CHECKING:
-    from mlx_engine.config.catalog import Keys
+from mlx_engine.config.declared import SETTING, Constant, Naming
+from mlx_engine.config.settings import REQUIRED, Settings
+from mlx_engine.errors import EngineError, OptionError, listed
+from mlx_engine.weights.model import Architecture, architectures_of
 
 
 @reports_errors
@@ -27,8 +32,6 @@ def models(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the supported architectures, and the types of weights that each backend multiplies as they are stored."""
-    from mlx_engine.config.catalog import architectures, keys_of
-
     found = architectures()
     if keys is not None:
         of = keys_of(keys)
@@ -75,3 +78,151 @@ def print_keys(keys: Keys) -> None:
     for title, checked in (("config.json", keys.checked_hf), ("GGUF", keys.checked_gguf)):
         if checked:
             print(f"\nchecked in {title}, because only some values are implemented: {', '.join(checked)}")
+
+
+# The value that stands in for a file's value. The value of each later key is larger by two.
+STAND_IN = 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An architecture in the list.
+
+    Attributes:
+        file: the name of its file in `mlx_engine/models`.
+        title, names, gguf: see `weights.model.Architecture`.
+    """
+
+    file: str
+    title: str
+    names: tuple[str, ...]
+    gguf: str
+
+
+@dataclass(frozen=True)
+class FieldKeys:
+    """A field of a config, and the keys that it is read from."""
+
+    field: str
+    hf: tuple[str, ...]
+    gguf: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of an architecture's settings.
+
+    Attributes:
+        architecture: its entry in the list.
+        fields: the fields of the config, in their order.
+        checked_hf: keys of config.json of which only some values are implemented.
+        checked_gguf: the same for GGUF.
+    """
+
+    architecture: Entry
+    fields: tuple[FieldKeys, ...]
+    checked_hf: tuple[str, ...]
+    checked_gguf: tuple[str, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the keys as JSON."""
+        return asdict(self)
+
+
+def architectures() -> list[Entry]:
+    """Return all architectures, by the names of their files."""
+    return [_entry(file, of) for file, of in _files()]
+
+
+def keys_of(name: str) -> Keys | None:
+    """Return the keys of the architecture with this name; None if there is none."""
+    found = next(((file, of) for file, of in _files() if name in of.names), None)
+    if found is None:
+        return None
+    config = found[1].config
+    hf, gguf = _asked(config, "hf"), _asked(config, "gguf")
+    return Keys(
+        _entry(*found),
+        tuple(
+            FieldKeys(f.name, hf[f.name], gguf[f.name])
+            for f in fields(config)
+            if type(f.metadata[SETTING]) is not Constant  # it has no key
+        ),
+        tuple(config.expected.hf),
+        tuple(config.expected.gguf),
+    )
+
+
+def _files() -> Iterator[tuple[str, Architecture]]:
+    """Yield every architecture with the name of its file."""
+    package = "mlx_engine.models"
+    for each in iter_modules(importlib.import_module(package).__path__):
+        for architecture in architectures_of(importlib.import_module(f"{package}.{each.name}")):
+            yield each.name, architecture
+
+
+def _entry(file: str, of: Architecture) -> Entry:
+    return Entry(file, of.title, of.names, of.gguf)
+
+
+def _asked(config: Any, naming: Naming) -> dict[str, tuple[str, ...]]:
+    """Return the keys that each field asks for."""
+    known = _Known()
+    return {f.name: _read(f, naming, known) for f in fields(config)}
+
+
+def _read(config_field: Any, naming: Naming, known: _Known) -> tuple[str, ...]:
+    """Return the keys that a field asks for; add its value to `known`, for the fields after it."""
+    setting = config_field.metadata[SETTING]
+    if hasattr(setting, naming) and hasattr(setting, "kind"):  # a single key
+        where = getattr(setting, naming)
+        keys = [] if where is None else [where if isinstance(where, str) else where[0]]
+        return tuple(keys + list(setting.repeated if naming == "gguf" else ()))
+    asked = Recorder()
+    # Some of the values that stand in for a file's are refused.
+    with suppress(EngineError, ValueError, TypeError, ArithmeticError, AttributeError):
+        setattr(known, config_field.name, setting.read(asked, naming, known))
+    return tuple(dict.fromkeys(asked.keys))
+
+
+class _Known(SimpleNamespace):
+    """Fields that were read before; those with a single key have the value that stands in."""
+
+    def __getattr__(self, name: str) -> int:
+        return STAND_IN
+
+
+class Recorder(Settings):
+    """Settings that record which keys are read, and return a value for each."""
+
+    def __init__(self, prefix: str = "", keys: list[str] | None = None) -> None:
+        super().__init__({}, where="the catalogue of models")
+        self._prefix, self.keys = prefix, [] if keys is None else keys
+
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        """Return the default, or False."""
+        value = self._get(key, default)
+        return value is True
+
+    def whole_or_none(self, key: str, default: Any = REQUIRED) -> int | None:
+        """Return the default, or None."""
+        value = self._get(key, default)
+        return None if default is REQUIRED else value  # type: ignore[return-value]
+
+    def choice(self, key: str, default: str, *others: str) -> str:
+        """Return the choice that has the most settings of its own; these settings are recorded after it."""
+        self._get(key, default)
+        return others[-1] if others else default
+
+    def mapping(self, key: str) -> Settings | None:
+        """Return settings that note their keys below this one."""
+        self._get(key, None)
+        return Recorder(f"{self._prefix}{key}.", self.keys)
+
+    def expect(self, key: str, *allowed: object) -> None:
+        """Note the key."""
+        self._get(key, None)
+
+    def _get(self, key: str, default: object) -> object:
+        self.keys.append(self._prefix + key)
+        return STAND_IN + 2 * len(self.keys) if default is REQUIRED else default

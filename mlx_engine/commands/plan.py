@@ -294,7 +294,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
         EngineError: it cannot be opened, or the types of its weights are known only when they are read.
     """
     from mlx_engine.checkpoint.sources import is_cached, resolve
-    from mlx_engine.weights.allowed import allow, open_model
+    from mlx_engine.weights.model import allow, open_model
     from mlx_engine.weights.outline import is_config_alone, open_config
 
     if is_cached(model) is False:

@@ -63,10 +63,10 @@ def quantize(
 ) -> None:
     """Quantise a model and write it as a GGUF file or a folder. Print bytes and quantisation error by layer type."""
     from mlx_engine.checkpoint.sources import resolve
-    from mlx_engine.config.layer_types import HEAD
     from mlx_engine.convert.file_types import FileConversion
     from mlx_engine.convert.mlx_tensors import TARGETS as MLX_TARGETS
     from mlx_engine.convert.requantize import requantize
+    from mlx_engine.weights.conversion import HEAD
 
     to = to.lower()
     if to not in (*TARGETS, *MLX_TARGETS):

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlx_engine.checkpoint.gguf_values import Value
-from mlx_engine.config.layer_types import HEAD, LAYER_TYPES, layer_type
 from mlx_engine.convert.gguf_form import Part
 from mlx_engine.quant.types import BY_NAME, F16, GGMLType
-from mlx_engine.weights.conversion import AUTO, AUTO_MIN_DIM, KEEP, Conversion
+from mlx_engine.weights.conversion import AUTO, AUTO_MIN_DIM, HEAD, KEEP, LAYER_TYPES, Conversion, layer_type
 
 # `general.file_type`: llama.cpp's numbers for the type of most tensors in a file.
 FILE_TYPES = {

@@ -29,8 +29,7 @@ from mlx_engine.tokenizer.bpe import name_of
 from mlx_engine.tokenizer.gguf import from_gguf
 from mlx_engine.tokenizer.hf import parse, tokenizer_json
 from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
-from mlx_engine.weights.allowed import open_model
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of, open_model
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.stored import TensorLayout
 
@@ -70,9 +69,9 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
         TokenizerError: GGUF cannot represent the tokenizer.
     """
     checkpoint = open_model(folder, allow_settings)
-    module = model_file(checkpoint)
-    plan = module.plan(checkpoint)
-    tensors, architecture = check(checkpoint, plan), plan.config.gguf_architecture or module.GGUF_ARCHITECTURE
+    of = architecture_of(checkpoint)
+    plan = of.plan(checkpoint)
+    tensors, architecture = check(checkpoint, plan), plan.config.gguf_architecture or of.gguf
     keys = plan.config.to_gguf()
     metadata = {
         "general.architecture": architecture,
@@ -136,7 +135,7 @@ def _read_back(
         shapes={name: part.shape for name, part in parts.items()},
         weight=lambda name: parts[name].make(),
     )
-    again = model_file(written).plan(written)
+    again = architecture_of(written).plan(written)
     check(written, again)
     lost = [name for name in plan.config.differences(again.config) if name not in plan.in_tensors]
     if lost:

@@ -27,7 +27,6 @@ from mlx_engine.checkpoint.hf_folder import INDEX
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors import write_safetensors
-from mlx_engine.config.layer_types import GROUPS, HEAD, LAYER_TYPES
 from mlx_engine.config.rope import Rotation
 from mlx_engine.convert.mlx_tensors import KEEP, OTHERS, TABLE, TARGETS, Part, mlx_form, parts_of, target_type
 from mlx_engine.convert.requantize import Line, Matrix, check_finite, check_mixed
@@ -39,8 +38,8 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.tokenizer.gguf import from_gguf as read_tokenizer
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, TokenType, Vocabulary
-from mlx_engine.weights.allowed import open_model
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.conversion import GROUPS, HEAD, LAYER_TYPES
+from mlx_engine.weights.model import architecture_of, open_model
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout
@@ -91,7 +90,7 @@ def _model_type(checkpoint: Checkpoint, config: Any) -> str:
     name = checkpoint.architecture
     if name in WITH_WINDOW and any(config.windows):
         return WITH_WINDOW[name]
-    return TEXT_MODELS.get(name) or model_file(checkpoint).ARCHITECTURES[0]
+    return TEXT_MODELS.get(name) or architecture_of(checkpoint).names[0]
 
 
 def _shortened(value: Any) -> Any:
@@ -112,7 +111,7 @@ def _read_back(checkpoint: Checkpoint, settings: Mapping[str, Any], config: Any)
     written = replace(
         checkpoint, naming="hf", architecture=settings["model_type"], settings=settings, metadata={}, shapes={}
     )
-    again = model_file(written).plan(written).config
+    again = architecture_of(written).plan(written).config
     for name in config.differences(again):
         raise UnsupportedConfigError(
             where=checkpoint.where,
@@ -209,7 +208,7 @@ def to_mlx_folder(
     layers = dict(layers or {})
     _check_options(target, to, layers)
     checkpoint = open_model(source, allow_settings)
-    plan = model_file(checkpoint).plan(checkpoint)
+    plan = architecture_of(checkpoint).plan(checkpoint)
     tensors = check(checkpoint, plan)
     has_head = f"{HEAD}{WEIGHT}" in tensors
     config, write_others = _beside_weights(source, checkpoint, plan, has_head=has_head)

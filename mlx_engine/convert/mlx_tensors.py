@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from mlx_engine.checkpoint.mlx_quantization import BIASES, SCALES, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors import Entry
-from mlx_engine.config.layer_types import GROUPS, HEAD
 from mlx_engine.convert.file_types import kind_of
 from mlx_engine.errors import OptionError
 from mlx_engine.quant import group_weight
@@ -28,6 +27,7 @@ from mlx_engine.quant.group_weight import EXACT, GroupWeight, Parts, in_groups, 
 from mlx_engine.quant.groups import AFFINE_BITS, FIXED, GroupType, affine, fixed
 from mlx_engine.quant.types import BY_NAME, F32, GGMLType
 from mlx_engine.quant.weight import Weight
+from mlx_engine.weights.conversion import GROUPS, HEAD
 from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stored import TensorLayout
 

@@ -17,8 +17,7 @@ from mlx_engine.errors import EngineError, FormatError, ModelError, TensorMismat
 from mlx_engine.quant import readable_types
 from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.statistics import not_finite
-from mlx_engine.weights.allowed import allow
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import allow, architecture_of
 from mlx_engine.weights.plan import Plan, check
 
 Progress = Callable[[int, int], None]
@@ -104,7 +103,7 @@ def _model(checkpoint: Checkpoint, progress: Progress) -> tuple[list[Finding], i
         detail = "none: the file has a vocabulary alone, which only `tokenize` can use"
         return [Finding(Level.FAIL, "tensors", detail)], None
     try:
-        plan: Plan = model_file(checkpoint).plan(checkpoint)
+        plan: Plan = architecture_of(checkpoint).plan(checkpoint)
     except ModelError as error:
         return [Finding(Level.FAIL, "settings", str(error))], None
     settings = Finding(Level.PASS, "settings", f"{checkpoint.architecture}, all understood")

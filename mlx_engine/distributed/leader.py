@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.observed import tapped
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import CacheLayer, KVPool
 from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.distributed.group import Group, gather_values

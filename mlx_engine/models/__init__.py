@@ -1,1 +1,1 @@
-"""The architectures, one file each, and what they share: `layer.py` and `decoder.py`."""
+"""The architectures, a file for each or for those of a family, and what they share: `layer.py` and `decoder.py`."""

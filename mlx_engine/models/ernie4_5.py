@@ -1,19 +1,26 @@
-"""ERNIE 4.5, dense.
+"""ERNIE 4.5, dense and with a mixture of experts.
 
 Reference: Hugging Face transformers, models/ernie4_5. Differences from Llama: rotary pairs are neighboring rows in all
 files; one setting gives all linear layers biases.
+
+Reference of the mixtures: models/ernie4_5_moe. Experts are chosen by a softmax of the router's logits plus a bias;
+shared experts without a weight; the first layers are dense.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from mlx_engine.config.declared import Expected, partly_rotated_heads, said
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, Key, constant, declared, number, partly_rotated_heads, said, whole
 from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
-
-ARCHITECTURES = ("ernie4_5",)
-GGUF_ARCHITECTURE = "ernie4_5"
+from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts, with_shared_expert
+from mlx_engine.weights.model import Architecture
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import decoder_plan
 
 
 @dataclass(frozen=True)
@@ -30,3 +37,72 @@ class Config(llama.Config):
 
 Model = standard.Model
 plan = standard.plan(Config, {**llama.TENSORS, **llama.INTERLEAVED}, tied=True)
+
+
+def shared_size(s: Settings, key: str, config: Any) -> None:
+    """Check the FFN size of the shared experts, which their number and that of one expert give."""
+    s.expect(key, 0, config.n_shared * config.expert_size)
+
+
+def to_the_end(s: Settings, key: str, config: Any) -> None:
+    """Check that no layer after the last one with experts is dense."""
+    s.expect(key, -1, config.n_layers - 1)
+
+
+@dataclass(frozen=True)
+class MoeConfig(Routed, Config):
+    """ERNIE's sizes and the numbers of experts."""
+
+    normalize: ClassVar[bool] = True
+    head_dim: int = partly_rotated_heads()
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
+    mlp_bias: bool = constant(False)
+    n_experts: int = declared(Count("moe_num_experts"))
+    n_experts_used: int = whole("expert_used_count", ("moe_k", 6), condition=of_all)
+    expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1536))
+    n_shared: int = declared(Key(Settings.whole_or_zero, ("expert_shared_count", 0), ("moe_num_shared_experts", 2)))
+    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("moe_layer_start_index", 1)))
+
+    expected = Expected(
+        gguf={
+            "attention.causal": True, "interleave_moe_layer_step": 1, "expert_gating_func": 1,
+            "expert_shared_feed_forward_length": shared_size,
+        },
+        hf={"hidden_act": "silu", "use_bias": False, "moe_layer_interval": 1, "moe_layer_end_index": to_the_end},
+        # A bound of the sum by which weights are divided, far below any; settings of training.
+        harmless=(
+            "moe_norm_min", "moe_capacity", "moe_gate", "moe_use_aux_free", "output_router_logits",
+            "router_aux_loss_coef",
+        ),
+    )  # fmt: skip
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys; llama.cpp reads shared experts if their size is there."""
+        more = {"interleave_moe_layer_step": 1}
+        if self.n_shared:
+            more["expert_shared_feed_forward_length"] = self.n_shared * self.expert_size
+        return {**super().to_gguf(), **more}
+
+
+MOE_TENSORS = {
+    **{name: row for name, row in (llama.TENSORS | llama.INTERLEAVED).items() if row.when is None},
+    **{name: replace(row, kind="dense") for name, row in llama.TENSORS.items() if row.shape in ("F D", "D F")},
+}
+NAMES = Names(bias="moe_statics.e_score_correction_bias", bias_rows=1, shared="shared_experts")
+
+
+def moe_plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint."""
+    made = decoder_plan(checkpoint, MoeConfig, MOE_TENSORS, tied=True)
+    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
+    n = made.config.n_shared
+    return with_shared_expert(made, NAMES, n * made.config.expert_size, has_weight=False) if n else made
+
+
+ARCHITECTURES = (
+    Architecture("ERNIE 4.5, dense", ("ernie4_5",), "ernie4_5", Config, Model, plan),
+    Architecture(
+        "ERNIE 4.5 with a mixture of experts, such as ERNIE-4.5-21B-A3B",
+        ("ernie4_5_moe", "ernie4_5-moe"), "ernie4_5-moe", MoeConfig, Model, moe_plan,
+    ),
+)  # fmt: skip

@@ -1,7 +1,9 @@
-"""GLM-4, such as GLM-4-9B-Chat-HF and GLM-Edge.
+"""GLM-4, such as GLM-4-9B-Chat-HF and GLM-Edge; GLM-4-0414, such as GLM-4-9B and GLM-Z1-32B.
 
 Reference: Hugging Face transformers, models/glm. Differences from Llama: the first half of each head is rotated, with
 pairs of neighboring rows; queries, keys and values have biases; gate and up are one matrix.
+
+Reference of GLM-4-0414: models/glm4. Difference from GLM-4: norms after attention and FFN, too.
 """
 
 from __future__ import annotations
@@ -11,9 +13,8 @@ from dataclasses import dataclass
 from mlx_engine.config.declared import Expected, number, partly_rotated_heads, said
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.models import llama, phi3, standard
-
-ARCHITECTURES = ("glm", "chatglm")
-GGUF_ARCHITECTURE = "chatglm"
+from mlx_engine.weights.model import Architecture
+from mlx_engine.weights.table import Row
 
 
 @dataclass(frozen=True)
@@ -35,3 +36,15 @@ TENSORS = {
 }
 Model = standard.Model
 plan = standard.plan(Config, TENSORS)
+
+
+GLM4_TENSORS = {
+    **TENSORS,
+    "blk.*.post_attention_norm.weight": Row("model.layers.*.post_self_attn_layernorm.weight", "D"),
+    "blk.*.post_ffw_norm.weight": Row("model.layers.*.post_mlp_layernorm.weight", "D"),
+}
+glm4_plan = standard.plan(Config, GLM4_TENSORS)
+ARCHITECTURES = (
+    Architecture("GLM-4, such as GLM-4-9B-Chat-HF and GLM-Edge", ("glm", "chatglm"), "chatglm", Config, Model, plan),
+    Architecture("GLM-4-0414, such as GLM-4-9B and GLM-Z1-32B", ("glm4",), "glm4", Config, Model, glm4_plan),
+)

@@ -1,8 +1,11 @@
-"""GLM-4.5, 4.6 and 4.7 with a mixture of experts, such as GLM-4.5-Air.
+"""GLM-4.5, 4.6 and 4.7 with a mixture of experts, such as GLM-4.5-Air; Solar Open.
 
 Paper: "GLM-4.5", arXiv 2508.06471. Reference: Hugging Face transformers, models/glm4_moe. Differences from Qwen3-MoE:
 experts are chosen by the sigmoids of the router's logits plus a bias, in groups; a shared expert without a weight; the
 first layers are dense; half of each head is rotated; queries, keys and values have biases, and some models norm heads.
+
+Reference of Solar Open: models/solar_open. Differences from GLM-4.5: no layer is dense, heads are rotated as a whole
+and not normed. GGUF files have GLM-4.5's architecture.
 """
 
 from __future__ import annotations
@@ -11,14 +14,22 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mlx_engine.backends.experts import Scoring
-from mlx_engine.config.declared import Expected, Key, declared, divides, number, partly_rotated_heads, said, whole
+from mlx_engine.config.declared import (
+    Expected,
+    Key,
+    constant,
+    declared,
+    divides,
+    number,
+    partly_rotated_heads,
+    said,
+    whole,
+)
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen3, standard
 from mlx_engine.weights.experts import Count, Names, Routed, of_all, of_groups
-
-ARCHITECTURES = ("glm4_moe", "glm4moe")
-GGUF_ARCHITECTURE = "glm4moe"
+from mlx_engine.weights.model import Architecture
 
 
 @dataclass(frozen=True)
@@ -72,3 +83,29 @@ TENSORS = {
 NAMES = Names(bias="gate.e_score_correction_bias", shared="shared_experts")
 Model = standard.Model
 plan = standard.plan(Config, TENSORS, experts_of=NAMES)
+
+
+@dataclass(frozen=True)
+class SolarConfig(Config):
+    """GLM-4.5's sizes. `intermediate_size` is read but unused: no layer is dense."""
+
+    intermediate_size: int = whole("feed_forward_length", ("intermediate_size", 10240))
+    rope: Rotation = rotation(theta=1e6, rules=("linear", "dynamic", "yarn"), partial=True)
+    use_qk_norm: bool = constant(False)
+    expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1280))
+    n_dense: int = constant(0)
+
+    expected = Expected(
+        hf={**Config.expected.hf, "use_qk_norm": False, "first_k_dense_replace": 0},
+        harmless=Config.expected.harmless,
+    )
+
+
+solar_plan = standard.plan(SolarConfig, TENSORS, experts_of=NAMES)
+ARCHITECTURES = (
+    Architecture(
+        "GLM-4.5, 4.6 and 4.7 with a mixture of experts, such as GLM-4.5-Air",
+        ("glm4_moe", "glm4moe"), "glm4moe", Config, Model, plan,
+    ),
+    Architecture("Solar Open, such as Solar-Open-100B", ("solar_open",), "glm4moe", SolarConfig, Model, solar_plan),
+)  # fmt: skip

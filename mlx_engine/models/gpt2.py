@@ -1,8 +1,11 @@
-"""GPT-2.
+"""GPT-2; StarCoder and SantaCoder.
 
 Paper: "Language Models are Unsupervised Multitask Learners", Radford et al., 2019. Reference: Hugging Face
 transformers, models/gpt2. Differences from Llama: learned position embeddings are added to the token embeddings; layer
 norms in place of RMS norms; every linear layer has a bias; the FFN has no gate, and GELU between its two layers.
+
+Paper of StarCoder: "StarCoder: may the source be with you!", arXiv 2305.06161. Reference: models/gpt_bigcode.
+Difference from GPT-2: all heads share one head of keys and values.
 """
 
 from __future__ import annotations
@@ -27,14 +30,13 @@ from mlx_engine.config.declared import (
 from mlx_engine.config.settings import Settings
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, Plain
+from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Head, head_of, padded
 
-ARCHITECTURES = ("gpt2",)
 STEMS = ("transformer.", "", "model.")
-GGUF_ARCHITECTURE = "gpt2"
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu", "gelu": "gelu_erf"}
 
 
@@ -174,3 +176,50 @@ def _linear(
                gguf=TensorLayout(f"{gguf}.weight", rows)),
         Tensor(f"{name}.bias", TensorLayout(f"{hf}.bias", rows), (n_out,), gguf=TensorLayout(f"{gguf}.bias", rows)),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StarCoderConfig(Config):
+    """GPT-2's sizes."""
+
+    n_heads: int = whole("attention.head_count", "n_head", condition=divides("hidden_size"))
+    activation: Activation = activation_key(
+        {"gelu_pytorch_tanh": "gelu", **ACTIVATIONS}, gguf="gelu", hf="activation_function"
+    )
+
+    expected = Expected(
+        gguf={"attention.causal": True, "attention.head_count_kv": 1},
+        hf={"scale_attn_weights": True, "multi_query": True},
+        harmless=(
+            *Config.expected.harmless, "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+            "num_key_value_heads", "inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length",
+            "pre_allocate_kv_cache", "validate_runner_input",
+        ),
+    )  # fmt: skip
+
+    @property
+    def n_kv_heads(self) -> int:
+        """The number of KV heads."""
+        return 1
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys."""
+        return super().to_gguf() | {"attention.head_count_kv": 1}
+
+
+def starcoder_plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    return plan_of(checkpoint, StarCoderConfig, transposed=False)
+
+
+ARCHITECTURES = (
+    Architecture("GPT-2", ("gpt2",), "gpt2", Config, Model, plan),
+    Architecture(
+        "StarCoder and SantaCoder",
+        ("gpt_bigcode", "starcoder"), "starcoder", StarCoderConfig, Model, starcoder_plan,
+    ),
+)  # fmt: skip

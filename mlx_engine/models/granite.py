@@ -1,24 +1,27 @@
-"""Granite 3, dense.
+"""Granite 3, dense and with a mixture of experts.
 
 Reference: Hugging Face transformers, models/granite. Differences from Llama: multipliers of the embeddings, of the
 attention scores, of what attention and FFN add to the hidden states, and of the logits.
+
+Reference of the mixtures: models/granitemoe. Every FFN is a mixture of experts. Folders have the experts of a layer as
+one tensor, gate and up first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Rope, Scores, Token
-from mlx_engine.config.declared import Expected, number
+from mlx_engine.config.declared import Expected, declared, number, whole
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors
+from mlx_engine.weights.experts import Count, Names, Routed, of_all
+from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.parameters import Parameters
-
-ARCHITECTURES = ("granite",)
-GGUF_ARCHITECTURE = "granite"
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,32 @@ class Model(Decoder):
 
 
 plan = standard.plan(Config, llama.TENSORS | llama.PERMUTED)
+
+
+@dataclass(frozen=True)
+class MoeConfig(Routed, Config):
+    """Granite's settings and the numbers of experts; `intermediate_size` is that of one expert."""
+
+    normalize: ClassVar[bool] = True
+    n_experts: int = declared(Count("num_local_experts"))
+    n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 2), condition=of_all)
+
+    expected = Expected(
+        gguf={"attention.causal": True, "rope.scaling.finetuned": True},
+        hf={"hidden_act": "silu"},
+        harmless=("output_router_logits", "router_aux_loss_coef"),
+    )
+
+
+MOE_TENSORS = {name: row for name, row in llama.TENSORS.items() if row.shape not in ("F D", "D F")} | llama.PERMUTED
+NAMES = Names(
+    "block_sparse_moe", router="router.layer", is_fused=True, fused=("input_linear.weight", "output_linear.weight")
+)
+moe_plan = standard.plan(MoeConfig, MOE_TENSORS, experts_of=NAMES)
+ARCHITECTURES = (
+    Architecture("Granite 3, dense", ("granite",), "granite", Config, Model, plan),
+    Architecture(
+        "Granite 3 with a mixture of experts, such as Granite-3.1-3B-A800M",
+        ("granitemoe",), "granitemoe", MoeConfig, Model, moe_plan,
+    ),
+)  # fmt: skip

@@ -27,7 +27,7 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.layer_kinds import OfSomeLayers
 from mlx_engine.config.settings import Settings
-from mlx_engine.models import granite, granite_moe, llama, mamba2
+from mlx_engine.models import granite, llama, mamba2
 from mlx_engine.models.layer import Branch, LayerTensors
 from mlx_engine.models.mamba2 import MAMBA
 from mlx_engine.weights.experts import Count, Routed, of_all, with_experts
@@ -101,7 +101,7 @@ class AttentionConfig(granite.Config):
     """The config of a dense model with attention in all layers."""
 
     intermediate_size: int = whole("feed_forward_length", ("shared_intermediate_size", 1024))
-    gguf_architecture: ClassVar[str] = granite.GGUF_ARCHITECTURE
+    gguf_architecture: ClassVar[str] = "granite"
 
     expected = Expected(
         hf={
@@ -228,4 +228,4 @@ def plan(checkpoint: Checkpoint) -> Plan:
     made = decoder_plan(checkpoint, config_type, partial(table, checkpoint=checkpoint))
     if not is_sparse:
         return made
-    return with_experts(made, checkpoint, granite_moe.NAMES, made.config.intermediate_size)
+    return with_experts(made, checkpoint, granite.NAMES, made.config.intermediate_size)

@@ -1,22 +1,27 @@
-"""LFM2, dense: short convolutions in most layers, grouped-query attention in the others.
+"""LFM2, dense and with a mixture of experts: short convolutions in most layers, attention in the others.
 
 Paper: "LFM2 Technical Report", arXiv 2511.23404. Reference: Hugging Face transformers, models/lfm2. A convolution
 layer projects its input to two gates and a value, convolves the gated value over the last few tokens, and gates the
 result: its state is the last inputs of the convolution. Attention layers are those of Qwen3. The head is tied.
+
+Reference of the mixtures: models/lfm2_moe. The FFNs of all layers but the first are mixtures of experts, which are
+chosen by the sigmoids of the router's logits plus a bias.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import Scoring
 from mlx_engine.backends.parameters import Convolution
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
+    Key,
     Naming,
     believable,
     convolves,
@@ -31,13 +36,12 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.models import standard
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, ShortConv
+from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts
+from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Row, Table, head_of, tensors
-
-ARCHITECTURES = ("lfm2",)
-GGUF_ARCHITECTURE = "lfm2"
 
 ATTENTION, CONVOLUTION = "full_attention", "conv"
 
@@ -213,3 +217,49 @@ def _table(cfg: Config, checkpoint: Checkpoint, table: Table) -> Table:
     shapes = {shape for name, shape in checkpoint.shapes.items() if name.endswith("conv.conv.weight")}
     outer = (D, W, 1) if (D, W, 1) in shapes else (D, 1, W)
     return {**table, **projections, conv: replace(table[conv], in_hf=TensorLayout("", outer=outer))}
+
+
+@dataclass(frozen=True)
+class MoeConfig(Routed, Config):
+    """LFM2's sizes and the numbers of experts."""
+
+    scoring: ClassVar[Scoring] = "sigmoid"
+    sum_eps: ClassVar[float] = 1e-6
+    normalize: ClassVar[bool] = True
+    intermediate_size: int = whole("feed_forward_length", ("intermediate_size", 7168))
+    n_experts: int = declared(Count())
+    n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 4), condition=of_all)
+    expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1792))
+    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("num_dense_layers", 2)))
+
+    expected = Expected(
+        gguf={**Config.expected.gguf, "expert_gating_func": 2},
+        hf={
+            **Config.expected.hf, "use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+        },
+        harmless=(*Config.expected.harmless, "output_router_logits", "router_aux_loss_coef"),
+    )  # fmt: skip
+
+
+MOE_TENSORS = {
+    name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row for name, row in TENSORS.items()
+}
+NAMES = Names("feed_forward", ("w1", "w3", "w2"), bias="expert_bias")
+
+
+def moe_plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint."""
+    made = plan(checkpoint, MoeConfig, MOE_TENSORS)
+    return with_experts(made, checkpoint, NAMES, made.config.expert_size)
+
+
+ARCHITECTURES = (
+    Architecture(
+        "LFM2, dense: short convolutions in most layers, grouped-query attention in the others",
+        ("lfm2",), "lfm2", Config, Model, plan,
+    ),
+    Architecture(
+        "LFM2 with a mixture of experts, such as LFM2-8B-A1B",
+        ("lfm2_moe", "lfm2moe"), "lfm2moe", MoeConfig, Model, moe_plan,
+    ),
+)  # fmt: skip

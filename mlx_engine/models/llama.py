@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and models with the same architecture.
+"""Llama 2 and 3, and models with the same architecture, such as TeleChat3.
 
 Papers: "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models", arXiv 2407.21783. Reference: Hugging Face
 transformers, models/llama. RMS norms before attention and before a gated FFN, rotary embedding of queries and keys,
@@ -26,10 +26,8 @@ from mlx_engine.config.declared import (
 )
 from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
 from mlx_engine.models import standard
+from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.table import Row, Table
-
-ARCHITECTURES = ("llama",)
-GGUF_ARCHITECTURE = "llama"
 
 
 @dataclass(frozen=True)
@@ -128,3 +126,7 @@ def renamed(table: Table, names: Mapping[str, str]) -> dict[str, Row]:
 
 Model = standard.Model
 plan = standard.plan(Config, TENSORS | PERMUTED)
+ARCHITECTURES = (
+    Architecture("Llama 2 and 3, and models with the same architecture", ("llama",), "llama", Config, Model, plan),
+    Architecture("TeleChat3, dense, such as TeleChat3-36B-Thinking", ("telechat3",), "llama", Config, Model, plan),
+)

@@ -12,7 +12,7 @@ from mlx_engine.config.declared import Expected, Key, declared, each_layer, numb
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
-from mlx_engine.models import llama, qwen3_moe, standard
+from mlx_engine.models import llama, qwen3, standard
 from mlx_engine.weights.experts import Names, Normalize
 
 ARCHITECTURES = ("mellum",)
@@ -20,7 +20,7 @@ GGUF_ARCHITECTURE = "mellum"
 
 
 @dataclass(frozen=True)
-class Config(qwen3_moe.Config):
+class Config(qwen3.MoeConfig):
     """Qwen3-MoE's sizes. Tokens of local layers attend to the last `window` tokens; 0 is no window."""
 
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
@@ -41,4 +41,4 @@ class Config(qwen3_moe.Config):
 
 
 Model = standard.Model
-plan = standard.plan(Config, qwen3_moe.TENSORS, experts_of=Names())
+plan = standard.plan(Config, qwen3.MOE_TENSORS, experts_of=Names())

@@ -1,7 +1,14 @@
-"""Qwen2 and Qwen2.5, dense.
+"""Qwen2 and Qwen2.5, dense and with a mixture of experts; Qwen1.5-MoE; MiMo 7B.
 
 Paper: "Qwen2 Technical Report", arXiv 2407.10671. Reference: Hugging Face transformers, models/qwen2.
 Differences from Llama: queries, keys and values have biases; small models tie the head to the embedding table.
+
+Reference of the mixtures: models/qwen2_moe. Every FFN is a mixture of experts, of which each token uses a few, and an
+expert that all tokens share. Router weights are not renormalised; the shared expert's output is scaled by a sigmoid
+gate.
+
+Report of MiMo: "MiMo", arXiv 2505.07608. Reference: mlx-lm, models/mimo. The layers are Qwen2's; a layer of multi-token
+prediction after them is ignored.
 """
 
 from __future__ import annotations
@@ -9,14 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_engine.config.declared import Expected, constant, each_layer
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.config.declared import Expected, constant, declared, each_layer, whole
 from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
-from mlx_engine.weights.table import Row
-
-ARCHITECTURES = ("qwen2",)
-GGUF_ARCHITECTURE = "qwen2"
+from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all, with_experts, with_shared_expert
+from mlx_engine.weights.model import Architecture
+from mlx_engine.weights.plan import Plan
+from mlx_engine.weights.table import Row, decoder_plan
 
 
 def without_windows(s: Settings, key: str, config: Any) -> None:
@@ -58,3 +66,49 @@ TENSORS = {
 }
 Model = standard.Model
 plan = standard.plan(Config, TENSORS)
+
+
+@dataclass(frozen=True)
+class MoeConfig(Routed, Config):
+    """The settings of a Qwen2-MoE model. `intermediate_size` is read but unused: no layer is dense."""
+
+    n_experts: int = declared(Count())
+    n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
+    expert_size: int = whole("expert_feed_forward_length", "moe_intermediate_size")
+    shared_size: int = whole("expert_shared_feed_forward_length", "shared_expert_intermediate_size")
+    normalize: bool = declared(Normalize(in_gguf=False))
+
+    expected = Expected(
+        gguf={key: value for key, value in Config.expected.gguf.items() if key != "expert_count"},
+        hf={
+            **Config.expected.hf,
+            "decoder_sparse_step": 1,
+            "use_sliding_window": False,
+            "mlp_only_layers": ([], None),
+        },
+        harmless=(*Config.expected.harmless, "output_router_logits", "router_aux_loss_coef"),
+    )
+
+
+MOE_TENSORS = {name: row for name, row in TENSORS.items() if row.shape not in ("F D", "D F")}
+
+
+def moe_plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    made = decoder_plan(checkpoint, MoeConfig, MOE_TENSORS)
+    made = with_experts(made, checkpoint, Names(), made.config.expert_size)
+    return with_shared_expert(made, Names(), made.config.shared_size)
+
+
+ARCHITECTURES = (
+    Architecture("Qwen2 and Qwen2.5, dense", ("qwen2",), "qwen2", Config, Model, plan),
+    Architecture(
+        "Qwen1.5-MoE and Qwen2 with a mixture of experts, such as Qwen2-57B-A14B",
+        ("qwen2_moe", "qwen2moe"), "qwen2moe", MoeConfig, Model, moe_plan,
+    ),
+    Architecture("MiMo 7B", ("mimo",), "qwen2", Config, Model, plan),
+)  # fmt: skip

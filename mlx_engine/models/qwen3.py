@@ -1,21 +1,32 @@
-"""Qwen3, dense.
+"""Qwen3, dense and with a mixture of experts.
 
 Paper: "Qwen3 Technical Report", arXiv 2505.09388. Reference: Hugging Face transformers, models/qwen3.
 Differences from Llama: queries and keys are RMS-normed per head before rotary embedding; head_dim is a setting of its
 own, not hidden_size / n_heads; small models tie the head to the embedding table.
+
+Reference of the mixtures: models/qwen3_moe. Every FFN is a mixture of experts, of which each token uses a few.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.config.declared import Expected, divides, each_layer, halves, number, one_per_head, per_head, whole
+from mlx_engine.config.declared import (
+    Expected,
+    declared,
+    divides,
+    each_layer,
+    halves,
+    number,
+    one_per_head,
+    per_head,
+    whole,
+)
 from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
 from mlx_engine.models import llama, qwen2, standard
+from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all
+from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.table import Row
-
-ARCHITECTURES = ("qwen3",)
-GGUF_ARCHITECTURE = "qwen3"
 
 
 @dataclass(frozen=True)
@@ -53,3 +64,39 @@ TENSORS = {
 }
 Model = standard.Model
 plan = standard.plan(Config, TENSORS)
+
+
+@dataclass(frozen=True)
+class MoeConfig(Routed, Config):
+    """The settings of a Qwen3-MoE model; `intermediate_size` is that of dense layers, of which there are none."""
+
+    n_experts: int = declared(Count())
+    n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
+    expert_size: int = whole("expert_feed_forward_length", "moe_intermediate_size")
+    normalize: bool = declared(Normalize(in_gguf=True))
+
+    expected = Expected(
+        gguf={key: value for key, value in Config.expected.gguf.items() if key != "expert_count"},
+        # Qwen3-Coder has the last three keys; transformers reads none of them.
+        hf={
+            **Config.expected.hf,
+            "decoder_sparse_step": 1,
+            "use_sliding_window": False,
+            "mlp_only_layers": ([], None),
+            "qkv_bias": False,
+            "use_qk_norm": True,
+            "shared_expert_intermediate_size": (0, None),
+        },
+        harmless=(*Config.expected.harmless, "output_router_logits", "router_aux_loss_coef"),
+    )
+
+
+MOE_TENSORS = {name: row for name, row in TENSORS.items() if row.shape not in ("F D", "D F")}
+moe_plan = standard.plan(MoeConfig, MOE_TENSORS, experts_of=Names())
+ARCHITECTURES = (
+    Architecture("Qwen3, dense", ("qwen3",), "qwen3", Config, Model, plan),
+    Architecture(
+        "Qwen3 with a mixture of experts, such as Qwen3-30B-A3B",
+        ("qwen3_moe", "qwen3moe"), "qwen3moe", MoeConfig, Model, moe_plan,
+    ),
+)  # fmt: skip

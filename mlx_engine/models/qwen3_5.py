@@ -1,9 +1,12 @@
-"""Qwen3.5 and Qwen3.6, dense, the text model.
+"""Qwen3.5 and Qwen3.6, dense and with a mixture of experts, the text model.
 
 Reference: Hugging Face transformers, models/qwen3_5. Three of four layers are gated delta networks ("Gated Delta
 Networks", arXiv 2412.06464): a convolution over queries, keys and values, and a matrix per value head as the state. The
 other layers have attention as Qwen3 has, with two differences: only the first quarter of each head is rotated, and a
 sigmoid gate is multiplied with the output. Norm weights are stored minus 1, except that of the delta rule's output.
+
+Reference of the mixtures: models/qwen3_5_moe. Every FFN is a mixture of experts, of which each token uses a few, and an
+expert that all tokens share, as in Qwen2-MoE. The weights of a token's experts add up to 1.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import Routing
 from mlx_engine.backends.parameters import Convolution, DeltaNet, DeltaRule, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
@@ -32,14 +36,22 @@ from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.kernels.cached import cached_property
 from mlx_engine.models.decoder import Decoder, NextToken
-from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors
+from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors, Mixture
+from mlx_engine.weights.experts import (
+    Count,
+    Names,
+    expert_tensors,
+    experts,
+    of_all,
+    shared_tensors,
+    with_experts,
+    with_shared_expert,
+)
+from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Head, Row, Table, layer_tensors, stem_of, tensors
-
-ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
-GGUF_ARCHITECTURE = "qwen35"
 
 # Far above any model.
 MOST_ROWS = 1 << 20
@@ -439,3 +451,72 @@ def plan(
     rows = table(config, checkpoint, is_dense=experts is None, delta=delta)
     extra = extra_tensors(config, checkpoint, rows, experts)
     return Plan(config, tensors(config, rows, head), (*unused, *heads), extra=extra)
+
+
+def _of_dense_layers(s: Settings, key: str, config: object) -> None:
+    """Accept the FFN size of dense layers, of which there are none."""
+    s.whole_or_zero(key)
+
+
+@dataclass(frozen=True)
+class MoeConfig(Config):
+    """The sizes of a Qwen3.5 model with experts; `intermediate_size` is that of one expert."""
+
+    intermediate_size: int = whole("expert_feed_forward_length", "moe_intermediate_size")
+    n_experts: int = declared(Count())
+    n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
+    shared_size: int = whole("expert_shared_feed_forward_length", "shared_expert_intermediate_size")
+
+    expected = Expected(
+        gguf={**Config.expected.gguf, "feed_forward_length": _of_dense_layers},
+        hf={
+            **Config.expected.hf,
+            "decoder_sparse_step": 1,
+            "intermediate_size": _of_dense_layers,
+            "norm_topk_prob": True,
+        },
+        harmless=(*Config.expected.harmless, "output_router_logits", "router_aux_loss_coef"),
+    )
+
+
+class MoeModel(Model):
+    """A Qwen3.5 model whose FFNs are mixtures of experts with a shared expert."""
+
+    @staticmethod
+    def ffn(config: MoeConfig, t: LayerTensors) -> Mixture:
+        """Return the experts of a layer."""
+        routing = Routing(config.n_experts_used, normalize=True)
+        return Mixture(t.norm("ffn_norm"), experts(t.p, t.i, config.n_experts, routing))
+
+
+NAMES = Names(is_fused=True)
+
+
+def of_extra(cfg: MoeConfig, checkpoint: Checkpoint, block: str) -> list[Tensor]:
+    """Return the tensors of the experts of the layer of multi-token prediction; `block` is its module in a folder."""
+    i = cfg.n_layers
+    made = expert_tensors(cfg, checkpoint, NAMES, cfg.intermediate_size, i, [block])
+    return [*made, *shared_tensors(cfg.hidden_size, cfg.shared_size, i, f"{block}.{NAMES.shared}")]
+
+
+def moe_plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    made, names = plan(checkpoint, MoeConfig, experts=of_extra), replace(NAMES, stem=stem_of(checkpoint, STEMS))
+    made = with_experts(made, checkpoint, names, made.config.intermediate_size)
+    return with_shared_expert(made, names, made.config.shared_size)
+
+
+ARCHITECTURES = (
+    Architecture(
+        "Qwen3.5 and Qwen3.6, dense, the text model",
+        ("qwen35", "qwen3_5", "qwen3_5_text"), "qwen35", Config, Model, plan,
+    ),
+    Architecture(
+        "Qwen3.5 and Qwen3.6 with a mixture of experts, such as Qwen3.6-35B-A3B, the text model",
+        ("qwen35moe", "qwen3_5_moe", "qwen3_5_moe_text"), "qwen35moe", MoeConfig, MoeModel, moe_plan,
+    ),
+)  # fmt: skip

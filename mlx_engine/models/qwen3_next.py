@@ -14,7 +14,7 @@ from typing import ClassVar
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.models import qwen3_5, qwen3_5_moe
+from mlx_engine.models import qwen3_5
 from mlx_engine.models.qwen3_5 import ATTENTION, DELTA, INTERVAL, INTERVAL_KEY, NET
 from mlx_engine.weights.experts import Names, with_experts, with_shared_expert
 from mlx_engine.weights.plan import Plan
@@ -34,7 +34,7 @@ class RotaryBase(qwen3_5.RotaryBase):
 
 
 @dataclass(frozen=True)
-class Config(qwen3_5_moe.Config):
+class Config(qwen3_5.MoeConfig):
     """The sizes of Qwen3.5 with experts."""
 
     are_neighbors: ClassVar[bool] = True
@@ -45,12 +45,12 @@ class Config(qwen3_5_moe.Config):
     shared_size: int = whole("expert_shared_feed_forward_length", ("shared_expert_intermediate_size", 512))
 
     expected = Expected(
-        gguf=qwen3_5_moe.Config.expected.gguf,
+        gguf=qwen3_5.MoeConfig.expected.gguf,
         hf={
-            **{key: of for key, of in qwen3_5_moe.Config.expected.hf.items() if "output_gate" not in key},
+            **{key: of for key, of in qwen3_5.MoeConfig.expected.hf.items() if "output_gate" not in key},
             "mlp_only_layers": ([], None), "use_sliding_window": False,
         },
-        harmless=qwen3_5_moe.Config.expected.harmless,
+        harmless=qwen3_5.MoeConfig.expected.harmless,
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _delta(cfg: Config, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
     }
 
 
-Model = qwen3_5_moe.Model
+Model = qwen3_5.MoeModel
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
@@ -95,6 +95,6 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made = qwen3_5.plan(checkpoint, Config, experts=qwen3_5_moe.of_extra, delta=_delta)
+    made = qwen3_5.plan(checkpoint, Config, experts=qwen3_5.of_extra, delta=_delta)
     made = with_experts(made, checkpoint, Names(), made.config.intermediate_size)
     return with_shared_expert(made, Names(), made.config.shared_size)

@@ -65,7 +65,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
     the body has been parsed. While the request waits for its turn, only the bytes of its body are in memory.
     """
     received, is_large = service.clock(), len(body) > LARGE
-    _ = service.engine  # refuse at once what cannot be answered now
+    _ = service.engine  # raises 503 if the engine accepts no requests
     with service.worker.reserved() as reserve:
         async with service.turns.turn(is_large=is_large) as turn:
             read = partial(_parsed, service, body, form)
@@ -81,7 +81,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
         params.forget_prompt()
         del reading
-    # No await here, because another request could take the reserved places in the queue before this call does.
+    # No await between the `with` above and the submission in `_answer`: another request could take the reserved places.
     await _answer(service, params, call, reply, respond, form.prompt)
 
 
@@ -110,13 +110,13 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
         "fingerprint": service.fingerprint,
         "types": types_of(service.engine.backend),
         "explains_cache": service.explains_cache,
-        "bandwidth": lambda: service.bandwidth,  # the bandwidth may be measured before the reply is complete
+        "bandwidth": lambda: service.bandwidth,  # perhaps unknown now, and measured when the reply is complete
         "clock": service.clock,
     }
 
 
 def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn) -> tuple[list[Request], Reading]:
-    """Return the requests of all prompts, and the `Reading`; called in a thread.
+    """Return the requests of all prompts, and the `Reading`, their form for all APIs; called in a thread.
 
     Raises:
         EngineError: a prompt or an option is invalid, or does not fit the context.
@@ -171,8 +171,8 @@ def begun(
         check: called with the text before it is encoded.
 
     Raises:
-        ApiError: the answer has a constraint; or the template begins the turn with reasoning, and the text is not
-            reasoning.
+        ApiError: the answer has a constraint; or the template begins the turn with reasoning, so that the text would
+            continue the reasoning.
     """
     if not reading.begun:
         return ids
@@ -187,7 +187,7 @@ def begun(
 
 async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
     """Respond with the number of prompt tokens that /v1/messages would have for a conversation."""
-    _ = service.engine  # refuse at once what cannot be answered now
+    _ = service.engine  # raises 503 if the engine accepts no requests
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         try:
             n = await turn.run(partial(_count, service, body, turn))

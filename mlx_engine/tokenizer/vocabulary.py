@@ -81,7 +81,7 @@ class Vocabulary:
     response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the lengths of tokens and chat template, because this process searches them outside of the sandbox.
+        """Check the lengths of tokens and chat template, which this process searches without the sandbox's limits.
 
         Raises:
             TokenizerError: a token is too long.
@@ -181,7 +181,7 @@ class StreamDecoder:
 
     @property
     def marks(self) -> Sequence[int]:
-        """The indices of characters at which the texts of control and user-defined tokens begin, ascending."""
+        """The indices of characters, ascending, at which tokens begin that may be delimiters (`is_marked`)."""
         return self._marks
 
     def add(self, token_id: int) -> str:
@@ -219,7 +219,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def is_marked(text: str) -> bool:
-    """Return whether a control or user-defined token may be a delimiter. White space is no delimiter."""
+    """Return whether a control or user-defined token may delimit reasoning or calls: it has over two characters."""
     return len(text.strip()) > 2
 
 

@@ -1,4 +1,7 @@
-"""Build models with the model file of an architecture: GGUF `general.architecture`, config.json `model_type`."""
+"""Build models with the model file of an architecture: GGUF `general.architecture`, config.json `model_type`.
+
+`open_model` opens a checkpoint, without those settings of `--allow-setting` that are not implemented.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import copy
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os.path import commonprefix
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -15,13 +20,13 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend, Program
 from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.observed import tapped
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
-from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.config.known import lacking
 from mlx_engine.config.rope import for_context
-from mlx_engine.errors import ModelError, UnknownArchitectureError
+from mlx_engine.errors import ModelError, OptionError, UnknownArchitectureError, UnsupportedConfigError, shown
 from mlx_engine.machine.memory import available_memory
 from mlx_engine.weights.adapters import Adapters
 from mlx_engine.weights.conversion import Conversion, Converted
@@ -183,46 +188,60 @@ class Model(Protocol):
         return None
 
 
-class ModelFile(Protocol):
-    """A module of `mlx_engine/models` that implements architectures.
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture that a file of `mlx_engine/models` implements.
 
     Attributes:
-        ARCHITECTURES: the values of `general.architecture` and `model_type` that it implements.
-        GGUF_ARCHITECTURE: the `general.architecture` of a GGUF file that is written from a folder.
-        Model: the model class, called with (config, parameters, backend).
+        title: the models that have it, for people.
+        names: the values of GGUF's `general.architecture` and config.json's `model_type`.
+        gguf: the `general.architecture` of a GGUF file that is written from a folder.
+        config: the class of its settings.
+        model: the model class, called with (config, parameters, backend).
+        plan: returns the config and the expected tensors of a checkpoint; raises UnsupportedConfigError if a setting is
+            missing, invalid or not implemented.
     """
 
-    ARCHITECTURES: tuple[str, ...]
-    GGUF_ARCHITECTURE: str
-    Model: Callable[[Any, Parameters, Backend], Model]
-
-    def plan(self, checkpoint: Checkpoint) -> Plan:
-        """Return the config and the expected tensors of a checkpoint.
-
-        Raises:
-            UnsupportedConfigError: a setting is missing, invalid or not implemented.
-        """
+    title: str
+    names: tuple[str, ...]
+    gguf: str
+    config: type[Any]
+    model: Callable[[Any, Parameters, Backend], Model]
+    plan: Callable[[Checkpoint], Plan]
 
 
-def model_file(checkpoint: Checkpoint) -> ModelFile:
-    """Return the module of `mlx_engine/models` that implements a checkpoint's architecture.
+def architectures_of(module: Any) -> Sequence[Architecture]:
+    """Return the architectures of a file of `mlx_engine/models`; none if the module is not a model file.
+
+    `ARCHITECTURES` lists them. In a file with one, it lists the names of this one, and the other attributes are
+    constants of the module: `GGUF_ARCHITECTURE`, `Config`, `Model`, `plan`, and the first line of the docstring.
+    """
+    found = getattr(module, "ARCHITECTURES", ())
+    if not found or isinstance(found[0], Architecture):
+        return found
+    title = (module.__doc__ or "").split("\n", 1)[0].rstrip(".")
+    return [Architecture(title, found, module.GGUF_ARCHITECTURE, module.Config, module.Model, module.plan)]
+
+
+def architecture_of(checkpoint: Checkpoint) -> Architecture:
+    """Return a checkpoint's architecture, from the file of `mlx_engine/models` that implements it.
 
     Raises:
         UnknownArchitectureError: no model file implements the architecture.
     """
-    architecture, supported = checkpoint.architecture, list[str]()
-    if checkpoint.naming == "gguf" and architecture == "llama" and checkpoint.settings.get("expert_count"):
-        architecture = "mixtral"
+    wanted, supported = checkpoint.architecture, list[str]()
+    if checkpoint.naming == "gguf" and wanted == "llama" and checkpoint.settings.get("expert_count"):
+        wanted = "mixtral"
     text = checkpoint.settings.get("text_config")
-    if architecture == "mistral3" and isinstance(text, Mapping) and text.get("model_type") == "mistral4":
-        architecture = "mistral4"
-    # Try the file with the architecture's name first, so that usually no other file is imported.
-    models = importlib.import_module("mlx_engine.models")
-    for name in sorted((file.name for file in iter_modules(models.__path__)), key=lambda name: name != architecture):
-        module: Any = importlib.import_module(f"mlx_engine.models.{name}")
-        supported += getattr(module, "ARCHITECTURES", ())
-        if architecture in supported:
-            return cast(ModelFile, module)
+    if wanted == "mistral3" and isinstance(text, Mapping) and text.get("model_type") == "mistral4":
+        wanted = "mistral4"
+    # Try first the files whose names begin as the architecture's, so that usually few others are imported.
+    names = sorted(file.name for file in iter_modules(importlib.import_module("mlx_engine.models").__path__))
+    for name in sorted(names, key=lambda name: -len(commonprefix((name, wanted)))):  # noqa: RUF071 - no paths
+        for architecture in architectures_of(importlib.import_module(f"mlx_engine.models.{name}")):
+            supported += architecture.names
+            if wanted in architecture.names:
+                return architecture
     raise UnknownArchitectureError(
         where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(supported),
         lacks=lacking(checkpoint.architecture),
@@ -319,18 +338,18 @@ def plan_model(
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
         TensorMismatchError: the tensors do not match the settings.
     """
-    module = model_file(checkpoint)
+    architecture = architecture_of(checkpoint)
     if not checkpoint.shapes:
         raise ModelError(
             f"{checkpoint.where}: expected a model's tensors, found none: it holds a vocabulary alone, "
             "which the `tokenize` command can use; choose another file to run"
         )
-    plan = module.plan(checkpoint)
+    plan = architecture.plan(checkpoint)
     if with_extra:
         plan = replace(plan, tensors=[*plan.tensors, *plan.extra])
     tensors = check(checkpoint, plan)
     conversion.check(checkpoint.where, tensors)
-    return Planned(checkpoint, module.Model, for_context(plan.config, context), tensors, conversion)
+    return Planned(checkpoint, architecture.model, for_context(plan.config, context), tensors, conversion)
 
 
 def convert_model(
@@ -343,3 +362,83 @@ def convert_model(
 ) -> Loaded:
     """Build a checkpoint's model on a backend, with its linear layers converted; errors as for `plan_model`."""
     return plan_model(checkpoint, conversion, context).build(backend, progress)
+
+
+ALLOW = "--allow-setting"
+
+
+def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
+    """Open a model file, and drop the named settings that are not implemented.
+
+    Args:
+        path: a GGUF file or a Hugging Face folder.
+        allow_settings: names of settings; a nested one is "rope_scaling.factor", and a GGUF key may have the
+            architecture's prefix or not. A setting that is implemented keeps its meaning.
+
+    Raises:
+        OptionError: the file has no setting of a name.
+        SourceError, FormatError: the file cannot be opened, or is damaged.
+        ModelError: the architecture, or a setting that is not named, is not implemented.
+    """
+    check_allowed(allow_settings)
+    checkpoint = open_checkpoint(path)
+    return allow(checkpoint, allow_settings) if allow_settings else checkpoint
+
+
+def check_allowed(allow_settings: object) -> None:
+    """Check the option `allow_settings`; raise OptionError unless it is a list or tuple of names."""
+    if not (isinstance(allow_settings, list | tuple) and all(isinstance(name, str) for name in allow_settings)):
+        message = f"allow_settings must be a list of names, not {shown(allow_settings)}"
+        raise OptionError(message, option="allow_settings", found=allow_settings)
+
+
+def allow(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
+    """Return the checkpoint without the named settings that its model file refuses, with a note on each of them."""
+    paths = {name: _path(checkpoint, name) for name in names}
+    plan, ignored = architecture_of(checkpoint).plan, dict[str, object]()
+    while True:
+        try:
+            plan(checkpoint)
+            break
+        except UnsupportedConfigError as error:
+            refused = error.name or ""
+            name = next((n for n in paths if n not in ignored and f"{refused}.".startswith(_dotted(paths[n]))), None)
+            if name is None:
+                raise
+            settings, ignored[name] = _without(checkpoint.settings, paths[name])
+            checkpoint = replace(checkpoint, settings=settings)
+    return replace(checkpoint, notes=tuple(_note(name, ignored) for name in paths))
+
+
+def _dotted(path: Sequence[str]) -> str:
+    return ".".join(path) + "."
+
+
+def _path(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
+    """Return the keys that lead to a setting; raise OptionError if there is none."""
+    bare = name.removeprefix(f"{checkpoint.architecture}.") if checkpoint.naming == "gguf" else name
+    at, keys = cast("Mapping[str, Any]", checkpoint.settings), list[str]()
+    # A key may contain dots, so each step first tries the whole rest as one key.
+    rest = bare
+    while rest not in at:
+        key, _, rest = rest.partition(".")
+        if not rest or not isinstance(at.get(key), Mapping):
+            raise OptionError(f"{ALLOW}: {checkpoint.where} has no setting {name!r}", option=ALLOW, found=name)
+        keys.append(key)
+        at = at[key]
+    return (*keys, rest)
+
+
+def _without(settings: Mapping[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], object]:
+    """Return a copy of the settings without the one at `path`, and its value."""
+    key, *rest = path
+    if not rest:
+        return {other: value for other, value in settings.items() if other != key}, settings[key]
+    inner, value = _without(settings[key], rest)
+    return {**settings, key: inner}, value
+
+
+def _note(name: str, ignored: Mapping[str, object]) -> str:
+    if name not in ignored:
+        return f"{ALLOW} {name}: not needed, the setting is implemented or changes nothing"
+    return f"{ALLOW} {name}: {shown(ignored[name])} is not implemented and was ignored; results may be wrong"

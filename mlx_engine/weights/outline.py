@@ -30,7 +30,7 @@ from mlx_engine.quant import BY_NAME, readable_types
 from mlx_engine.quant.groups import affine, fixed
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight, cut_shape
-from mlx_engine.weights.model import Model, Planned, model_file
+from mlx_engine.weights.model import Model, Planned, architecture_of
 from mlx_engine.weights.parameters import EXPERTS, Parameters
 
 ALTERNATIVE = "Q8_0"
@@ -368,7 +368,7 @@ def open_config(path: Path) -> Checkpoint:
     file = path / CONFIG if path.is_dir() else path
     config = read_json(file)
     draft = Checkpoint(str(file), "hf", str(config.get("model_type")), config, {}, {}, _no_weight)
-    module, quantization = model_file(draft), read_quantization(config, str(file))
+    architecture, quantization = architecture_of(draft), read_quantization(config, str(file))
     if quantization is None and config.get(KEYS[1]):
         raise UnsupportedConfigError(
             where=str(file),
@@ -381,7 +381,7 @@ def open_config(path: Path) -> Checkpoint:
     draft = replace(draft, settings=settings)
     shapes = {
         tensor.stored("hf").name: tensor.stored("hf").shape(tensor.shape)
-        for tensor in module.plan(draft).tensors
+        for tensor in architecture.plan(draft).tensors
         if tensor.required
     }
     dtype = _dtype(config, str(file))

@@ -54,6 +54,7 @@ def failure(case: OpCase, activations: str) -> str | None:
     return None
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("activations", ROUNDOFF)
 def test_every_operation_rounds_to_the_type_and_no_further(activations: str):
     left_out = {*LEFT_OUT, *(BEYOND_FLOAT16 if activations == "f16" else ())}

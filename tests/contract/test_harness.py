@@ -108,6 +108,7 @@ def liar(op: str, lie: Callable[[np.ndarray], np.ndarray]) -> Backend:
     return wrong
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lying_backend_is_caught_in_every_case(lie: str):
     assert [case.id for case in CASES if not fails_an_assertion(liar(case.op, LIES[lie]), case)] == []
@@ -121,6 +122,7 @@ def fails_an_assertion(be: Backend, case: OpCase) -> bool:
     return False
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("op", CROSSINGS)
 def test_a_lie_at_a_crossing_is_caught(op: str):
     lies = {

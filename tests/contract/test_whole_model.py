@@ -31,12 +31,13 @@ def definition() -> np.ndarray:
     return np.asarray(mlx_engine.load(MODEL, "scalar").logits(IDS))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_logits_equal_those_of_the_definition(name: str, definition: np.ndarray):
     assert relative(np.asarray(load(name).logits(IDS)), definition) < 2e-6
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 def test_chunked_prefill_equals_the_whole(name: str, chunk: int, definition: np.ndarray):
@@ -46,6 +47,7 @@ def test_chunked_prefill_equals_the_whole(name: str, chunk: int, definition: np.
     assert relative(engine.backend.host(logits)[0], definition[-1]) < 1e-6
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_row_of_logits_depends_on_no_later_token(name: str):
     engine = load(name)
@@ -53,6 +55,7 @@ def test_a_row_of_logits_depends_on_no_later_token(name: str):
     assert relative(whole[:3], part) < 1e-6
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_sequences_in_one_pass_are_as_each_alone(name: str, definition: np.ndarray):
     """Two passes: prompts of different lengths, then the rest of each; the first pass has only one token of one."""

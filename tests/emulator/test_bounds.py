@@ -87,6 +87,7 @@ def message(size: int, n: int, by: tuple[int, int], **options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("size", TYPES)
 def test_every_access_past_either_end_is_found_in_the_build_that_sees_all(size: int):
     for n in LENGTHS:
@@ -97,6 +98,7 @@ def test_every_access_past_either_end_is_found_in_the_build_that_sees_all(size: 
             assert re.search(says(by, n, size), message(size, n, by, build="races", seed=1 if n > 32 else 0))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("size", TYPES)
 def test_every_access_past_the_end_at_the_guard_is_found_in_any_build(size: int):
     """And all writes, afterwards."""
@@ -154,6 +156,7 @@ def whole(size: int) -> WholeKernel:
     return library(WHOLE).function(f"shift_{size}")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("size", TYPES)
 def test_every_access_past_either_end_of_threadgroup_memory_is_found(size: int):
     for n in LENGTHS:
@@ -311,6 +314,7 @@ def test_what_is_written_in_part_on_purpose_is_no_note():
     assert not noted("y[i] = as_type<float>(0xFFFFFFFFu);", (5,))  # as if nobody had
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit addresses")
 def test_kernels_run_where_addresses_are_few():
     program = """

@@ -134,6 +134,7 @@ ctypes.string_at(8)
 """
 
 
+@pytest.mark.slow
 def test_a_fault_of_another_thread_is_not_ours():
     """While a kernel runs, somebody else's fault goes to whoever handled it before: here Python's faulthandler."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

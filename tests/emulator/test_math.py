@@ -96,6 +96,7 @@ def results(numbers: tuple[Array, Array]) -> dict[str, Array]:
     return evaluated(*numbers)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", [*OF_ONE, *OF_TWO])
 def test_functions_are_rounded_to_the_nearest_float(name: str, numbers: tuple[Array, Array], results: dict[str, Array]):
     with np.errstate(all="ignore"):

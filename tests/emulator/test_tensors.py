@@ -162,6 +162,7 @@ SIZES = {"tiled": ((16, 32, 32), (21, 40, 27), (5, 9, 5)), "rows": (16, 21)}
 RUN: dict[str, Any] = {"tiled": tiled, "rows": rows}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kernel", ["tiled", "rows"])
 @pytest.mark.parametrize("build", ["spaces", "undefined", "races"])
 def test_sound_kernels_are_clean_in_every_layout(kernel: str, build: str) -> None:
@@ -194,6 +195,7 @@ def mistake(bug: Bug, name: str) -> tuple[str, str]:
     return "nothing was found", ""
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_every_mistake_is_found_with_its_line(bug: Bug) -> None:
     says, where = mistake(bug, f"{bug.kernel}_{BUGS.index(bug)}")
@@ -207,6 +209,7 @@ def test_mistakes_are_in_the_kernels() -> None:
         assert bug.old in {"tiled": TILED, "rows": ROWS}[bug.kernel], bug.name
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("old", "new", "reason"), REFUSED)
 def test_what_metal_refuses(old: str, new: str, reason: str) -> None:
     assert old in TILED

@@ -1,6 +1,6 @@
 """Write the intermediate values of transformers for the micro checkpoints of tests/data, as NAME-micro/taps.npz.
 
-Tests never run this. The files have every value that the engine names (`backends/taps.py`), for prompt 1 of the
+Tests never run this. The files have every value that the engine names (`backends/observed.py`), for prompt 1 of the
 folder's golden file, in float64 throughout, saved as float32. The logits are compared with those of the golden file
 before anything is written.
 

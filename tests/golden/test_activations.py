@@ -10,8 +10,8 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends import VARIABLE, create_backend
+from mlx_engine.backends.observed import tapped
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.errors import NotFiniteError
 from mlx_engine.loop.forward import forward
@@ -47,6 +47,7 @@ def error_in_roundings(expected: np.ndarray, found: np.ndarray, activations: str
     return float(np.sqrt(np.mean(relative_errors(expected, found) ** 2))) / ROUNDOFF[activations]
 
 
+@pytest.mark.some(1)
 @ROUNDING
 def test_logits_of_every_architecture_are_rounded_a_few_times(activations: str):
     errors = {
@@ -58,6 +59,7 @@ def test_logits_of_every_architecture_are_rounded_a_few_times(activations: str):
     assert {name: error for name, error in errors.items() if not 1 / 8 <= error <= MOST_ROUNDINGS} == {}
 
 
+@pytest.mark.some(1)
 @ROUNDING
 def test_almost_all_tokens_are_the_most_likely_ones_of_float32(activations: str):
     pairs = [(logits(folder, "f32"), logits(folder, activations)) for folder in FOLDERS.values()]
@@ -65,6 +67,7 @@ def test_almost_all_tokens_are_the_most_likely_ones_of_float32(activations: str)
     assert agree.mean() >= (0.98 if activations == "f16" else 0.95)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("backend", "activations"), [("mlx", "f16"), ("mlx", "bf16"), ("metal", "bf16")])
 def test_a_greedy_text_takes_the_most_likely_token_of_float32_or_one_as_likely(
     backend: str, activations: str, monkeypatch: pytest.MonkeyPatch

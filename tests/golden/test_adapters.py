@@ -55,6 +55,7 @@ def error(found: object, expected: np.ndarray) -> float:
     return float(np.abs(np.array(found) - expected).max() / np.abs(expected).max())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(
     ("backend", "most"),

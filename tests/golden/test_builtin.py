@@ -22,6 +22,7 @@ def stories(engine: mlx_engine.Engine) -> dict[str, Generation]:
     return {opening: engine.generate(opening) for opening in OPENINGS}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_story_is_long_ends_by_itself_and_does_not_repeat(stories, opening: str):
     story = stories[opening]
@@ -44,6 +45,7 @@ def test_the_capital_of_france(engine: mlx_engine.Engine):
     assert (answer.text, answer.finish_reason) == ("The capital of France is Paris.", "stop")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("subject", ["fox", "dog", "dragon", "cat named Momo"])
 def test_a_story_is_about_what_was_asked_for(engine: mlx_engine.Engine, subject: str):
     text = engine.generate([{"role": "user", "content": f"Tell me a story about a {subject}."}]).text
@@ -51,6 +53,7 @@ def test_a_story_is_about_what_was_asked_for(engine: mlx_engine.Engine, subject:
         assert re.search(rf"\b{word}\b", text), text
 
 
+@pytest.mark.slow
 def test_turns_do_not_end_in_its_introduction(engine: mlx_engine.Engine):
     conversation = Conversation(engine)
     asked = ("Tell me a story about a fox.", "Tell me another one.", "Thank you!", "Tell me a story about a rabbit.")

@@ -110,6 +110,7 @@ BATCHES = [
 ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("settings", BATCHES, ids=str)
 def test_an_answer_is_the_same_in_every_batch(settings: dict[str, int]):
     options = dict(settings)
@@ -152,6 +153,7 @@ def test_an_answer_is_the_same_on_simd(jit: bool):
     assert all(map(allowed, asked))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["parallel", "simd", "numpy"])
 def test_a_checked_choice_is_the_choice_under_the_mask(name: str, monkeypatch: pytest.MonkeyPatch):
     """Greedy answers without log-probabilities compute few masks, those with log-probabilities one for each token."""

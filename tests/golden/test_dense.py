@@ -16,7 +16,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.base import OpByOp
-from mlx_engine.backends.cpu.program import CompiledProgram
+from mlx_engine.backends.cpu.backend import CompiledProgram
 from mlx_engine.cache import KVLayer
 from mlx_engine.config.declared import is_same
 from mlx_engine.config.rope import EVERY_RULE, Rotation, RotationSetting
@@ -69,6 +69,7 @@ def test_logits_and_greedy_ids(goldens: Goldens, name: str, backend: str, file: 
         assert greedy(of, 0, backend, kv=True) == of.greedy(0)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SAMPLED)) for name in ARCHITECTURES]
 )

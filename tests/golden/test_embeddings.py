@@ -21,6 +21,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["qwen3-micro", "gemma3-micro"])
 @pytest.mark.parametrize("kind", ["lasttoken", "mean_tokens", "cls_token"])
 def test_vectors_are_those_of_transformers(tmp_path: Path, name: str, kind: str):

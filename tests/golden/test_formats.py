@@ -90,7 +90,7 @@ def logits(path: Path, backend: str, threads: int | None = None) -> np.ndarray:
     return np.asarray(mlx_engine.load(path, backend, threads=threads).logits(IDS))
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", ["simd", "parallel"])
 def test_logits_are_those_of_the_expanded_weights(files: tuple[Path, Path], backend: str):
     stored, expanded = files
@@ -105,12 +105,14 @@ def test_logits_are_those_of_the_expanded_weights(files: tuple[Path, Path], back
     assert np.linalg.norm(np.concatenate(rows) - want) <= 2e-6 * np.linalg.norm(want)
 
 
+@pytest.mark.some(2)
 def test_any_number_of_threads_gives_the_same_bits(files: tuple[Path, Path]):
     one, two = (logits(files[0], "parallel", threads) for threads in (1, 2))
     np.testing.assert_array_equal(one, two)
     np.testing.assert_array_equal(one, logits(files[0], "simd"))
 
 
+@pytest.mark.some(2)
 def test_nothing_is_expanded(files: tuple[Path, Path]):
     engine = mlx_engine.load(files[0], "parallel")
     stored = mlx_engine.open_gguf(files[0])

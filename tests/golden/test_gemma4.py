@@ -8,7 +8,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.base import OpByOp
-from mlx_engine.backends.cpu.program import CompiledProgram
+from mlx_engine.backends.cpu.backend import CompiledProgram
 from mlx_engine.cache import KVLayer, SequenceInput
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.loop.forward import forward
@@ -28,7 +28,7 @@ def golden(name: str) -> Golden:
     return Golden(name, folder(name), DATA / f"{name}-micro" / "golden.npz")
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", [*BACKENDS, "simd --no-jit"])
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_greedy_ids(name: str, backend: str):
@@ -40,6 +40,7 @@ def test_logits_and_greedy_ids(name: str, backend: str):
         assert greedy(of, 1, backend, kv=True) == of.greedy(1)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_gguf_files_have_the_same_model(name: str, tmp_path: Path):
     """GGUF has arrays for sizes that differ between layers, and divisors for pairs that are not rotated."""
@@ -53,6 +54,7 @@ def test_gguf_files_have_the_same_model(name: str, tmp_path: Path):
         assert greedy(of, 1, "simd", kv=True) == of.greedy(1)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_do_not_depend_on_chunks_and_pages(name: str):
     of = golden(name)

@@ -11,8 +11,8 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.base import OpByOp
+from mlx_engine.backends.cpu.backend import CompiledProgram
 from mlx_engine.backends.cpu.descriptors import Matrix
-from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import FormatError, UnsupportedConfigError
@@ -99,7 +99,7 @@ def as_mlx_community(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return made
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("backend", "form"),
     [

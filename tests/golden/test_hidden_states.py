@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine import research
 from mlx_engine.backends.base import Backend
 from mlx_engine.engine import Engine
 from mlx_engine.errors import ContextLengthError, ModelError, OptionError
-from mlx_engine.loop import hidden
-from mlx_engine.loop.hidden import MEANINGS
+from mlx_engine.research import MEANINGS
 from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, engine, first_divergence
 
@@ -41,7 +41,7 @@ def test_the_values_are_those_of_transformers(backend: str):
     assert first_divergence(expected, {name: np.asarray(values) for name, values in found.items()}) is None
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("backend", ["simd", "parallel", "scalar"])
 def test_the_logits_have_the_bits_of_the_ordinary_pass(backend: str, name: str):
@@ -49,6 +49,7 @@ def test_the_logits_have_the_bits_of_the_ordinary_pass(backend: str, name: str):
     assert same(model.hidden_states(IDS, "logits")["logits"], model.logits(IDS))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_each_value_is_the_result_of_its_own_block(name: str, monkeypatch: pytest.MonkeyPatch):
     """What the composed form hands to the taps is what the fused block computes, but for the exceptions."""
@@ -64,17 +65,18 @@ def test_each_value_is_the_result_of_its_own_block(name: str, monkeypatch: pytes
 
         return block
 
-    monkeypatch.setattr("mlx_engine.backends.taps._twice", twice)
+    monkeypatch.setattr("mlx_engine.backends.observed._twice", twice)
     model.hidden_states(IDS, "*")
     assert differences == []
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_chunks_do_not_change_a_bit(name: str, monkeypatch: pytest.MonkeyPatch):
     """NumPy computes the delta rule, whose result alone has a name, inside of linear attention."""
     model = loaded(name, "simd")
     whole = model.hidden_states(IDS, "*")
-    monkeypatch.setattr(hidden, "LONGEST_PASS", 3)
+    monkeypatch.setattr(research, "LONGEST_PASS", 3)
     pieces = model.hidden_states(IDS, "*")
     assert list(pieces) == list(whole) == [tap.name for tap in model.tap_names()]
     differ = {name for name, values in whole.items() if not same(values, pieces[name])}
@@ -111,7 +113,7 @@ def test_a_model_that_processes_share_is_refused(monkeypatch: pytest.MonkeyPatch
     model = loaded("gemma3", "simd")
     monkeypatch.setattr(model.model, "is_shared", True, raising=False)
     with pytest.raises(ModelError, match="hidden states: expected a model that one process runs alone, found one that"):
-        hidden.hidden_states(model.model, IDS, ["embed"])
+        research.hidden_states(model.model, IDS, ["embed"])
 
 
 def test_the_head_is_left_out_where_nobody_reads_it(monkeypatch: pytest.MonkeyPatch):

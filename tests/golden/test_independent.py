@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.config.catalog import architectures
-from mlx_engine.weights.model import model_file
+from mlx_engine.commands.models import architectures
+from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.plan import check
 from tests.golden.goldens import DATA, check_close, engine
 from tests.golden.independent import ARCHITECTURES, ELSEWHERE, config_of, settings, write
@@ -20,7 +20,7 @@ KINDS = {name: json.loads((path / "config.json").read_text())["model_type"] for 
 
 
 def planned(checkpoint: Checkpoint) -> tuple[object, dict[str, np.ndarray]]:
-    plan = model_file(checkpoint).plan(checkpoint)
+    plan = architecture_of(checkpoint).plan(checkpoint)
     found = check(checkpoint, plan)
     return plan.config, {name: tensor.weight(checkpoint).dequantize() for name, tensor in found.items()}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward
 from tests.golden.goldens import DATA, Golden, check_close, engine, variant
@@ -36,7 +36,7 @@ def longest(golden: Golden) -> int:
     return max(range(golden.prompts()), key=lambda i: len(golden.prompt(i)))
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "scratch"])
 @goldens
 @backends
@@ -53,6 +53,7 @@ def test_one_row_leaves_the_last_layer(backend: str, golden: Golden, kept: bool)
     check_close(golden.logits(i)[-1:], logits)
 
 
+@pytest.mark.some(5)
 @goldens
 @backends
 def test_of_several_sequences_the_rows_that_are_wanted_leave_it(backend: str, golden: Golden):
@@ -70,6 +71,7 @@ def test_of_several_sequences_the_rows_that_are_wanted_leave_it(backend: str, go
     check_close(np.concatenate((golden.logits(i)[-3:], golden.logits(i)[-3:-2])), logits)
 
 
+@pytest.mark.some(5)
 @goldens
 @backends
 def test_where_no_logits_are_wanted_it_ends_with_keys_and_values(backend: str, golden: Golden):

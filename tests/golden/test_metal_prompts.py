@@ -92,6 +92,7 @@ def on_metal(source: Path, activations: str, way: str, quant: str = "q8_0") -> m
     return engine
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("name", "activations", "way"), EVERY)
 def test_prompts_of_every_architecture_are_rounded_a_few_times(name: str, activations: str, way: str) -> None:
     """Matrices are Q8_0, so that the kernels multiply them."""
@@ -104,6 +105,7 @@ def test_prompts_of_every_architecture_are_rounded_a_few_times(name: str, activa
     assert 1 / 8 <= error_in_roundings(expected, found, activations) <= MOST_ROUNDINGS
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_product_of_a_layer_is_one_launch_for_a_prompt_and_none_of_ours_for_a_few_rows(way: str) -> None:
     """MLX's products, which these replace, are one dispatch each, too."""
@@ -118,6 +120,7 @@ def test_each_product_of_a_layer_is_one_launch_for_a_prompt_and_none_of_ours_for
     assert launches == {}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("way", ["prompt_product_tensors", pytest.param("prompt_product", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activations", ["f16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_mix_of_types_is_multiplied_as_it_is_stored(way: str, activations: str, tmp_path: Path) -> None:
@@ -139,6 +142,7 @@ def test_a_mix_of_types_is_multiplied_as_it_is_stored(way: str, activations: str
         assert 1 / 8 <= error_in_roundings(reference[: len(ids)], found, activations) <= MOST_ROUNDINGS
 
 
+@pytest.mark.slow
 def test_a_refused_kernel_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     engine = on_metal.__wrapped__(FOLDERS["qwen3-micro"], "f16", "prompt_product_tensors")
     engine.backend.prompts.refused["prompt_product_tensors"] = "no such header"  # type: ignore[attr-defined]

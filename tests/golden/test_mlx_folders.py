@@ -19,7 +19,7 @@ def golden(name: str) -> Golden:
     return Golden(f"mlx-{name}", folder / "hf", folder / "golden.npz")
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", EVERY)
 @folders
 def test_logits(backend: str, name: str):
@@ -28,7 +28,7 @@ def test_logits(backend: str, name: str):
         check_close(of.logits(i), np.asarray(engine(of.checkpoint, backend).logits(of.prompt(i))))
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", [name for name in EVERY if name not in SLOW])
 @folders
 def test_greedy_ids(backend: str, name: str):

@@ -142,6 +142,7 @@ def found(model, ids):
     return hidden, np.concatenate(logits)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", ["scalar", "simd", "parallel", "mlx"])
 def test_a_folder_s_layer_computes_the_reference(folder, backend):
     w, table, sizes = stored(folder)
@@ -199,6 +200,7 @@ def test_hidden_states_are_those_after_the_last_norm(folder):
     np.testing.assert_allclose(want, logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe", "qwen3next"])
 def test_a_gguf_file_s_layer_computes_the_reference(architecture):
     checkpoint = with_mtp(random_checkpoint(architecture, "F32"), "F32")

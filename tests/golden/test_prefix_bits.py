@@ -73,7 +73,7 @@ def rests(of: Model, prefixes: PrefixCache, ids: list[int], lengths: range) -> I
         kv.close()
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("backend", "page"), [("parallel", 16), ("parallel", 64), ("simd", 16), ("fixed", 16)])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_hits_of_every_length_give_the_same_bits(architecture: str, backend: str, page: int):
@@ -85,6 +85,7 @@ def test_hits_of_every_length_give_the_same_bits(architecture: str, backend: str
     assert wrong == []
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_forks_give_the_same_bits(architecture: str):
     """Both continue in other ways, in one batch, then the first takes back some of its tokens."""
@@ -109,7 +110,7 @@ def test_forks_give_the_same_bits(architecture: str):
     np.testing.assert_array_equal(logits(of, third, answers[0][length - 37 :]), want[0][length - 37 :])
 
 
-@pytest.mark.each_value
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "backend"), [("gemma3", "plain"), ("gemma3", "mlx"), ("gpt2", "mlx")])
 def test_hits_on_backends_without_the_bits(architecture: str, backend: str):
     """Their order of summation depends on the pass; keys and values of the prefix are still copied exactly."""

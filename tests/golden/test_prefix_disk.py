@@ -106,6 +106,7 @@ def check(architecture: str, backend: str, kv_type: str, seed: int, n: int, path
     return from_disk
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("architecture", "backend", "kv_type"),
     [

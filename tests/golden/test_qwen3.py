@@ -63,7 +63,7 @@ everywhere = pytest.mark.parametrize(
 # ---- logits and greedy ids ----
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @everywhere
 def test_logits_and_greedy_ids(backend: str, golden: Golden, i: int):
     n = N_EMULATED if backend == EMULATED else None
@@ -72,6 +72,7 @@ def test_logits_and_greedy_ids(backend: str, golden: Golden, i: int):
     assert ids == golden.greedy(i)[:n]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("backend", "file"),
     [
@@ -100,11 +101,13 @@ def test_the_second_opinion_and_the_goldens_agree(golden: Golden):
 # ---- cutting the prompt ----
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("golden", "i"), PROMPTS)
 def test_chunks_equal_one_pass(golden: Golden, i: int):
     check_chunks(golden, i, "simd", 1, 3, 5)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("golden", "i"), OF_VARIANTS)
 def test_chunks_equal_one_pass_on_scalar(golden: Golden, i: int):
     check_chunks(golden, i, "scalar", 3)
@@ -127,7 +130,7 @@ def test_a_prompt_of_many_pages():
         assert wrong is None, f"chunks of {chunk}, pages of {page} tokens: {wrong}"
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
 @backends
 def test_the_last_rows_logits_alone_are_the_same(backend: str, golden: Golden):
@@ -141,11 +144,13 @@ def test_the_last_rows_logits_alone_are_the_same(backend: str, golden: Golden):
 # ---- without a cache ----
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("golden", "i"), PROMPTS)
 def test_greedy_ids_without_a_cache(golden: Golden, i: int):
     assert greedy(golden, i, "simd", kv=False) == golden.greedy(i)
 
 
+@pytest.mark.slow
 def test_greedy_ids_on_scalar_without_a_cache():
     check_scalar(GOLDENS[0], 0)
 

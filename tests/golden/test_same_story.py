@@ -13,12 +13,14 @@ STORY = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "scalar"])
 def test_the_story_is_the_one_that_scalar_writes(name: str):
     n = 6 if name == EMULATED else len(STORY)  # a token takes the emulator a tenth of a second
     assert load(name, "builtin").generate("Once upon a time", n).token_ids == STORY[:n]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name not in ("scalar", EMULATED)])
 def test_its_beginning_is_the_same_without_a_cache(name: str):
     """Without a cache, every token recomputes the whole story."""

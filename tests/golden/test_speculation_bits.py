@@ -268,6 +268,7 @@ def test_right_proposals_make_fewer_passes(architecture):
     assert made.n_accepted > 0.8 * made.n_proposed
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("architecture", ["qwen35", "gemma3"])
 def test_a_draft_model_with_the_same_weights_is_right(architecture):
     """Also at a temperature: the draft model draws with the random numbers of the answer."""
@@ -320,6 +321,7 @@ def builtin() -> Engine:
     return mlx_engine.load("builtin", "parallel", threads=1)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("drafter", ["nearly right", "wrong"])
 def test_masks_and_processors_see_accepted_tokens_alone(drafter):
     """They are called as without proposals: as often, with the same ids; and they fail at the same token."""
@@ -354,6 +356,7 @@ RANKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("name", "size", "is_tensor"), RANKS)
 def test_ranks_have_the_same_bits(name, size, is_tensor):
     """The proposals travel in the message of a pass."""
@@ -417,6 +420,7 @@ def penalises_a_rejected_token(patch):
     patch.setattr(Sampler, "draw", draw)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("bug", [accepts_one_too_many, keeps_the_last_state, penalises_a_rejected_token])
 def test_planted_bugs_are_found(monkeypatch, bug):
     of = model("qwen35")

@@ -26,7 +26,7 @@ from mlx_engine.convert.mlx_folder import to_mlx_folder
 from mlx_engine.convert.requantize import kind_of
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, LATENT, SAMPLED, check_close, engine, in_chunks
 from tests.published import weights
@@ -118,7 +118,7 @@ def mixed(name: str, made: Path) -> tuple[Path, Path]:
         tensors |= {key: of * of.size**-0.5 for key, of in tensors.items() if key.endswith("q_norm.weight")}
     write_folder(folder, config, tensors)
     tokenizer: dict[str, Any] = bytes_only("llama-bpe")
-    n = model_file(draft).plan(draft).config.vocab_size
+    n = architecture_of(draft).plan(draft).config.vocab_size
     tokenizer["model"]["vocab"] = {text: i for text, i in tokenizer["model"]["vocab"].items() if i < n}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     form = from_folder(folder)

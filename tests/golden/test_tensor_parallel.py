@@ -19,7 +19,7 @@ pytest.importorskip("numba")
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.cpu.program import CompiledProgram
+from mlx_engine.backends.cpu.backend import CompiledProgram
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.distributed.group import Group
@@ -105,7 +105,7 @@ def test_latent_attention_is_cut_by_layers_only():
         sliced(plan_model(checkpoint("deepseek3-micro"), Conversion()), 0, 2)
 
 
-@pytest.mark.each_value
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -144,6 +144,7 @@ MODELS = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -161,6 +162,7 @@ def test_logits_of_random_models(name: str, size: int):
     assert error(one, same_on_all(on_ranks(of, parallel, size, logits(ids)))) <= TOLERANCE
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "architecture",
     ["gemma4", "olmo2", "qwen35", pytest.param("lfm2", marks=SLOW), pytest.param("qwen2moe", marks=SLOW)],

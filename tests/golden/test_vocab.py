@@ -45,6 +45,7 @@ def cases(name: str) -> list[tuple[str, list[int]]]:
     return [(text, [int(i) for i in line.split()]) for text, line in zip(texts, lines, strict=True)]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_are_those_of_llama_cpp_and_come_back_as_the_text(name):
     tokenizer = real(name)
@@ -55,6 +56,7 @@ def test_ids_are_those_of_llama_cpp_and_come_back_as_the_text(name):
         assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_written_tokenizer_json_has_the_same_ids(name, tmp_path):
     """Read by this engine and by the tokenizers library."""

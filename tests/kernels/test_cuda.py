@@ -9,8 +9,7 @@ import pytest
 
 from kernels.kernel import Kernel
 from kernels.launch import cuda_kernel, translated
-from kernels.metal.cases import cases
-from kernels.metal.samples import TYPES
+from kernels.metal.cases import TYPES, cases
 from tests.kernels import nvrtc
 
 KERNELS = sorted({case.kernel for case in cases()})

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from kernels.blocks import Q8_0
 from kernels.metal import matvec
-from kernels.metal.cases import numbers
+from kernels.metal.cases import matrix, numbers
 from kernels.metal.formats import Q8_0Matrix, joined, split_q8_0
 from kernels.metal.layout import expanded, in_device_memory
-from kernels.metal.samples import matrix
 from mlx_engine.quant import legacy
 
 

@@ -27,12 +27,11 @@ from kernels.metal import (
     prompt_product_tensors,
     tiles,
 )
-from kernels.metal.cases import Case, cases, numbers, paged, share
+from kernels.metal.cases import Case, cases, matrix, numbers, paged, share
 from kernels.metal.formats import Q8_0Matrix
 from kernels.metal.layout import AffineMatrix, StoredMatrix, expanded
 from kernels.metal.reference import Expected
 from kernels.metal.rows import MOST_VECTORS, Tuning
-from kernels.metal.samples import matrix
 from mlx_engine.backends.mlx.backend import expanded_rows, stored_rows
 from mlx_engine.quant.key_values import fits
 
@@ -89,6 +88,7 @@ def test_smoke(kernel: str):
     assert counts == {kernel: 1}
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_order_of_threads_and_no_undefined_behavior(kernel: str):
     entry, expected = smoke(kernel).launch(), smoke(kernel).expected()
@@ -100,6 +100,7 @@ def test_no_order_of_threads_and_no_undefined_behavior(kernel: str):
     assert max(share(np.array(y), wanted) for y, wanted in zip(found, expected, strict=True)) <= 1
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_two_threads_race(kernel: str):
     """Who touches which byte is watched, and the bits are those of any other order."""
@@ -233,6 +234,7 @@ def _gated(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) ->
     return norm_gate_up.norm_gate_up(rows, gain, EPS, weights[0], weights[2], "silu", factors, tuning=tuning)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("call", [_plain, _added, _floats, _normed, _qkv, _gated], ids=lambda call: call.__name__[1:])
 def test_bits_depend_neither_on_the_batch_nor_on_the_tuning(call: Callable[..., mx.array]):
     rng = np.random.default_rng(5)
@@ -312,6 +314,7 @@ def test_attention_with_a_soft_cap_and_sinks():
     assert share(np.array(plain), own.expected()[0]) > 100
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("type_", ["f16", "bf16", "q8_0"])
 def test_attention_over_rounded_keys_has_the_bits_of_the_same_numbers_in_float32(type_):
     """Decode rows and all rows of a prompt, with whole float4 and with single elements."""
@@ -344,6 +347,7 @@ MATVEC = ("matvec", "37 x 2080, 3 x float32")
 HALVES = ("attention", "4 heads, 2 of keys, 64 wide, pages of 16, float16, 33 keys")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("where", "right", "wrong"),
     [

@@ -120,6 +120,7 @@ def verdict(kernel: str, label: str, old: str = "", new: str = ""):
     return check_cases(kernel, [Case(label, planted, case.expected)], "emulator", orders, bound=1)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("kernel", "bug"),
     [

@@ -24,10 +24,9 @@ from kernels.metal import (
     thread_per_output,
 )
 from kernels.metal import layout as layouts
-from kernels.metal.cases import cases, numbers, share
+from kernels.metal.cases import TYPES, cases, numbers, share, stored
 from kernels.metal.formats import GROUPS, affine_layout, join_affine, split_q4_0, split_q4_k, split_q6_k, split_q8_0
 from kernels.metal.layout import BLOCK, StoredMatrix
-from kernels.metal.samples import TYPES, stored
 from mlx_engine.quant import BY_NAME, group_weight
 from mlx_engine.quant import dequantize as defined
 from mlx_engine.quant.groups import affine
@@ -72,6 +71,7 @@ def test_no_weight_of_a_gguf_type_changes(name: str):
     np.testing.assert_array_equal(np.array(dequantize.dequantize(matrix)), want)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("scale", ["F16", "BF16", "F32"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_no_weight_of_mlx_changes(bits: int, scale: str):
@@ -167,6 +167,7 @@ def wide(type_: str) -> tuple[mx.array, StoredMatrix]:
     return numbers(rng, (6, 2304), "float16"), stored(rng, 9, 2304, type_)
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("type_", TYPES)
 def test_a_row_has_the_same_bits_in_every_pass(type_: str):
@@ -239,6 +240,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("type_", "right", "wrong"), WRONG)
 def test_a_wrong_header_is_wrong(type_: str, right: str, wrong: str):
     matrix = stored(np.random.default_rng(12), 3, 512, type_)

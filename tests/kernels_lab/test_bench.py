@@ -6,10 +6,8 @@ import pytest
 
 import kernels
 from kernels.lab import bench as benching
-from kernels.lab import chips
-from kernels.lab import chips as timing
-from kernels.lab.bench import Counts, Timing, stock_product
-from kernels.lab.chips import are_cold, cold_inputs, seconds_per_call
+from kernels.lab import bench as timing
+from kernels.lab.bench import Counts, Timing, are_cold, cold_inputs, seconds_per_call, stock_product
 from kernels.lab.ladder import STOCK, climb, products
 from kernels.launch import ExecutorUnavailableError
 from kernels.metal.rows import TUNINGS, Tuning
@@ -87,8 +85,8 @@ def test_a_timing_sets_the_rate_beside_the_limits(monkeypatch):
     monkeypatch.setattr(timing, "promise", promise)
     monkeypatch.setattr(benching, "require", lambda name: None)
     monkeypatch.setattr(benching, "run", promise)
-    monkeypatch.setattr(chips, "chip", lambda: "Apple M4 Pro")
-    monkeypatch.setattr(chips, "read_gbs", lambda executor: 200.0)
+    monkeypatch.setattr(timing, "chip", lambda: "Apple M4 Pro")
+    monkeypatch.setattr(timing, "read_gbs", lambda executor: 200.0)
     found = kernels.bench(PRODUCT, {"N": 32, "K": 64}, executor="metal")
     assert isinstance(found, Timing)
     assert found.is_cold
@@ -105,9 +103,10 @@ def test_a_timing_sets_the_rate_beside_the_limits(monkeypatch):
 
 
 def test_the_plain_read_reads_all():
-    assert kernels.check(chips.READ, [{"N": 64 * 256}, {"N": 64 * 512}], executor="emulator", seeds=[0])
+    assert kernels.check(timing.READ, [{"N": 64 * 256}, {"N": 64 * 512}], executor="emulator", seeds=[0])
 
 
+@pytest.mark.slow
 def test_the_ladder_is_climbed_for_every_product():
     rows = list(climb(SMALL, "emulator", vectors=2))
     fused = {"q+k+v": "norm_qkv", "gate+up": "norm_gate_up", "head": "norm_project", "o": "project_add"}

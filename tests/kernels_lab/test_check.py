@@ -81,12 +81,14 @@ def test_a_race_is_found_however_small_its_effect():
     assert "seeds=" not in verdict.again
 
 
+@pytest.mark.slow
 def test_text_that_does_not_compile_is_told_with_its_line():
     verdict = check(rewritten(SCALE, "float(x[i])", "flaot(x[i])"), None)
     assert "flaot" in str(verdict)
     assert len(verdict.failures) == 4  # more would tell nothing new
 
 
+@pytest.mark.slow
 def test_a_shape_that_alone_does_not_compile_leaves_the_others_be():
     # Fewer than eight elements lie in another address space: that is MLX's rule, not the emulator's.
     strict = changed(SCALE, header="METAL_FUNC float number(const device float* p) { return p[0]; }\n")

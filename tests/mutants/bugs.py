@@ -261,7 +261,7 @@ MUTANTS = [
     Mutant("sign bits without the eighth", "with_parity", "bits | folded << np.uint8(7)", "bits"),
     Mutant(
         "columns of GPTQ in equal groups",
-        "quantized_formats",
+        "_gptq_layer",
         'part(files, f"{prefix}.g_idx", "I32").astype(np.int64)',
         "groups",
     ),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mlx_engine.backends.mlx import sampling as mlx_sampling
+from mlx_engine.backends.mlx import backend as mlx_backend
 from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.backends.numpy import scalar
 from mlx_engine.backends.numpy.scalar import ScalarBackend
@@ -66,10 +66,11 @@ def draw_of(sampling: Sampling, prompt: list[int], generated: list[int], u: floa
 ADJUST = {
     "definition": adjust,
     "scalar": lambda logits, draw: np.array(scalar._adjusted(logits.tolist(), draw), dtype=np.float32),
-    "mlx": lambda logits, draw: np.array(mlx_sampling.adjust(mx.array(logits), draw)),
+    "mlx": lambda logits, draw: np.array(mlx_backend.adjust(mx.array(logits), draw)),
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("adjusted", ADJUST.values(), ids=ADJUST)
 @given(LOGITS, IDS, IDS, OPTIONS)
 @FAST
@@ -112,6 +113,7 @@ def test_the_bias_comes_before_the_repetition_penalty_and_the_temperature():
     assert probabilities(adjusted, sampling)[0] == pytest.approx(1 / (1 + math.exp(-0.5)))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(LOGITS, IDS, IDS, OPTIONS, st.sampled_from([0.0, 0.5, 1.5]), DRAWS)
 @ON_BACKENDS
@@ -129,6 +131,7 @@ def test_every_backend_chooses_by_the_definition(backend, logits, prompt, genera
     assert chosen == int(np.searchsorted(total, u, side="right"))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(LOGITS, st.integers(0, V - 1), st.sampled_from([0.0, 0.7, 1.0, 2.0]), DRAWS)
 @ON_BACKENDS

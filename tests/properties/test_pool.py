@@ -249,7 +249,7 @@ def drive(kind, backend, settings=SETTINGS, **classes):
     run_state_machine_as_test(lambda: PoolMachine(kind, backend, **classes), settings=settings)
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_sequences_are_lists(kind, backend):
@@ -329,11 +329,13 @@ class CountsBeforeItRefuses(KVSequence):
         return super().begin(n, **how)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("pool_class", [GivesOnePageTwice, LosesPages, SharesOneStore])
 def test_the_machine_catches_a_wrong_pool(pool_class):
     check_caught(pool_class=pool_class)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "sequence_class",
     [CountsWhatWasRolledBack, CommitsAll, GivesTooMuchBack, GivesNothingBack, WritesOneSlotEarly, RefusesTheLastToken,

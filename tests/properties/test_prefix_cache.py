@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from mlx_engine.cache import KVPool, KVSequence, PrefixCache
-from mlx_engine.cache.radix import HeldPages, RadixTree
+from mlx_engine.cache.prefix import HeldPages, RadixTree
 from mlx_engine.errors import CacheFullError
 from tests.prefix_model import Prefixes, check_references, evict, longest, new_pool
 
@@ -221,6 +221,7 @@ def drive(kind: Kind, settings: settings = SETTINGS):
     run_state_machine_as_test(lambda: CacheMachine(kind), settings=settings)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_sequences_and_prefixes_are_lists(kind: Kind):
     drive(kind)
@@ -286,6 +287,7 @@ def splits_without_a_reference(patch: pytest.MonkeyPatch):
     patch.setattr(RadixTree, "_split", unheld)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "broken",
     [shares_without_a_reference, shares_partial_pages, copies_too_little, forgets_what_was_lent, frees_pages_in_use,

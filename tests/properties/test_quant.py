@@ -21,6 +21,7 @@ READABLE = [type_.name for type_ in quant.readable_types()]
 FLOATS = st.floats(width=32, allow_nan=False)
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", READABLE)
 @settings(max_examples=20)
 @given(data=st.data())
@@ -30,6 +31,7 @@ def test_any_bytes_mean_what_the_gguf_package_says(name, data):
     assert_same_bits(quant.dequantize(raw, type_), oracle_dequantize(raw, name).reshape(-1))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", WRITABLE)
 @settings(max_examples=30)
 @given(values=hnp.arrays(np.float32, (2, 32), elements=FLOATS))
@@ -48,6 +50,7 @@ def test_q8_0_is_within_half_a_step_and_the_rounding_of_its_scale(values):
     assert np.all(np.abs(read - values[0]) <= step / 2 * (1 + 1e-6) + 127 * scale_error)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["Q8_0", "F16", "BF16", "F32"])
 @settings(max_examples=30)
 @given(values=hnp.arrays(np.float32, (1, 32), elements=st.floats(-1e4, 1e4, width=32)))
@@ -61,6 +64,7 @@ def test_unpacked_weights_pack_to_weights_as_near(name, values):
         assert_same_bits(twice, once)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", list(SEARCHED))
 @settings(max_examples=30)
 @given(values=hnp.arrays(np.float32, (1, 256), elements=st.floats(-1e4, 1e4, width=32)), factor=st.floats(1e-6, 1))
@@ -74,6 +78,7 @@ def test_searched_types_are_within_steps_of_the_grid_of_their_block(name, values
     assert np.sqrt(np.square(error).mean()) <= 1.0 * step + most * 64 * 2.0**-25
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", list(SEARCHED))
 @given(value=st.floats(-1e4, 1e4, width=32))
 def test_equal_weights_stay_nearly_equal_to_what_they_were(name, value):
@@ -83,6 +88,7 @@ def test_equal_weights_stay_nearly_equal_to_what_they_were(name, value):
     assert len(np.unique(found)) == 1
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", list(SEARCHED))
 @given(n=st.integers(1, 1000))
 def test_rows_that_do_not_fill_blocks_are_refused(name, n):

@@ -247,6 +247,7 @@ def chosen(backend, logits, sampling, recent, u):
     return backend.token_id(backend.sample(backend.array(logits[None]), Draw(sampling, recent, u)))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("other", BACKENDS[1:], ids=lambda b: b.name)
 @given(LOGITS, FILTERS, st.sampled_from([1.0, 1.2, 0.7]), st.lists(st.integers(0, 23), max_size=6), DRAWS)
 @settings(max_examples=150)
@@ -264,6 +265,7 @@ def test_every_backend_chooses_what_scalar_does_for_the_same_draw(other, logits,
     assert close or tie or nearest_edge < ROUNDING, f"scalar chose {a}, {other.name} {b}, far from any edge"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(LOGITS, st.lists(st.integers(0, 23), max_size=6), st.sampled_from([1.0, 1.5]), DRAWS)
 @settings(max_examples=60)
@@ -276,6 +278,7 @@ def test_temperature_0_is_argmax_after_the_penalty(backend, logits, recent, pena
         assert got == backend.token_id(backend.argmax(backend.array(logits[None]))) == int(np.argmax(logits))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(DISTINCT, st.floats(1e-9, 1, exclude_max=True), st.sampled_from([1e-4, 1e-8, 1e-30, 1e-300]))
 @settings(max_examples=50)
@@ -283,6 +286,7 @@ def test_a_tiny_temperature_is_argmax(backend, logits, u, temperature):
     assert chosen(backend, logits, Sampling(temperature), [], u) == int(np.argmax(logits))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("backend", BACKENDS[:2], ids=lambda b: b.name)
 @pytest.mark.parametrize(
     "options", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.9, "min_p": 0.05}], ids=str

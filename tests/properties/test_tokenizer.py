@@ -76,7 +76,7 @@ def tokenizer_called(name: str) -> Tokenizer:
     return TINY.get(name) or real(name)
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", [*TINY, *NAMES])
 def test_text_comes_back(name, special):
@@ -92,7 +92,7 @@ def test_text_comes_back(name, special):
     holds()
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("at_start", [True, False])
 @pytest.mark.parametrize("name", [*TINY, *NAMES])
 def test_a_stream_equals_decoding_all_ids_at_once(name, at_start):
@@ -114,6 +114,7 @@ def test_a_stream_equals_decoding_all_ids_at_once(name, at_start):
     holds()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", [*TINY, *NAMES])
 def test_words_that_were_encoded_stream_whole(name):
     tokenizer = tokenizer_called(name)

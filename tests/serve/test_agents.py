@@ -49,6 +49,7 @@ def n_common(request: Request, later: Request) -> tuple[int, int]:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)), len(ids)
 
 
+@pytest.mark.some(1)
 @each("name", FORMS)
 def test_an_agent_ends_its_loop_and_its_second_turn_reads_only_what_is_new(
     name: str, engine: ScriptedEngine, server: Served
@@ -81,6 +82,7 @@ def text_of(event: Any) -> str:
     return str(delta.get("text", "")) if event["type"] == "content_block_delta" else ""
 
 
+@pytest.mark.some(1)
 def test_another_session_of_claude_code_shares_the_prompt(engine: ScriptedEngine, server: Served):
     """Its first block names the session; everything after it is the same."""
     form = FORMS["claude-code"]

@@ -131,6 +131,7 @@ def scored(prompt: Any, n: int) -> list[float]:
     return [token.logprob for token in micro().generate(prompt, 0, prompt_logprobs=n).prompt_logprobs or ()]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
 @pytest.mark.parametrize("prompt", ["hello y\u00f6u", [71, 68, 75], ["hello", "you there"], [[71, 68], [75]]])
 def test_an_echo_with_log_probabilities_scores_the_prompt(server: Served, prompt: Any, max_tokens: int):

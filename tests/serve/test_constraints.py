@@ -49,6 +49,7 @@ ALLOWED: list[tuple[dict[str, Any], Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("parameters", "holds"), ALLOWED, ids=lambda value: json.dumps(value) if isinstance(value, dict) else ""
 )

@@ -64,6 +64,7 @@ def test_answers_side_by_side_are_those_alone(server: Served):
     assert len(set(together)) == 8
 
 
+@pytest.mark.slow
 def test_health_answers_while_the_engine_works(server: Served):
     with ThreadPoolExecutor(4) as clients, server.client() as client:
         jobs = [clients.submit(server.chat, f"busy {i}", max_tokens=1000) for i in range(2)]
@@ -102,6 +103,7 @@ def test_retry_after_is_measured():
     assert rates.seconds_for(3) == 12
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_fault_of_one_request_ends_that_request_alone(server: Served, monkeypatch: pytest.MonkeyPatch, stream: bool):
     draw = Sampler.draw

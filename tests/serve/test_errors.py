@@ -26,6 +26,7 @@ def failure(response: httpx.Response, status: int, param: str | None, code: str)
     return error
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     ("parameters", "param", "code"),
     [

@@ -127,6 +127,7 @@ def test_a_fault_in_the_template_ends_the_request(server: Served, monkeypatch: p
     assert server.chat().status_code == 200
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("fault", [SystemExit(0), MemoryError(), OSError(28, "No space left on device")])
 def test_the_process_of_a_dead_engine_fails(monkeypatch: pytest.MonkeyPatch, fault: BaseException):
     def die(*given: object) -> None:

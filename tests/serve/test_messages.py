@@ -230,6 +230,7 @@ def test_a_schema_of_the_answer_is_kept(client: Any):
     assert reply.stop_reason == "end_turn"
 
 
+@pytest.mark.slow
 def test_one_tool_is_called_by_the_model_itself(anthropic: ModuleType, tmp_path: Path):
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     tools = [{"name": name, "description": "", "input_schema": schema} for name in ("get", "put")]

@@ -91,6 +91,7 @@ def test_a_model_is_loaded_when_it_is_first_asked_for():
         assert (server.state("qwen"), server.loads["gemma"].n) == ("loaded", 1)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -141,6 +142,7 @@ def test_any_model_and_aliases():
         assert answer(server.complete("claude")) == answer(server.complete("whatever")) == alone("qwen")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_32_clients_alternate_between_models_in_the_memory_of_one(both: Several, turns: int):
     """Each answer has the bits that it has alone. A switch serves all who wait: there are fewer loads than requests."""
@@ -457,6 +459,7 @@ def test_steps_of_models_alternate_and_prompts_are_short_beside_an_answer():
         assert cores.step(second).n_prefill == 17
 
 
+@pytest.mark.slow
 def test_the_openai_client_chooses_models(both: Several):
     openai = pytest.importorskip("openai")
     how: dict[str, Any] = {"base_url": both.url + "/v1", "api_key": "x", "_strict_response_validation": True}

@@ -347,6 +347,7 @@ def test_more_messages_than_the_context_has_tokens_are_refused_before_the_templa
     assert "the prompt has 5,000 messages; the context has 4,096 tokens" in refused.text
 
 
+@pytest.mark.slow
 def test_the_bounds_of_tokenize_and_detokenize(server: Served):
     refused = server.post("/tokenize", {"content": " " * (8 * (1 << 17) + 1)})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content")

@@ -68,6 +68,7 @@ def test_no_two_stories_are_alike(told: list[stories.Story]) -> None:
     assert len(stories.load_plots()) >= 14
 
 
+@pytest.mark.slow
 def test_sentences_are_well_formed(told: list[stories.Story]) -> None:
     for story in told:
         assert 6 <= len(story.sentences) <= 15
@@ -80,6 +81,7 @@ def test_sentences_are_well_formed(told: list[stories.Story]) -> None:
             assert not re.search(r"\b(\w+) \1\b", sentence.replace("had had", "")), sentence
 
 
+@pytest.mark.slow
 def test_articles(told: list[stories.Story]) -> None:
     seen = 0
     for story in told:
@@ -223,6 +225,7 @@ def test_fact_documents_say_nothing_twice() -> None:
         assert len(set(statements)) == len(statements)
 
 
+@pytest.mark.slow
 def test_conversations_have_the_chatml_layout() -> None:
     message = re.compile(r"<\|im_start\|>(system|user|assistant)\n([^<]+)<\|im_end\|>\n")
     systems = several = 0
@@ -255,6 +258,7 @@ def test_a_story_is_the_one_that_was_asked_for() -> None:
     assert asked > 200
 
 
+@pytest.mark.slow
 def test_what_is_held_out_is_no_subject_of_the_training_text() -> None:
     assert len(subjects.HELD_OUT) >= 80
     assert not {"fox", "cat", "dragon"} & set(subjects.HELD_OUT)
@@ -311,6 +315,7 @@ def test_markdown_is_well_formed() -> None:
         assert mark in seen
 
 
+@pytest.mark.slow
 def test_the_mix_is_mostly_conversations() -> None:
     rng, sizes = random.Random(6), dict.fromkeys(KINDS, 0)
     for _ in range(1500):

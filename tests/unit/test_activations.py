@@ -255,6 +255,7 @@ def test_a_report_names_the_type_and_the_command_that_repeats_it(backend: str, a
     assert f"--activations {activations}" in found["command"]
 
 
+@pytest.mark.some(1)
 @BOTH
 def test_perplexity_compares_the_type_with_float32(backend: str, activations: str, tmp_path: Path):
     file, saved = tmp_path / "text.txt", tmp_path / "reference.bin"

@@ -115,6 +115,7 @@ def test_a_report_has_the_notes(folder, tmp_path):
     assert "--allow-setting logit_scale" in page.read_text().replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_every_command_that_loads_takes_the_flag_and_shows_it(folder, tmp_path):
     path, flag = folder(logit_scale=0.5), ("--allow-setting", "logit_scale")
     shown = cli("generate", "a", "-m", path, "-n", 1, "-b", "simd", "--no-jit", *flag)

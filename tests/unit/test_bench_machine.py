@@ -21,6 +21,7 @@ def sha256(*contents):
 # ---- the model's bytes ----
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
 def test_a_files_digest_is_that_of_its_bytes(tmp_path, size):
     content = np.random.default_rng(size).bytes(size)

@@ -24,6 +24,7 @@ share = OtherProcesses.share
 Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")
 
 
+@pytest.mark.slow
 def test_a_busy_process_is_found():
     with burners(1):
         others = OtherProcesses()
@@ -33,6 +34,7 @@ def test_a_busy_process_is_found():
     assert found > MOST
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("allowed", "own", "expected"),
     [
@@ -71,6 +73,7 @@ def test_a_finding_names_the_tests_and_the_largest_share():
 CLIENTS = ("--concurrency", "1,2", "--requests", "1")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("command", "stem", "others"),
     [

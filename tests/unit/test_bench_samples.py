@@ -9,6 +9,7 @@ from mlx_engine.bench.samples import tests_of as combined
 from mlx_engine.errors import OptionError
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("text", "meant"),
     [

@@ -82,6 +82,7 @@ def test_backends_choose_rungs():
 # ---- the rows ----
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("absent")
 def test_every_rung_has_its_rows_in_the_order_of_the_ladder():
     rows = swept(passes=3)
@@ -136,6 +137,7 @@ def test_the_machine_is_measured_beside_every_cell():
         assert row["peak_share"] == pytest.approx(row["gflops"] / row["peak_gflops"])
 
 
+@pytest.mark.slow
 def test_what_comes_next_is_announced():
     told = []
     list(sweep.sweep(str(MICRO), Plan(**SHORT, backends=["scalar"], budget=0.0), lambda *what: told.append(what)))
@@ -156,6 +158,7 @@ def test_a_rung_that_would_not_get_through_a_token_is_not_tried(monkeypatch):
     assert all(row["unavailable"].endswith("a cell has 9 s") for row in rows)
 
 
+@pytest.mark.slow
 def test_a_rung_whose_weights_do_not_fit_is_not_tried(monkeypatch):
     needed = swept(backends=["simd"], prompts=[0])[0]["weight_bytes"]
     monkeypatch.setattr(sweep, "memory_bytes", lambda: int(needed / sweep.MEMORY) - 1)
@@ -185,6 +188,7 @@ def test_a_backends_pace_is_that_of_its_products():
 # ---- profiled passes ----
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("test", "n_tokens"), [(Cell(5), 5), (Cell(0, 3), 1), (Cell(0, 3, 6), 1), (Cell(5, 0, 6), 5)])
 def test_one_pass_is_taken_apart(test, n_tokens):
     engine = mlx_engine.load(MICRO, "simd", jit=False)

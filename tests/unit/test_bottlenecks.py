@@ -10,7 +10,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.backends.profiled import profiled
+from mlx_engine.backends.observed import profiled
 from mlx_engine.bench.bottlenecks import analysis, report
 from mlx_engine.bench.bottlenecks.analysis import BETWEEN, Kind, Limits, Operation, Pass, phase
 from mlx_engine.bench.bottlenecks.page import page, ranking
@@ -205,6 +205,7 @@ def test_in_a_world_with_a_clock_every_figure_is_known(world):
     assert len(world.read) == 7
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("op", ["attention", "argmax", "rope", "norm_head"])
 def test_a_planted_delay_is_first_with_its_gain(monkeypatch, world, op):
     calls = {"attention": 1, "rope": 2}  # of a layer

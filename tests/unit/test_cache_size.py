@@ -77,6 +77,7 @@ def test_no_tokens_fit_in_few_bytes_and_any_number_in_windows():
     assert tokens_that_fit([KVLayer(1, 64, 512)], 2**20, most=1 << 20) == 1 << 20
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", MICRO)
 def test_a_model_says_what_its_layers_keep(name: str):
     model = mlx_engine.load(DATA / f"{name}-micro" / "hf", "simd").model

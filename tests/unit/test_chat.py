@@ -86,6 +86,7 @@ def dialogue(*contents):
 # ---- what a template writes ----
 
 
+@pytest.mark.slow
 def test_a_conversation_is_written_as_its_template_says():
     assert chat.render(chatml(), [dialogue("Be brief.", "Hello\n"), user("😀 <b>")]) == [
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello\n<|im_end|>\n<|im_start|>assistant\n",
@@ -140,6 +141,7 @@ def test_ids_are_those_of_transformers(transformers, here, name):
         assert chat_ids(ours, messages) == want, messages
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("text", ["Hello, world!", "  a\n\n b ", "Über 1234 <x> 你好", "I'LL\r\n"])
 def test_ids_of_a_real_vocabulary_are_those_of_the_whole_text(here, text):
     tokenizer = real("qwen2")
@@ -171,6 +173,7 @@ FORGED = st.lists(
 ).map("".join)
 
 
+@pytest.mark.slow
 @given(FORGED, FORGED)
 @settings(max_examples=40)
 @pytest.mark.parametrize("name", ["chatml", "turns"])

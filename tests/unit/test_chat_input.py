@@ -35,6 +35,7 @@ def test_a_pipe_that_is_not_utf_8_is_refused():
 ENTER, ALT_ENTER, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("keys", "want"),
     [
@@ -78,6 +79,7 @@ def test_control_characters_of_a_file_do_not_reach_a_terminal_in_a_notice(monkey
     assert capsys.readouterr().err == "error: name\\x1b[2J\n"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("keys", "want"),
     [

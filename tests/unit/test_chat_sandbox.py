@@ -65,6 +65,7 @@ def refused(template, seconds=PATIENCE):
     return message
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_template_that_fails_is_one_error(name):
     message = refused(BROKEN[name])
@@ -74,12 +75,14 @@ def test_a_template_that_fails_is_one_error(name):
         assert "writes more than 1,0" in message
 
 
+@pytest.mark.some(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="no bounds on processor time")
 @pytest.mark.parametrize("name", SLOW)
 def test_a_template_that_takes_too_long_is_ended(name):
     assert "over 0.3 seconds" in refused(SLOW[name], seconds=0.3)
 
 
+@pytest.mark.some(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="no bounds on memory")
 @pytest.mark.parametrize("name", LARGE)
 def test_a_template_that_takes_too_much_memory_is_ended(name):
@@ -168,6 +171,7 @@ def test_inputs_that_a_template_fails_on_do_not_end_the_process_that_asks_for_ea
         chat.render_each(build(byte_level(chat_template=BROKEN["much text"])), prompts)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_process_that_somebody_ended_is_replaced():
     tokenizer = chatml()
@@ -220,6 +224,7 @@ def test_threads_get_their_own_answers():
         assert list(found) == want
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_has_its_own():

@@ -68,6 +68,7 @@ WRONG = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_reported_before_a_weight_is_read(name):
     arguments, message = WRONG[name]

@@ -56,6 +56,7 @@ def test_a_sweep_prints_its_table_and_writes_its_files(swept):
         assert part in result.out
 
 
+@pytest.mark.slow
 def test_a_sweep_has_every_rung_with_a_rate_or_a_reason(swept):
     rows = json.loads((swept[0] / "sweep.json").read_text())
     titles = list(dict.fromkeys(row["rung"] for row in rows))
@@ -65,6 +66,7 @@ def test_a_sweep_has_every_rung_with_a_rate_or_a_reason(swept):
         assert row["unavailable"] == unavailable(row["backend"])
 
 
+@pytest.mark.slow
 def test_a_sweep_can_be_compared_with_itself(swept):
     file = swept[0] / "sweep.json"
     result = compare(file, file)
@@ -132,6 +134,7 @@ def compare(*paths, args=()):
     return SimpleNamespace(code=result.exit_code, out=result.stdout, err=result.stderr)
 
 
+@pytest.mark.slow
 def test_two_benchmarks_are_compared(tmp_path):
     for name in ("old", "new"):
         assert bench("-p", 2, "-n", 1, "--out", tmp_path / name).code == 0

@@ -157,6 +157,7 @@ def test_set_changes_an_option_as_the_command_line_does():
     assert "sampling: greedy, top_k 5" in lines
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -202,6 +203,7 @@ def test_a_model_that_cannot_be_used_leaves_the_other_one_running(tmp_path):
         assert result.err.count("error: ") == 2
 
 
+@pytest.mark.slow
 def test_a_full_context_is_said_and_clear_begins_anew():
     script = "Tell me a story.\n" * 4 + "/clear\nHello\n"
     options = ("--context-len", 200, "-n", -1, "--ignore-eos")
@@ -303,6 +305,7 @@ def screen(tmp_path):
         each.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
 def test_ctrl_c_stops_the_answer_and_not_the_program(screen):
     # Without a KV cache every token takes longer than the one before: nobody waits for the end of this answer.

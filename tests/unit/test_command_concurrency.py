@@ -52,6 +52,7 @@ def test_a_table_and_its_notes_are_printed_and_saved_with_a_plot(measured):
     assert "![concurrency.png](concurrency.png)" in page
 
 
+@pytest.mark.slow
 def test_the_file_has_the_figures_of_every_round(measured):
     one, three = found = json.loads((measured[0] / "concurrency.json").read_text())
     assert [(row["concurrency"], row["rounds"], len(row["samples"])) for row in found] == [(1, 2, 2), (3, 2, 2)]
@@ -64,6 +65,7 @@ def test_the_file_has_the_figures_of_every_round(measured):
         assert row["seed"] == 0
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backend", ["parallel", "mlx"])
 def test_every_backend_runs(backend, tmp_path):
     result = bench("--concurrency", 2, "-p", 4, "-n", 3, "-o", "json", "--out", tmp_path, backend=("-b", backend))
@@ -111,6 +113,7 @@ def test_the_budget_marks_what_it_ended(tmp_path):
     assert row["gap_ms"] is None
 
 
+@pytest.mark.slow
 def test_a_server_is_measured_over_http(tmp_path):
     with serving() as (server, url):
         command = ("--concurrency", "1,2", "--url", url, "-p", 2, "-n", 3, "--out", tmp_path)

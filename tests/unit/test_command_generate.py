@@ -82,6 +82,7 @@ def test_a_prompt_is_printed_as_it_was_read(tmp_path):
         assert generate(*given, "-n", 4, stdin=f"{prompt}\n".encode()).out == prompt + text + "\n"
 
 
+@pytest.mark.some(2)
 @pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
 @pytest.mark.parametrize(
     ("options", "environment", "shown"),
@@ -316,6 +317,7 @@ def test_an_argument_that_is_not_utf_8_is_one_line():
 # ---- as a process ----
 
 
+@pytest.mark.some(1)
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 @pytest.mark.parametrize("more", [(), ("--json", "--log-level", "info")], ids=["text", "json"])
 def test_an_interrupted_run_exits_130_without_a_traceback(more):

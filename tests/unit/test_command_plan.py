@@ -128,6 +128,7 @@ def test_what_is_not_given_is_measured_here(monkeypatch):
     assert "each with 5.0 GB/s of memory, 6 GFLOP/s, bandwidth and compute measured on this machine" in found.out
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -42,6 +42,7 @@ def earlier(tmp_path_factory):
     return folder / "report.json"
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backend", ["scalar", "simd", "parallel", "mlx"])
 def test_the_page_is_printed_and_written(tmp_path, backend):
     result = run(tmp_path, backend=backend)
@@ -71,6 +72,7 @@ def test_the_sum_of_what_is_told_is_the_plain_pass(earlier):
         assert all(op["measured_ms"]["n"] == phase["watched_ms"]["n"] for op in phase["operations"])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["gpt2-micro", "gemma3-micro", "llama-micro"])
 def test_every_architecture_has_a_report(tmp_path, name):
     assert run(tmp_path, model=DATA / name / "hf").code == 0

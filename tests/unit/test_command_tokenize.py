@@ -174,6 +174,7 @@ def test_a_file_without_a_tokenizer_is_an_error(tmp_path):
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_pipe_from_text_to_ids_and_back():
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUTF8": "1"}
     command = [sys.executable, REPOSITORY / "cli.py", "tokenize"]

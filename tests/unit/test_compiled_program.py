@@ -19,9 +19,8 @@ import mlx_engine
 from kernels.cpu.build import layout
 from mlx_engine.backends.base import Backend, OpByOp, Program
 from mlx_engine.backends.batch import Wanted
-from mlx_engine.backends.cpu.backend import CompiledBackend
+from mlx_engine.backends.cpu.backend import CompiledBackend, CompiledProgram
 from mlx_engine.backends.cpu.lowering import LOWERED, Lowering
-from mlx_engine.backends.cpu.program import CompiledProgram
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.cache import KVPool, KVSequence, SequenceInput
 from mlx_engine.engine import Engine
@@ -116,12 +115,14 @@ def pieces(context: int) -> list[int]:
     return [*PIECES, *[layout.SMALL_BATCH] * (rest // layout.SMALL_BATCH), 1, 2]
 
 
+@pytest.mark.some(4)
 def test_a_program_gives_the_bits_of_the_definition(engine: Engine):
     is_compiled = engine.config.head_dim % layout.LANES == 0
     assert isinstance(engine.model.program, CompiledProgram if is_compiled else OpByOp)
     check_same_bits(engine, alone(pieces(engine.config.context_length)))
 
 
+@pytest.mark.some(4)
 def test_a_batch_gives_the_bits_of_the_definition(engine: Engine):
     """Prompts and single tokens side by side; of some sequences no logits are wanted, or no tokens are there."""
     check_same_bits(engine, [
@@ -368,7 +369,7 @@ EDITED = [
 ]
 
 
-@pytest.mark.each_value
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("edited", "backend"), EDITED)
 def test_every_backend_follows_an_edited_definition(
     edited: Callable[..., Any], backend: str, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from mlx_engine.config.rope import Rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnknownArchitectureError, UnsupportedConfigError
 from mlx_engine.models import gemma2, gemma3, gpt2, llama, mistral, qwen2, qwen3
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of, architectures_of
 
 DATA = Path(__file__).parents[1] / "data"
 FILES = {
@@ -102,14 +102,14 @@ def test_differences_are_named_and_a_field_that_is_lacking_is_none():
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_model_s_config_is_read_again_from_the_keys_that_it_writes(name: str):
-    config = model_file(checkpoint(name)).plan(open_checkpoint(DATA / f"{name}-micro" / "hf")).config
+    config = architecture_of(checkpoint(name)).plan(open_checkpoint(DATA / f"{name}-micro" / "hf")).config
     again = type(config).read(Settings(config.to_gguf(), where="here"), "gguf")
     assert set(config.differences(again)) <= NOT_IN_KEYS.get(name, set())
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_two_fields_of_a_model_write_the_same_key(name: str):
-    config = model_file(checkpoint(name)).plan(open_checkpoint(DATA / f"{name}-micro" / "hf")).config
+    config = architecture_of(checkpoint(name)).plan(open_checkpoint(DATA / f"{name}-micro" / "hf")).config
     written = [
         key for f in fields(config) for key in f.metadata["setting"].to_gguf(getattr(config, f.name)) if key is not None
     ]
@@ -118,22 +118,24 @@ def test_no_two_fields_of_a_model_write_the_same_key(name: str):
 
 @pytest.mark.parametrize(("name", "of"), [*FILES.items(), ("gemma3_text", gemma3)])
 def test_a_model_file_is_found_by_what_it_says_of_itself(name: str, of: object):
-    assert model_file(checkpoint(name)) is of
+    assert architecture_of(checkpoint(name)) in architectures_of(of)
 
 
 @pytest.mark.parametrize("name", ["settings", "decoder", "__init__", "", "."])
 def test_a_module_that_is_no_model_file_is_no_architecture(name: str):
     with pytest.raises(UnknownArchitectureError) as caught:
-        model_file(checkpoint(name))
+        architecture_of(checkpoint(name))
     assert {"gemma3", "gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3"} <= {*caught.value.supported}
     assert list(caught.value.supported) == sorted(caught.value.supported)
 
 
 def test_a_new_file_is_found_without_another_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "invented.py").write_text('ARCHITECTURES = ("invented", "invented_text")\n')
+    (tmp_path / "invented.py").write_text(
+        'ARCHITECTURES = ("invented", "invented_text")\nGGUF_ARCHITECTURE = "invented"\nConfig = Model = plan = None\n'
+    )
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
     for name in ("invented_text", "invented"):
-        assert model_file(checkpoint(name)).__name__ == "mlx_engine.models.invented"
+        assert architecture_of(checkpoint(name)).gguf == "invented"
 
 
 def test_a_rotation_says_by_what_its_rule_divides():

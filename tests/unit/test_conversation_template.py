@@ -101,7 +101,7 @@ CONVERSATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.each_value
+@pytest.mark.some(3)
 @pytest.mark.parametrize("title", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_text_name_and_argument_is_in_the_prompt(tokenizers, name, title):
@@ -356,6 +356,7 @@ def n_common(a, b):
     return next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_prompt_of_a_turn_begins_with_the_one_before(tokenizers, name):
     ends = [i for i, message in enumerate(GROWN) if message["role"] == "assistant"] + [len(GROWN)]
@@ -440,6 +441,7 @@ DIALECTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(TURNS, DIALECTS)
 def test_rewriting_loses_nothing_and_doubles_nothing(turns, choices):

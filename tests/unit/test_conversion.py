@@ -15,12 +15,11 @@ from mlx_engine.bench.roofline import linears
 from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shapes import Gemma3Shape, GPT2Shape
-from mlx_engine.config.layer_types import layer_type
 from mlx_engine.errors import OptionError
 from mlx_engine.quant.types import BF16, F32, Q4_0, Q8_0
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights import conversion
-from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.conversion import Conversion, layer_type
 from mlx_engine.weights.model import convert_model
 
 DATA = Path(__file__).parents[1] / "data"

@@ -18,7 +18,7 @@ from kernels.cpu.build import layout, library, pool
 from kernels.cpu.build.layout import BLOCK, LANES, QUERIES, SMALL_BATCH
 from kernels.cpu.products import order_numpy
 from mlx_engine.backends.batch import KVSpan
-from mlx_engine.backends.cpu.program import parts_of, sequence_descriptors
+from mlx_engine.backends.cpu.backend import parts_of, sequence_descriptors
 from mlx_engine.quant import key_values
 from tests import cpu_reference as reference
 
@@ -137,7 +137,7 @@ TOKENS, PASTS, WINDOWS = (
 )
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("n_tokens", "past", "window"),
     [
@@ -214,7 +214,7 @@ def each_alone(q: np.ndarray, kv: np.ndarray, window: int, **scores: Any) -> np.
     return np.concatenate([attend(q[t : t + 1], kv[:, :, : past + t + 1], window, **scores) for t in range(len(q))])
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("heads", [(4, 2), (5, 1)])
 @pytest.mark.parametrize("window", [0, 1, 40, BLOCK, BLOCK + 33])
 def test_a_query_has_the_same_bits_in_any_pass(heads: tuple[int, int], window: int):
@@ -227,6 +227,7 @@ def test_a_query_has_the_same_bits_in_any_pass(heads: tuple[int, int], window: i
         np.testing.assert_array_equal(attend(q[:n], kv[:, :, : past + n], window), alone[:n])
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("scores", [{"softcap": 2.0}, {"sinks": True}, {"softcap": 2.0, "sinks": True}])
 def test_soft_caps_and_sinks_keep_the_bits_in_any_pass(window: int, scores: dict[str, Any]):
@@ -250,6 +251,7 @@ def test_a_sink_far_above_all_scores_leaves_nothing_and_one_far_below_changes_no
     np.testing.assert_array_equal(found[:, 1], 0)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("n_tokens", [SMALL_BATCH, SMALL_BATCH + 1])
 @pytest.mark.parametrize("window", [0, 3])
 def test_a_block_that_some_queries_see(n_tokens: int, window: int):
@@ -259,6 +261,7 @@ def test_a_block_that_some_queries_see(n_tokens: int, window: int):
         np.testing.assert_array_equal(attend(q, kv, window), each_alone(q, kv, window))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("n_tokens", [1, SMALL_BATCH, SMALL_BATCH + 1, 40])
 @pytest.mark.parametrize("window", [0, 90])
 def test_pages_change_no_bit(n_tokens: int, window: int):
@@ -270,6 +273,7 @@ def test_pages_change_no_bit(n_tokens: int, window: int):
             np.testing.assert_array_equal(attend(q, kv, window, page=page, seed=seed), want)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("window", [0, 1, 90])
 @pytest.mark.parametrize(
     "counts", [(1, 1), (1,) * SMALL_BATCH, (1,) * (SMALL_BATCH + 1), (1,) * 32, (3, 1, 4), (1, 70, 2), (SPAN + 1, 1)]

@@ -87,6 +87,7 @@ def test_a_product_of_any_number_of_tokens(kind: str):
         np.testing.assert_array_equal(BE.linear(x[-t:], of), want[-t:])
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("t", [1, 9, 300, 513])
 def test_threads_and_chunks_do_not_change_bits(t: int):
     rng = np.random.default_rng(t)
@@ -178,6 +179,7 @@ def tile_inputs(rng: np.random.Generator, n: int, n_blocks: int) -> tuple[np.nda
     return rows, tokens, normal(rng, n, ROWS)
 
 
+@pytest.mark.some(1)
 @pytest.mark.skipif(QUADS or not pair_dot(), reason="the tile of this processor is not in assembly")
 @pytest.mark.parametrize("n", [1, 3, pytest.param(fixed_tile.TOKENS, marks=pytest.mark.slow)])
 def test_the_assembly_of_a_tile_is_its_twin(n: int):

@@ -29,6 +29,7 @@ def test_every_format_has_its_own_code(name: str):
     assert library.code_file(name).exists()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("model", ["gemma4moe-micro", "qwen3_5-micro", "lfm2-micro", "mlx-mixed", "mlx-floats"])
 def test_all_that_a_model_needs_is_known_before_its_weights_are_read(model: str, monkeypatch: pytest.MonkeyPatch):
     """So all is compiled at the same time; in a second go, a core would wait."""

@@ -105,6 +105,7 @@ def compiled() -> list[Path]:
     return [library.code_file(part) for part in library.BASE]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("home", ["/proc/nobody", None], ids=["unwritable", "unknown"])
 def test_without_a_home_compiled_code_is_kept_in_a_temporary_folder(
     compiled: list[Path], tmp_path: Path, home: str | None
@@ -117,6 +118,7 @@ def test_without_a_home_compiled_code_is_kept_in_a_temporary_folder(
     assert kept == {path.name: path.read_bytes() for path in compiled}
 
 
+@pytest.mark.slow
 def test_damaged_code_is_made_anew(compiled: list[Path], tmp_path: Path):
     changes = {"NUMBA_CACHE_DIR": str(tmp_path)}
     assert python(KERNEL, *compiled, **changes).stdout.split() == ["False", "True", "True"]
@@ -348,6 +350,7 @@ def test_kernels_that_cannot_be_compiled_are_none(monkeypatch: pytest.MonkeyPatc
     assert "no compiled kernels, NumPy runs instead: AttributeError: this compiler is another" in caplog.text
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("missing", ["numba", "llvmlite"])
 def test_without_a_compiler_numpy_runs_and_says_so_once(tmp_path: Path, missing: str):
     code = (
@@ -436,7 +439,7 @@ def test_the_kernels_are_right_on_an_avx2_processor():
     tests = [str(Path(__file__).parent / test) for test in TESTS]
     # Each format is compiled for the first time here: one with small blocks and one with large ones.
     formats = "not products or AFFINE4_G64_BF16 or Q4_K"
-    options = ["-s", "-p", "no:cacheprovider", "-p", "no:logging", "-k", formats]
+    options = ["-s", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "", "-k", formats]
     result = python(RUN_TESTS, *options, *tests, **AS_HASWELL)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "5 passed" in result.stdout

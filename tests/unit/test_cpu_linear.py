@@ -90,6 +90,7 @@ def test_products(seed: int, t: int, n: int, kind_k: tuple[str, int], bias: bool
         assert (np.abs(found - want) <= bound).all()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize("t", [GEMM_TOKENS - 1, GEMM_TOKENS, GEMM_TOKENS + 1, 2 * GEMM_TOKENS + 17])
 def test_more_tokens_than_a_chunk_has(kind: str, t: int):
@@ -307,6 +308,7 @@ def operations(
     }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_row_has_the_same_bits_in_any_pass(kind: str):
     rng = np.random.default_rng(11)
@@ -329,6 +331,7 @@ def test_rows_of_any_length_have_the_same_bits_in_any_pass(k: int):
             assert np.array_equal(run(x[:n], residual[:n]), alone[:n]), f"{name}, {n} tokens"
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_products_are_those_of_the_order_in_numpy(kind: str):
     rng = np.random.default_rng(4)

@@ -118,6 +118,7 @@ def gated_products(activation: int, gate: Any, up: Any, out: Any) -> None:
 EXTREMES = [-1e4, -150, -104, -90, -88, -20, -5.5, -1, -1e-3, -1e-30, 0, 1e-30, 1e-3, 0.5, 1, 20, 88, 90, 1e4, 3e5]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("kind", "name"), [(SILU, "silu"), (GELU, "gelu"), (GELU_ERF, "gelu_erf"), (RELU2, "relu2")])
 def test_activations_are_those_of_float64_and_of_the_twin(kind: int, name: str):
     rng = np.random.default_rng(kind)

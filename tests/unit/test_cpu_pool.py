@@ -94,6 +94,7 @@ def four() -> Iterator[pool.Pool]:
 # ---- chunks ----
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("chunks", [2, 3, 5, 17, 64])
 @pytest.mark.parametrize("waste", [0, 20])
 def test_every_chunk_is_done_once_and_before_the_job_is_over(four: pool.Pool, chunks: int, waste: int):
@@ -150,6 +151,7 @@ def sleeps() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
+@pytest.mark.slow
 def test_a_thread_that_waits_for_a_long_chunk_sleeps():
     """It would take the core from the thread that has the chunk, if there are too few of them."""
     made, n = pool.Pool(2, load()), 0
@@ -208,6 +210,7 @@ def test_the_caller_does_the_job_alone_while_threads_are_parked(four: pool.Pool)
     assert len(four.shared.parked) == 3
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("steps", range(1, 60, 4))
 def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(steps: int):
     made, left = pool.Pool(4, load()), steps

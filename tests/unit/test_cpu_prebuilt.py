@@ -113,6 +113,7 @@ def test_a_file_that_the_system_cannot_load_is_not_used(folder: Path):
     assert "cannot be loaded: " in str(prebuilt._loaded(OWN[0], of))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"source": "a", "targets": 1}'])
 def test_a_damaged_manifest_is_none(folder: Path, text: str):
     (folder / prebuilt.MANIFEST).write_text(text)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import tapped
 from mlx_engine.cache import KVLayer, KVPool, SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import CacheFullError
@@ -123,6 +123,7 @@ def in_one_pass(model, ids):
 # ---- the numbers ----
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kv", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("i", range(3))

@@ -14,8 +14,7 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.numpy.simd import SimdBackend
-from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import profiled, tapped
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import CacheFullError
@@ -133,7 +132,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 # ---- the same ids ----
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_the_ids_are_those_of_an_eager_backend(model: Model, eager: Model, name: str):
     want = run(eager, 20, SAMPLINGS[name])
@@ -141,6 +140,7 @@ def test_the_ids_are_those_of_an_eager_backend(model: Model, eager: Model, name:
     assert run(model, 20, SAMPLINGS[name], overlap=False) == want
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["sampled", "penalised"])
 def test_the_ids_without_a_cache_are_too(model: Model, eager: Model, name: str):
     def ids(of: Model) -> list[int]:
@@ -152,6 +152,7 @@ def test_the_ids_without_a_cache_are_too(model: Model, eager: Model, name: str):
     assert ids(model) == ids(eager)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("chunk", [1, 2, 4])
 def test_a_prompt_in_chunks(model: Model, eager: Model, chunk: int):
     assert run(model, 12, chunk=chunk) == run(eager, 12)
@@ -269,6 +270,7 @@ class Interrupted(BaseException):
     """As KeyboardInterrupt, but no debugger mistakes it for the user's."""
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("passes", [1, 2, 4])
 @pytest.mark.parametrize("at", ["blk.0.attn_q", "blk.2.layer_out"])
 def test_an_interrupted_pass_does_not_count_nor_does_the_one_behind_it(

@@ -124,7 +124,7 @@ CASES = [
 ]
 
 
-@pytest.mark.each_value
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("folder", "backend", "size"), CASES)
 def test_bits_are_those_of_one_process(folder: Path, backend: str, size: int):
     with named(backend) as (name, settings):
@@ -154,6 +154,7 @@ def tensors_read(planned: Planned, stage: Stage | None) -> set[str]:
     return names
 
 
+@pytest.mark.some(19)
 @pytest.mark.parametrize("folder", MICRO, ids=lambda folder: folder.name)
 def test_a_rank_reads_its_own_tensors_alone(folder: Path):
     planned = planned_of(folder)
@@ -197,6 +198,7 @@ def generated(engine: Engine) -> list[list[int]]:
     return [*(run.token_ids for run in (*greedy, *drawn, alone)), *numbers]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("counts", [[1, 2], [1, 1, 1]])
 def test_several_sequences_get_the_tokens_of_one_process(counts: list[int]):
     source = DATA / "llama-micro" / "hf"
@@ -224,6 +226,7 @@ def served(engine: Engine) -> list[list[int]]:
     return [output.token_ids for request in requests for output in request.outputs]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("folder", ["llama-micro", "gemma3-micro", "qwen3_5-micro"])
 def test_a_scheduler_with_forks_prefixes_and_few_pages_gives_the_same_tokens(folder: str):
     source = DATA / folder / "hf"
@@ -310,6 +313,7 @@ def test_embeddings_are_refused_and_answers_go_on():
     assert shared_engine(source, [1, 2], run) == expected
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("options", "width"),
     [

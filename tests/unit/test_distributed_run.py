@@ -469,6 +469,7 @@ def test_processes_generate_what_one_process_does(tmp_path):
     assert [two[key] for key in keys] == [one[key] for key in keys]
 
 
+@pytest.mark.slow
 def test_a_process_without_shard_imports_nothing_of_it():
     code = (
         "import sys\nfrom mlx_engine.commands import main\n"

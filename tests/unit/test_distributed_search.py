@@ -39,6 +39,7 @@ def errors_of(path: Path, size: int, backend: str, share: Callable[[Group], Shar
     return found
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("name", "layer", "rank"), [("blk.0.ffn_up", 0, 0), ("blk.1.attn_q", 1, 1), ("blk.2.ffn_down", 2, 2)]
 )

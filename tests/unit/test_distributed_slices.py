@@ -37,6 +37,7 @@ def held(slices: Slices, name: str, size: int) -> list[int]:
 WHOLE = ("deepseek2", "falcon-h1", "granitehybrid", "mamba2", "minicpm3", "mistral4", "nemotron_h", "nemotron_h_moe")
 
 
+@pytest.mark.some(15)
 @pytest.mark.parametrize("architecture", [name for name in SETTINGS if name not in WHOLE])
 def test_every_row_and_column_is_on_one_rank(architecture: str):
     plan = planned(architecture)
@@ -51,6 +52,7 @@ def test_every_row_and_column_is_on_one_rank(architecture: str):
         assert sorted(found) == list(range(plan.tensors[name].shape[slices.cuts[name].axis])), name
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", WHOLE)
 def test_models_that_are_not_cut_are_refused(architecture: str):
     with pytest.raises(NotShardableError, match="--shard pipeline"):
@@ -144,6 +146,7 @@ def test_a_slice_of_parts_makes_no_blocks():
     assert np.shares_memory(rows.parts.quants, whole.parts.quants)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3moe", "qwen35", "gpt2", "gemma3"])
 def test_two_ranks_have_little_more_than_half_of_the_weights(architecture: str):
     plan = planned(architecture, "Q8_0")

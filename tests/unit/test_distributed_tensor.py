@@ -45,7 +45,7 @@ def built(planned: Planned, backend: str, group: Group) -> Model:
     return sliced(planned, group.rank, group.size).build(made).model
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("name", "backend"), [*((name, "parallel") for name in NAMES), ("gemma3-micro", "mlx"), ("qwen3_5-micro", "mlx")]
 )
@@ -101,7 +101,7 @@ def led(size: int, run: Callable[[Engine], T]) -> tuple[T, list[tuple[int, ...]]
 PROMPT = "One day, a little fox"
 
 
-@pytest.mark.each_value
+@pytest.mark.some(1)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 7, "top_p": 0.9, "min_p": 0.01, "seed": 3}])
 def test_the_choice_needs_few_logits(size: int, options: dict[str, Any]):
@@ -116,6 +116,7 @@ def test_the_choice_needs_few_logits(size: int, options: dict[str, Any]):
     assert (1, 2, options.get("top_k", 1)) in shapes
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("options", [{"logprobs": 2}, {"temperature": 0.9, "seed": 3}, {"repetition_penalty": 1.3}])
 def test_other_choices_need_all_logits(options: dict[str, Any]):
     def run(engine: Engine) -> Generation:
@@ -177,6 +178,7 @@ def test_the_largest_logits_of_all_ranks(k: int):
         np.testing.assert_array_equal(np.sort(found[r])[-k:], np.sort(rows[r])[-k:])
 
 
+@pytest.mark.slow
 def test_ranks_as_processes(tmp_path: Path):
     """Over MLX's ring. Rank 0 prints the text of one process, and the other rank nothing."""
     options = ["-m", "builtin", "-b", "parallel", "--threads", "1", "-n", "12", "--shard", "tensor", PROMPT]

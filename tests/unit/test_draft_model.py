@@ -113,6 +113,7 @@ def test_ids_that_the_draft_model_lacks_end_its_proposals(qwen3):
     assert proposed == [5, 99]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fault", [MemoryError("planted"), RuntimeError("planted")])
 @pytest.mark.parametrize("at", [1, 3])
 def test_an_error_of_the_draft_model_ends_its_proposals_and_no_answer(qwen3, monkeypatch, caplog, fault, at):

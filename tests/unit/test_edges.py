@@ -30,6 +30,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", line], env=everything, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("command", "code", "told"),
     [
@@ -64,6 +65,7 @@ def test_an_accident_without_stdin_is_told_in_one_line(monkeypatch, capsys, argu
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_stderr_the_text_still_comes():
     result = shell("CLI generate a MODEL 2>&-")
     assert result.returncode == 0

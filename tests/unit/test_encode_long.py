@@ -42,7 +42,7 @@ def of(name: str) -> Tokenizer:
     return real(name) if name in NAMES else load_tokenizer(DATA / name)
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("special", [False, True])
 def test_a_long_text_has_the_ids_of_the_other_call(name: str, special: bool):
@@ -57,6 +57,7 @@ def test_a_long_text_has_the_ids_of_the_other_call(name: str, special: bool):
         assert tokenizer.encode(text, special) == core.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_threads_with_and_without_control_tokens_do_not_disturb_each_other(name: str):
     tokenizer = of(name)
@@ -70,6 +71,7 @@ def test_threads_with_and_without_control_tokens_do_not_disturb_each_other(name:
         assert alone[0] != alone[1]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_no_text_has_fewer_tokens_than_its_bytes_need(name: str):
     tokenizer = of(name)
@@ -98,6 +100,7 @@ def changed(change: object) -> Tokenizer:
     return Tokenizer(vocabulary, core)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "change",
     [

@@ -43,6 +43,7 @@ def test_logits_are_a_float32_mx_array_of_every_position(engine):
     assert mlx_engine.Tensor is mx.array
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("source", [str(F32), F32, str(HF), HF], ids=["file", "path", "folder", "folder-path"])
 def test_every_source_gives_the_golden_logits(golden, source):
     engine = mlx_engine.load(source, backend="simd")
@@ -162,6 +163,7 @@ def test_loading_reports_its_progress():
 # ---- quantising on load ----
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("quant", "least", "most"),
     [("keep", 0.0, 1e-5), ("f32", 0.0, 1e-5), ("q8_0", 1e-4, 0.02), ("q4_0", 0.02, 0.4), ("q4_1", 0.02, 0.4)],
@@ -222,6 +224,7 @@ def test_importing_the_package_imports_nothing_heavy():
     assert not modules_after("import mlx_engine; mlx_engine.errors") & heavy
 
 
+@pytest.mark.slow
 def test_only_a_plot_waits_for_matplotlib():
     arguments = ["bench", "-m", str(F32), "-b", "simd", "--no-jit", "-p", "2", "-n", "1", "-r", "1"]
     run_benchmark = f"""

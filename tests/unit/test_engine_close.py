@@ -75,6 +75,7 @@ def test_an_error_in_the_block_closes_too():
         engine.logits([1])
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_streams_and_schedulers_end_with_their_engine(backend: str):
     engine = mlx_engine.load(MICRO, backend)
@@ -90,6 +91,7 @@ def test_streams_and_schedulers_end_with_their_engine(backend: str):
     assert 0 < len(stream.generation.token_ids) < 50
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backend", ["simd", "parallel", "mlx"])
 def test_closing_ends_the_generation_of_another_thread(backend: str):
     engine, errors, begun = mlx_engine.load(MICRO, backend), list[Exception](), threading.Event()
@@ -130,6 +132,7 @@ def n_threads() -> int:
     return len(list(TASKS.iterdir()))
 
 
+@pytest.mark.some(1)
 @pytest.mark.skipif(not TASKS.exists(), reason="Linux lists the threads of a process")
 @pytest.mark.parametrize("end", ["del", "close", "close, with a stream that is kept"])
 def test_engines_on_mlx_share_threads_one_after_the_other(end: str):

@@ -11,7 +11,7 @@ from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu import experts_ahead
 from mlx_engine.backends.cpu.backend import CompiledBackend
-from mlx_engine.backends.taps import observed
+from mlx_engine.backends.observed import observed
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.machine.memory import read_around

@@ -174,6 +174,7 @@ def test_values_that_are_too_large_for_the_new_type_are_refused(tmp_path):
     requantize(source, tmp_path / "out.gguf", FileConversion("bf16"))
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_number_of_threads():
     values = np.random.default_rng(1).standard_normal((300, 1024)).astype(np.float32)
     stored = Weight.pack("w", values, F32)

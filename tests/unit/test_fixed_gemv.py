@@ -85,6 +85,7 @@ def products(name: str, data: np.ndarray, n_rows: int, fixed: fixed_numpy.Fixed)
     return y
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", [*FORMATS, *AFFINE])
 def test_eight_rows_are_the_twin(name: str):
     """Three rows of four ranges, the last of which has two: its last row is read again."""

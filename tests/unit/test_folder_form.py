@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.config.layer_types import GROUPS
 from mlx_engine.config.rope import Rotation
 from mlx_engine.convert import mlx_folder, mlx_tensors
 from mlx_engine.convert.gguf_form import from_folder
@@ -26,8 +25,8 @@ from mlx_engine.errors import ModelError, TokenizerError
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.tokenizer import from_gguf, load_tokenizer
-from mlx_engine.weights.conversion import Conversion
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.conversion import GROUPS, Conversion
+from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.rope_divisors import rule_of
 from tests.golden.goldens import DATA, LATENT, SAMPLED, check_close, engine
 from tests.golden.test_dense import with_tokenizer
@@ -75,6 +74,7 @@ def unlike(path: Path, out: Path, tensors: dict[str, Any], **metadata: object) -
 OFTEN = {"glm4moe", "minimaxm2", "cohere2", "hunyuan"}
 
 
+@pytest.mark.some(7)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     "name",
@@ -115,6 +115,7 @@ def test_matrices_have_the_bits_of_mlx_from_dequantised_values(tmp_path: Path, g
     np.testing.assert_array_equal(found.dequantize(), np.asarray(expected))
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("type_", "new"),
@@ -173,12 +174,13 @@ def test_config_json_has_every_setting(gguf: Callable[[str], Path], tmp_path: Pa
     assert (config["tie_word_embeddings"], config["hidden_act"]) == (False, "silu")
 
 
+@pytest.mark.some(19)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_config_that_is_written_is_read_again(name: str):
     checkpoint = open_checkpoint(DATA / f"{name}-micro" / "hf")
-    config = model_file(checkpoint).plan(checkpoint).config
+    config = architecture_of(checkpoint).plan(checkpoint).config
     again = replace(checkpoint, settings=config.to_hf())
-    assert config.differences(model_file(again).plan(again).config) == []
+    assert config.differences(architecture_of(again).plan(again).config) == []
 
 
 def checkpoint_of(divisors: Any) -> Checkpoint:

@@ -94,6 +94,7 @@ def forked(backend: str, *modes: str, jit: bool = True) -> list[str]:
     return found.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_child_gives_the_same_tokens_and_can_close_and_exit():
     """A fork does not wait for ever, either: of a thread that holds the session, the child is told by an error."""
     generating, leaving, error, held = forked("parallel", "generate 15", "exit", "held")
@@ -150,6 +151,7 @@ print(ended, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_constrained_stream_goes_on_in_both_processes():
     """The thread that computes masks is in the parent alone."""
     command = [sys.executable, "-W", "ignore", "-c", CONSTRAINED]

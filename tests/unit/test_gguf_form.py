@@ -77,6 +77,7 @@ def assert_same(found: object, expected: object) -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=atol)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_file_is_the_model_that_loading_makes_of_the_folder(tmp_path: Path, model: str):
     requantize(folder_of(model, tmp_path / "in"), tmp_path / "out.gguf", Conversion("q8_0"))
@@ -86,6 +87,7 @@ def test_the_file_is_the_model_that_loading_makes_of_the_folder(tmp_path: Path, 
     assert not [finding for finding in verify(tmp_path / "out.gguf") if finding.level is Level.FAIL]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_ids_and_roles_stay_the_same(tmp_path: Path, model: str):
     folder = folder_of(model, tmp_path / "in")
@@ -99,6 +101,7 @@ def test_ids_and_roles_stay_the_same(tmp_path: Path, model: str):
     assert ours.decode(range(ours.vocab_size)) == theirs.decode(range(ours.vocab_size))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_names_and_types_are_those_that_the_gguf_package_knows(tmp_path: Path, model: str):
     gguf = pytest.importorskip("gguf")
@@ -117,6 +120,7 @@ def test_names_and_types_are_those_that_the_gguf_package_knows(tmp_path: Path, m
     assert keys <= {word for word in words if isinstance(word, str)}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("settings", "read"),
     [

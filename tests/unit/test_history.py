@@ -194,6 +194,7 @@ def tokenizer(request):
     return TOKENIZERS[request.param]()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, indirect=True)
 @given(turns=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), seed=st.integers(0, 99))
 @settings(max_examples=15)

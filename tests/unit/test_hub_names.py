@@ -67,6 +67,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("text", "reason"), REFUSED, ids=[text for text, _ in REFUSED])
 def test_an_address_of_something_else_is_one_line(monkeypatch, text, reason):
     monkeypatch.setattr(hub, "download", lambda *_: pytest.fail("nothing may be downloaded"))

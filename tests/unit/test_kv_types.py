@@ -58,6 +58,7 @@ def test_bfloat16_is_rounded_to_the_nearest_even_number_and_nan_stays():
     assert found[4] == np.inf
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("type_", ROUNDED)
 def test_answers_depend_on_neither_batch_nor_threads_nor_pieces_of_the_prompt(type_):
     prompts = ["Once upon a time", "The cat " * 90, "One day, a girl named Lily went to the park " * 3]
@@ -86,7 +87,7 @@ def test_types_proposals_and_prefixes_on_disk_change_no_bit_together(tmp_path):
     assert cached == [0, 0, 128]
 
 
-@pytest.mark.each_value
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("backend", "jit"), [("simd", True), ("simd", False), ("mlx", True), ("scalar", True)])
 @pytest.mark.parametrize("type_", ROUNDED)
 def test_logits_are_as_far_from_float32_as_the_type_rounds(backend, jit, type_):

@@ -52,6 +52,7 @@ def test_a_processor_that_changes_nothing_changes_no_bit(engine, options):
     assert found.digest == expected.digest
 
 
+@pytest.mark.some(1)
 def test_it_is_called_once_for_each_token_with_all_ids_and_the_logits(engine):
     calls = []
 
@@ -100,6 +101,7 @@ def test_a_sampler_chooses_the_tokens(engine):
     assert greedy.token_ids == engine.generate(PROMPT, 6, ignore_eos=True).token_ids
 
 
+@pytest.mark.some(1)
 def test_each_prompt_of_a_batch_has_its_own_and_the_text_that_it_has_alone(engine):
     prompts, each = [PROMPT, "The little dog", PROMPT, "A"], [[second_best], None, [unchanged, second_best], []]
     options = {"temperature": 0.7, "seed": [1, 2, 3, 4], "logprobs": 0, "ignore_eos": True}

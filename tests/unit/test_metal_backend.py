@@ -16,8 +16,8 @@ from kernels.metal.rows import Tuning
 from mlx_engine.backends.metal.backend import MetalBackend
 from mlx_engine.backends.metal.kernels import Kernels
 from mlx_engine.backends.metal.weights import Half, SplitMatrix, affine, fallback_multiply, split
+from mlx_engine.backends.observed import profiled
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
-from mlx_engine.backends.profiled import profiled
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve

@@ -94,6 +94,7 @@ def cost(node: dict[str, Any]) -> int:
     return NODES[node["name"]]
 
 
+@pytest.mark.some(1)
 @NEEDS_COMPILER
 @pytest.mark.parametrize(
     ("depth", "per_layer"), [(0, 7), pytest.param(300, 7, marks=pytest.mark.slow), (TWO_PASSES + 7, 7)]
@@ -176,6 +177,7 @@ def test_the_command_says_what_a_token_costs(monkeypatch):
     assert told[2].startswith("  0.21 MB of weights are read, and 1.5 kB of keys and values")
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 def test_the_same_as_json(monkeypatch):
     model = load(EMULATED, MICRO).model

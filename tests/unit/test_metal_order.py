@@ -127,7 +127,7 @@ def blocks(request: pytest.FixtureRequest, be: MetalBackend) -> Blocks:
     return made
 
 
-@pytest.mark.each_value
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_row_has_the_same_bits_in_every_pass(blocks: Blocks, name: str):
     """Each row of every pass is compared with the same row alone, and one row at every place with itself."""
@@ -172,7 +172,7 @@ class Paged:
         return tuple(map(mx.array, (q, store, pages, owner, np.array([p for _, p in rows], np.int32))))
 
 
-@pytest.mark.each_value
+@pytest.mark.some(1)
 @pytest.mark.parametrize("window", [0, 1, 45])
 @pytest.mark.parametrize("page", [16, 64, 256])
 def test_attention_of_a_row_has_the_same_bits_in_every_pass(be: MetalBackend, page: int, window: int):

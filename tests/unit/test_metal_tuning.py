@@ -35,6 +35,7 @@ CALL = (mx.zeros((1, 1024)), LARGE, mx.zeros((1, 2048)))
 # ---- the choice ----
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(TUNINGS), st.lists(st.floats(1e-6, 1e-3), min_size=1, max_size=5)))
 def test_nothing_is_faster_than_the_fastest_by_more_than_noise(samples):
     chosen = fastest(samples, DEFAULT)

@@ -22,8 +22,8 @@ from mlx_engine.backends.mlx import device as mlx_device
 from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.backends.mlx.weights import GroupMatrix
 from mlx_engine.backends.numpy.simd import SimdBackend
+from mlx_engine.backends.observed import profiled
 from mlx_engine.backends.parameters import Linear, Rope
-from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -266,6 +266,7 @@ def test_what_was_left_unevaluated_may_be_evaluated_in_another_thread(engine: ml
     assert np.linalg.norm(found - want) <= 1e-6 * np.linalg.norm(want)
 
 
+@pytest.mark.slow
 def test_threads_at_one_time_get_what_each_would_get_alone(engine: mlx_engine.Engine):
     prompts = [PROMPT, PROMPT[:2], [8, 8, 1], [400]]
     want = [engine.generate(prompt, **OPTIONS).token_ids for prompt in prompts]

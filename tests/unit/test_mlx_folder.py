@@ -19,7 +19,7 @@ from mlx_engine.convert.mlx_tensors import TARGETS, target_type
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import EngineError, ModelError, OptionError
 from mlx_engine.weights.conversion import Conversion
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from tests.golden.goldens import DATA, check_close, engine
 from tests.golden.test_dense import with_tokenizer
 from tests.golden.test_table import ARCHITECTURES, write_folder
@@ -35,6 +35,7 @@ def written(path, to="mlx-4bit", source=SOURCE, **layers):
     return path / "out"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("to", TARGETS)
 def test_matrices_have_the_bits_of_mlx(tmp_path, to):
     name = "model.layers.1.self_attn.q_proj.weight"
@@ -77,6 +78,7 @@ def test_pieces_of_a_matrix_join_without_a_seam(tmp_path, monkeypatch):
         np.testing.assert_array_equal(one.weight(name).data, other.weight(name).data)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gemma3"])
 def test_a_written_folder_is_the_model_of_its_dequantised_weights(tmp_path, name):
     source = DATA / f"{name}-micro" / "hf"
@@ -197,7 +199,7 @@ def test_orders_of_layers_that_mlx_lm_has_not_are_refused(name, settings, expect
     checkpoint = open_checkpoint(source)
     n = checkpoint.settings["num_hidden_layers"]
     settings = {key: (value * n)[:n] for key, value in settings.items()}
-    config = model_file(checkpoint).plan(replace(checkpoint, settings={**checkpoint.settings, **settings})).config
+    config = architecture_of(checkpoint).plan(replace(checkpoint, settings={**checkpoint.settings, **settings})).config
     model_type = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5", "gptoss": "gpt_oss"}[name]
     if expected is None:
         mlx_folder.check_loads("here", model_type, config, has_head=False)
@@ -285,6 +287,7 @@ def test_layers_that_one_matrix_holds_get_one_type(tmp_path):
         written(tmp_path, source=DATA / "phi3-micro" / "hf", attn_k="keep")
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     command = [sys.executable, "cli.py", "quantize", str(SOURCE), str(tmp_path / "out"), "--to", "mlx-4bit"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -323,6 +326,7 @@ def inside(source, path, model_type):
     return path
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("name", "model_type"), [("gemma3", "gemma3"), ("gemma4e", "gemma4"), ("qwen3_5", "qwen3_5")])
 def test_a_text_model_inside_of_another_has_the_prefix_of_mlx_lm(tmp_path, monkeypatch, name, model_type):
     monkeypatch.setattr(mlx_tensors, "GROUP", 32)

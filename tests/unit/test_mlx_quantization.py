@@ -9,7 +9,7 @@ import pytest
 
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import EngineError, FormatError, UnsupportedConfigError
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.plan import check
 from tests.golden.goldens import DATA
 
@@ -67,7 +67,7 @@ def test_each_matrix_has_the_type_that_the_settings_name():
     assert checkpoint.shapes["lm_head.weight"] == (96, 128)
     assert not any(name.endswith(("scales", "biases")) for name in checkpoint.shapes)
     assert "quantization" not in checkpoint.settings
-    check(checkpoint, model_file(checkpoint).plan(checkpoint))
+    check(checkpoint, architecture_of(checkpoint).plan(checkpoint))
 
 
 def test_weights_are_read_only_when_they_are_needed():
@@ -142,7 +142,7 @@ def test_settings_that_do_not_fit_the_tensors_are_refused(folder, settings, foun
 def test_bits_and_group_that_fit_another_width_are_misshapen(folder):
     checkpoint = open_checkpoint(folder(quantization(bits=8, group_size=32)))
     with pytest.raises(EngineError, match=re.escape("expected (128, 128), found (128, 64)")):
-        check(checkpoint, model_file(checkpoint).plan(checkpoint))
+        check(checkpoint, architecture_of(checkpoint).plan(checkpoint))
 
 
 def swap(name, **row):
@@ -172,7 +172,7 @@ def test_tensors_that_do_not_fit_each_other_are_refused(folder, how):
 def test_scales_without_quants_are_unexpected_tensors(folder):
     checkpoint = open_checkpoint(folder(rename=lambda header: header.pop(f"{NAME}.weight")))
     with pytest.raises(EngineError, match=f"unexpected .*{NAME}.biases"):
-        check(checkpoint, model_file(checkpoint).plan(checkpoint))
+        check(checkpoint, architecture_of(checkpoint).plan(checkpoint))
 
 
 def test_tensors_at_any_offset_are_read(folder):

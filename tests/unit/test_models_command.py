@@ -8,10 +8,10 @@ import pytest
 
 from mlx_engine import models
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.catalog import architectures, keys_of
+from mlx_engine.commands.models import architectures, keys_of
 from mlx_engine.config.known import LACKS, LLAMA_CPP, MLX_LM
 from mlx_engine.errors import UnknownArchitectureError
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from tests.unit.test_command_generate import cli
 from tools import models_page
 
@@ -32,7 +32,7 @@ def test_every_architecture_of_mlx_lm_and_llama_cpp_is_supported_or_lacks_someth
     assert {*MLX_LM, *LLAMA_CPP} - supported == set(LACKS)
     assert len(MLX_LM) == len({*MLX_LM}) == 110
     with pytest.raises(UnknownArchitectureError, match="'mamba' is not implemented; it would need Mamba of the first"):
-        model_file(Checkpoint("here", "gguf", "mamba", {}, {}, {}, None))  # type: ignore[arg-type]
+        architecture_of(Checkpoint("here", "gguf", "mamba", {}, {}, {}, None))  # type: ignore[arg-type]
 
 
 def test_readme_has_the_tables_of_the_code():

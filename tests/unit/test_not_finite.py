@@ -71,7 +71,7 @@ def failing(request: pytest.FixtureRequest, broken: Path) -> mlx_engine.Engine:
     return mlx_engine.load(broken, request.param)
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_error_names_the_first_layer_and_the_matrix(failing: mlx_engine.Engine, way: str):
     with pytest.raises(NotFiniteError) as caught:
@@ -113,6 +113,7 @@ def odd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> mlx_
     return engine
 
 
+@pytest.mark.some(1)
 def test_others_of_a_batch_go_on_unchanged(odd: mlx_engine.Engine):
     want, good = alone(odd), requests(odd)
     bad, scheduler = odd.request([5, BAD, 9], options()), scheduler_of(odd)
@@ -165,6 +166,7 @@ def test_the_prefix_cache_keeps_nothing_of_a_failed_prompt(odd: mlx_engine.Engin
         assert stream.generation.n_cached == 0
 
 
+@pytest.mark.some(1)
 def test_a_long_prompt_is_searched_in_parts(odd: mlx_engine.Engine):
     """The token is in the second pass of the search, or in the first one, which has no logits."""
     error = not_finite(odd.model, [*[1] * 520, BAD], np.full(3, np.nan))

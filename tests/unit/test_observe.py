@@ -11,8 +11,8 @@ import pytest
 import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.observed import profiled
 from mlx_engine.backends.primitives import OPERATIONS
-from mlx_engine.backends.profiled import profiled
 from mlx_engine.engine import configure_log
 from mlx_engine.errors import OptionError
 from mlx_engine.observe import log
@@ -86,6 +86,7 @@ def test_every_operation_of_the_seam_is_timed():
     assert timed == {name for kind, names in OPERATIONS.items() for name in names if kind != "dispatch"}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["scalar", "simd", "parallel", "mlx"])
 def test_a_profiled_backend_computes_the_same(name: str):
     plain = mlx_engine.load(MODEL, name)

@@ -68,6 +68,7 @@ def test_a_prompt_and_another_are_wrong_use(other):
 # ---- -n -1 ----
 
 
+@pytest.mark.slow
 def test_minus_one_token_is_all_that_the_context_leaves():
     def run(*options):
         return json.loads(generate("Once", "--ignore-eos", "--json", *options).out)

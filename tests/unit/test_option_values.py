@@ -145,7 +145,7 @@ def test_an_option_of_sampling_is_named_by_its_declaration_and_its_arithmetic_al
         "options.py",
         "backends/sampling.py",
         "backends/numpy/scalar.py",
-        "backends/mlx/sampling.py",
+        "backends/mlx/backend.py",
     }
 
 

@@ -21,7 +21,7 @@ DATA = Path(__file__).parents[1] / "data"
 MODELS = [BUILTIN, DATA / "qwen3-micro" / "model-q8_0.gguf", DATA / "gemma3-micro" / "hf", DATA / "gpt2-micro" / "hf"]
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", ["scalar", "simd", "parallel", "mlx"])
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.parent.name)
 def test_the_bytes_are_those_of_the_loaded_model(path, backend):

@@ -109,6 +109,7 @@ def test_every_engine_reads_the_same_tokens():
 # ---- the conversation ----
 
 
+@pytest.mark.slow
 def test_our_engine_answers_in_a_process_of_its_own(tmp_path: Path):
     prompts, exact = exact_logits()
     with Process("ours", sys.executable, model=str(MODEL), context=CONTEXT, backend="simd") as process:
@@ -135,6 +136,7 @@ def test_what_is_not_installed_is_absent_and_no_error(monkeypatch):
     assert "llama_cpp" in answers[0]["absent"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_says_with_what(tmp_path: Path):
     with pytest.raises(PeerError, match=r"failed: .*SourceError"):
         Process("ours", sys.executable, model=str(tmp_path / "none.gguf"), context=8)

@@ -48,6 +48,7 @@ def of_guide(engine: mlx_engine.Engine, ids: Sequence[int], context: int, stride
     return math.exp(total / n_total), nlls
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("context", "stride"), [(200, 100), (32, 16), (32, 32), (24, 7), (2, 1), (69, 69), (5, 2)])
 def test_the_windows_are_those_of_the_guide(engine: mlx_engine.Engine, context: int, stride: int):
     found = measure(engine, Text(IDS, context, stride))

@@ -69,6 +69,7 @@ def test_two_branches_inside_a_page_have_a_page_each():
     assert cache.held_pages(0) == 4
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("page", [1, 5, 16])
 def test_matches_of_random_texts_are_the_longest(page: int):
     rng = np.random.default_rng(page)
@@ -314,6 +315,7 @@ def test_no_page_for_a_copy():
     assert cache.attach(other, list(range(33))).length == 20, "not more than the sequence may have"
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("windows", [(None,), (None, 9)])
 def test_the_bound_holds(windows: tuple[int | None, ...]):
     rng = np.random.default_rng(0)

@@ -368,6 +368,7 @@ def test_a_saved_prefix_is_used_and_its_damage_is_computed(tmp_path: Path):
             engine.load_prefix(file)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", ["gemma3-micro", "gemma4e-micro", "qwen3_5-micro", "lfm2-micro"])
 def test_a_saved_prefix_of_models_with_windows_states_and_shared_layers(architecture: str, tmp_path: Path):
     file, ids = tmp_path / "prefix.kv", [(3 * i) % 50 + 4 for i in range(130)]
@@ -495,6 +496,7 @@ def test_a_session_goes_on_with_its_text_on_the_screen(tmp_path: Path, monkeypat
     assert (refused.exit_code, f"{file} has no session; remove it" in refused.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_session_keeps_its_text_if_the_disk_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def is_full(self: Conversation, path: Path) -> int:
         raise OSError(28, "No space left on device")
@@ -537,6 +539,7 @@ def test_generate_reads_and_writes_a_prompt_cache(tmp_path: Path):
     assert not refused.stdout  # nothing was generated before
 
 
+@pytest.mark.slow
 def test_prefixes_are_listed_and_removed(tmp_path: Path):
     (tmp_path / "other.txt").write_text("not ours")
     folder = folder_of(tmp_path)

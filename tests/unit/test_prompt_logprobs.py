@@ -73,7 +73,7 @@ def test_the_array_has_the_same_values_as_the_tokens(engine: mlx_engine.Engine):
         engine.generate(PROMPT, prompt_logprobs=21)
 
 
-@pytest.mark.each_value
+@pytest.mark.some(1)
 @pytest.mark.parametrize("budget", [1, 7, 64])
 def test_chunks_and_other_requests_change_no_bit(engine: mlx_engine.Engine, budget: int):
     scheduler = scheduling.scheduler_of(engine, budget=budget, shared_budget=budget)

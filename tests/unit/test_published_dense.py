@@ -40,6 +40,7 @@ SIZES: dict[str, tuple[tuple[int, ...], str]] = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_as_published(name: str):
     sizes, rule = SIZES[name]

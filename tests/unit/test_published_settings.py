@@ -13,7 +13,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.rope import context_notes
 from mlx_engine.config.settings import HARMLESS, OFF, Settings
 from mlx_engine.errors import ModelError, OptionError, TensorMismatchError, UnsupportedConfigError
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from tests.published import PUBLISHED, write_folder
 
 DATA = Path(__file__).parents[1] / "data"
@@ -42,7 +42,7 @@ def plan(config: dict[str, Any]) -> Any:
         shapes={},
         weight=lambda name: pytest.fail(f"{name} was read"),
     )
-    return model_file(checkpoint).plan(checkpoint)
+    return architecture_of(checkpoint).plan(checkpoint)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -71,6 +71,7 @@ def test_a_switch_that_is_off_is_refused_when_on(name: str, key: str):
         plan({**config, key: True})
 
 
+@pytest.mark.some(34)
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "refused" not in PUBLISHED[name]])
 def test_a_reduced_model_with_a_published_config_runs(name: str, tmp_path: Path):
     engine = mlx_engine.load(write_folder(tmp_path / "model", PUBLISHED[name]), "simd", jit=False)

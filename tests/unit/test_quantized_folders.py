@@ -80,6 +80,7 @@ def folders(tmp_path: Path, case: str) -> tuple[Path, Path, dict[str, np.ndarray
     )
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_the_formula_bit_for_bit(tmp_path: Path, case: str):
     packed, _, wanted = folders(tmp_path, case)
@@ -91,6 +92,7 @@ def test_weights_are_those_of_the_formula_bit_for_bit(tmp_path: Path, case: str)
         np.testing.assert_array_equal(weight.dequantize().view(np.uint32), np.ascontiguousarray(values).view(np.uint32))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", ["gptq act-order", "awq", "int8", "packed", "fp8"])
 def test_a_model_computes_with_these_weights(tmp_path: Path, case: str):
     packed, plain, _ = folders(tmp_path, case)
@@ -101,10 +103,9 @@ def test_a_model_computes_with_these_weights(tmp_path: Path, case: str):
 
 def test_pieces_join_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Pieces of 7 rows: words of AWQ have 8 rows."""
-    from mlx_engine.checkpoint import quantized, quantized_formats
+    from mlx_engine.checkpoint import quantized
 
     monkeypatch.setattr(quantized, "_PIECE", 7 * 64)
-    monkeypatch.setattr(quantized_formats, "_FP8_PIECE", 7 * 64)
     for case in ("gptq", "awq", "int8", "packed", "fp8"):
         (tmp_path / case).mkdir()
         packed, _, wanted = folders(tmp_path / case, case)
@@ -137,6 +138,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("key", CHANGED)
 def test_a_setting_that_is_not_implemented_is_refused_by_name(tmp_path: Path, key: str):
     case, change = CHANGED[key]

@@ -74,6 +74,7 @@ def test_the_form_that_mlx_lm_writes(tmp_path: Path, name: str):
     np.testing.assert_array_equal(logits(written(tmp_path / "mlx", config, made)), logits(folder(name)))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("name", "change", "found"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.base import OpByOp
-from mlx_engine.backends.cpu.program import CompiledProgram
+from mlx_engine.backends.cpu.backend import CompiledProgram
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.convert.requantize import requantize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_engine.config.catalog import architectures
+from mlx_engine.commands.models import architectures
 from tests.random_models import SETTINGS
 
 

@@ -51,6 +51,7 @@ def test_the_twin_multiplies_matrices():
     assert roofline.InNumPy().flops(3) == 3 * 2 * roofline.InNumPy.SIDE**3
 
 
+@pytest.mark.some(1)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86 instructions")
 @pytest.mark.parametrize(
     ("name", "argument", "instruction"),

@@ -11,7 +11,7 @@ from mlx_engine.config.rope import Rotation, context_notes, for_context
 from mlx_engine.errors import ModelError, UnsupportedConfigError
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
-from mlx_engine.weights.model import model_file
+from mlx_engine.weights.model import architecture_of
 from tests.unit.test_published_dense import MINISTRAL3_8B
 
 SIZES = {
@@ -27,7 +27,7 @@ def gguf(architecture: str, settings: dict[str, Any], divisors: dict[str, list[f
     made = {name: Weight.pack(name, np.array(values, np.float32), F32) for name, values in (divisors or {}).items()}
     shapes = {name: weight.shape for name, weight in made.items()}
     of = Checkpoint("here", "gguf", architecture, {**SIZES, **settings}, {}, shapes, made.__getitem__)
-    return model_file(of).plan(of).config
+    return architecture_of(of).plan(of).config
 
 
 def test_longrope_is_read_from_two_tensors():
@@ -99,7 +99,7 @@ def test_dynamic_ntk_reaches_the_context_that_is_asked_for():
 def test_the_text_model_is_found_beside_the_image_encoder(model: str, head: str):
     shapes = {f"{model}embed_tokens.weight": (131072, 4096), "model.vision_tower.ln_pre.weight": (8,)}
     of = Checkpoint("here", "hf", "mistral3", MINISTRAL3_8B, {}, shapes, lambda name: pytest.fail(name))
-    plan = model_file(of).plan(of)
+    plan = architecture_of(of).plan(of)
     names = {tensor.name: tensor.stored("hf").name for tensor in plan.tensors}
     assert names["blk.3.attn_q.weight"] == f"{model}layers.3.self_attn.q_proj.weight"
     assert (names["output_norm.weight"], names["output.weight"]) == (f"{model}norm.weight", head)

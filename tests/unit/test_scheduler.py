@@ -32,6 +32,7 @@ SIZES = [(1, 512), (2, 7), (8, 1)]
 REST = [(slots, budget) for slots in (1, 2, 8) for budget in (1, 7, 512) if (slots, budget) not in SIZES]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("slots", "budget"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.slow) for size in REST)])
 def test_each_gets_the_tokens_that_it_gets_alone(
     engine: mlx_engine.Engine, expected: list[list[int]], slots: int, budget: int
@@ -44,6 +45,7 @@ def test_each_gets_the_tokens_that_it_gets_alone(
     assert all(request.output.finish_reason == "length" for request in found)
 
 
+@pytest.mark.some(1)
 def test_some_come_later(engine: mlx_engine.Engine, expected: list[list[int]]):
     scheduler, found = scheduler_of(engine, slots=3), requests(engine)
     for request in found:
@@ -54,6 +56,7 @@ def test_some_come_later(engine: mlx_engine.Engine, expected: list[list[int]]):
     assert ids(found) == expected
 
 
+@pytest.mark.some(1)
 def test_without_pages_for_all_the_newest_is_computed_again(engine: mlx_engine.Engine):
     """Six pages of four tokens: one that was admitted loses its pages, and gets the same tokens afterwards."""
     prompts = [[5, 9, 300], [8, 4, 1], [400, 3]]
@@ -161,6 +164,7 @@ def test_a_short_request_ends_before_a_long_one_that_came_first(simd: mlx_engine
 # ---- slots and the queue ----
 
 
+@pytest.mark.some(1)
 def test_requests_are_admitted_in_their_order(engine: mlx_engine.Engine):
     scheduler, found = scheduler_of(engine, slots=2), requests(engine)
     for request in found:
@@ -235,6 +239,7 @@ def test_pages_that_lie_apart_are_as_good_as_others(simd: mlx_engine.Engine):
     assert d.n_preemptions == 0
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("after", [0, 1, 2, 6])
 def test_a_cancelled_request_gives_its_pages_back_at_once(
     engine: mlx_engine.Engine, expected: list[list[int]], after: int

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import tapped
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.loop.stream import Stream
 from tests.scheduling import MICRO, PROMPTS, alone, ids, options, requests, run, scheduler_of
@@ -30,6 +30,7 @@ def simd() -> mlx_engine.Engine:
     return mlx_engine.load(MICRO, "simd")
 
 
+@pytest.mark.some(1)
 def test_a_failing_sampler_ends_its_request_alone(
     engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
 ):
@@ -110,6 +111,7 @@ class Interrupted(BaseException):
     """As KeyboardInterrupt, but no debugger mistakes it for the user's."""
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("passes", [1, 2, 5])
 def test_a_scheduler_that_was_interrupted_refuses_to_continue(
     engine: mlx_engine.Engine, passes: int, expected: list[list[int]]
@@ -149,6 +151,7 @@ def test_a_scheduler_that_was_interrupted_refuses_to_continue(
 # ---- forks, refusals, streams that are dropped ----
 
 
+@pytest.mark.slow
 def test_forks_find_pages_that_older_answers_would_take(simd: mlx_engine.Engine):
     """While the prompt of two answers is read in parts, the pages for its copy go to an older answer."""
     for n_prompt in range(5, 16, 2):

@@ -36,6 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ALL)
 def test_a_shape_is_written_once_and_is_a_whole_model(cache: Path, name: str):
     path = resolve(f"shape:{name}")
@@ -89,6 +90,7 @@ def test_its_activations_neither_vanish_nor_explode(name: str):
     assert 0.05 < logits.std() < 20
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ALL)
 def test_its_vocabulary_comes_back_from_text(name: str):
     tokenizer = mlx_engine.load_tokenizer(resolve(f"shape:{name}"))

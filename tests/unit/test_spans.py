@@ -8,8 +8,8 @@ import pytest
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.costs import _n_pairs
 from mlx_engine.backends.numpy.simd import SimdBackend
+from mlx_engine.backends.observed import profiled, role_of
 from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
-from mlx_engine.backends.profiled import profiled, role_of
 from mlx_engine.bench.bottlenecks import analysis as taken_apart
 from mlx_engine.bench.bottlenecks.analysis import Pass
 from mlx_engine.observe.profiler import Cost, Profiler, Span

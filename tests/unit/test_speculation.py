@@ -224,6 +224,7 @@ def test_the_command_reports_what_was_proposed(usual_costs):
     assert "tokens proposed in" in shown
 
 
+@pytest.mark.slow
 def test_texts_of_a_benchmark(tmp_path, engine, usual_costs):
     from mlx_engine.bench.speculation import markdown, rows, texts_of
 

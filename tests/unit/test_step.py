@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends.taps import tapped
+from mlx_engine.backends.observed import tapped
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.errors import CacheFullError
 from mlx_engine.loop.forward import forward, forward_logits
@@ -67,6 +67,7 @@ def alone(engine: mlx_engine.Engine) -> list[list[int]]:
     ]
 
 
+@pytest.mark.some(1)
 def test_each_gets_the_tokens_that_it_gets_alone(engine: mlx_engine.Engine, alone: list[list[int]]):
     running = sequences(engine.model)
     with engine.backend.session():
@@ -131,6 +132,7 @@ class Interrupted(BaseException):
     """As KeyboardInterrupt, but no debugger mistakes it for the user's."""
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("at", ["blk.0.attn_q", "blk.2.layer_out"])
 def test_an_interrupted_step_counts_for_no_sequence(engine: mlx_engine.Engine, alone: list[list[int]], at: str):
     model, running = engine.model, sequences(engine.model)

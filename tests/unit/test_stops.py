@@ -38,6 +38,7 @@ def first_completed(text, stops):
     return text, None
 
 
+@pytest.mark.slow
 @LAW
 @given(TEXTS, STOPS, st.lists(st.integers(0, 30), max_size=8))
 @example("aab", "ab", [1, 2])

@@ -108,6 +108,7 @@ def test_generate_samples_as_suggested_only_if_asked_to(hot):
     assert "sampling as hot.gguf suggests" in as_suggested.err
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("more", [("--no-suggested",), ("--temp", 0), ("--temp", 0.7), ("-q",), ("--json",)], ids=str)
 def test_no_sampling_is_offered_to_who_has_chosen(hot, more):
     run = cli("generate", "--model", hot, "--backend", "simd", "-n", 2, *more, "Hi")
@@ -134,6 +135,7 @@ def test_asking_for_suggestions_of_a_file_without_any_is_a_warning():
 IDLE = "no effect at temperature 0, which always takes the most likely token; --temp T samples\n"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("options", "warning"),
     [
@@ -151,6 +153,7 @@ def test_options_that_do_nothing_without_a_temperature_are_a_warning(options, wa
     assert cli("chat", "--model", MODEL, "--backend", "simd", "-q", *options, stdin="").err == warning
 
 
+@pytest.mark.slow
 def test_a_suggested_temperature_gives_the_other_options_an_effect(hot):
     for more, warned in (((), False), (("--no-suggested",), True), (("--temp", 0), True)):
         run = cli("chat", "--model", hot, "--backend", "simd", "--seed", 1, *more, stdin="")

@@ -87,6 +87,7 @@ def hostile(tmp_path_factory):
     return folder
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize(
     "args",
     [
@@ -148,6 +149,7 @@ def test_a_quiet_chat_draws_no_bars(terminal, monkeypatch):
     assert "\x1b" not in terminal("chat", *options, "--quiet", plain=False)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("ending", [b"", b"\n"])
 @pytest.mark.parametrize("plain", [True, False])
 def test_each_answer_of_a_batch_is_a_line_of_its_own(terminal, ending, plain):
@@ -210,6 +212,7 @@ def test_a_sweep_draws_its_bars_on_a_terminal(terminal, tmp_path, monkeypatch):
     assert "█" not in (tmp_path / "sweep.md").read_text()
 
 
+@pytest.mark.slow
 def test_figures_that_are_not_usable_are_red(terminal, monkeypatch, tmp_path):
     monkeypatch.setattr(roofline, "SECONDS", 1e-4)
     monkeypatch.setattr(OtherProcesses, "share", lambda self: 0.43)

@@ -54,6 +54,7 @@ def batches(engine: Engine) -> np.ndarray:
     return np.concatenate(rows)
 
 
+@pytest.mark.some(1)
 @files
 def test_compiled_bits_do_not_depend_on_the_number_of_threads(file: str, monkeypatch: pytest.MonkeyPatch):
     layout = pytest.importorskip("kernels.cpu.build.layout")
@@ -66,6 +67,7 @@ def test_compiled_bits_do_not_depend_on_the_number_of_threads(file: str, monkeyp
             np.testing.assert_array_equal(run(of), run(alone), err_msg=f"{threads} threads")
 
 
+@pytest.mark.some(1)
 @files
 def test_bits_without_compiled_code_do_not_depend_on_the_number_of_threads(file: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(simd, "WORTHWHILE", 2000)
@@ -119,6 +121,7 @@ def test_one_thread_at_a_time_holds_the_session_of_a_compiled_backend():
     other.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [True, False])
 def test_two_threads_on_one_engine_get_what_each_would_get_alone(jit: bool):
     engine = mlx_engine.load(MICRO / "model-q8_0.gguf", "parallel", threads=3, jit=jit)
@@ -165,6 +168,7 @@ while how == "interrupt":
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_at_once_and_quietly_however_it_ends():
     ways = ("exit", "exception", "interrupt")
     command = [sys.executable, "-c", PROCESS, str(MICRO / "model-q8_0.gguf")]

@@ -361,6 +361,7 @@ def test_a_stream_shows_what_never_became_a_character():
 # Size and sharing
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("metadata", [byte_level(), spm()], ids=["byte-level", "spm"])
 @pytest.mark.parametrize(
     "text", ["a" * 100_000, " " * 50_000, "hello, wörld 123\n" * 2000], ids=["a", "spaces", "words"]

@@ -158,6 +158,7 @@ def test_damaged_json_is_refused_in_one_line(folder, name, content):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "config.json"])
 @pytest.mark.parametrize(
     "content",
@@ -257,6 +258,7 @@ def test_a_file_that_would_end_the_process_is_refused(tmp_path, name):
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.some(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="no bounds on memory")
 @pytest.mark.parametrize("name", AT_USE)
 def test_an_encoding_has_limits_and_the_next_text_is_encoded(tmp_path, name):
@@ -267,6 +269,7 @@ def test_an_encoding_has_limits_and_the_next_text_is_encoded(tmp_path, name):
     assert tokenizer.encode("hell") == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_long_texts_of_sound_files_are_within_the_limits(tmp_path, n):
     tokenizer = from_json(written(tmp_path))
@@ -274,6 +277,7 @@ def test_long_texts_of_sound_files_are_within_the_limits(tmp_path, n):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="no bounds on memory")
 def test_memory_that_earlier_texts_have_left_is_not_counted(tmp_path, monkeypatch):
     tokenizer = from_json(written(tmp_path))

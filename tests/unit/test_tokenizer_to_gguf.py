@@ -49,6 +49,7 @@ def test_a_token_that_nothing_makes_by_either_rule_is_let_be():
     assert scores("here", ["a", "b", "<xy>", "ab"], range(4), [("a", "b")]) == [-1.0, -1.0, -1.0, 0.0]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=25), st.lists(st.text("abc▁"), min_size=5))
 def test_scores_cut_every_text_as_the_merges_do(picks: list[tuple[int, int]], texts: list[str]):
     """Vocabularies at random: either refused, or the same tokens from SPM as from BPE."""
@@ -133,6 +134,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_would_make_other_ids_is_refused(tmp_path: Path, what: str):
     folder, change = REFUSED[what]

@@ -100,6 +100,7 @@ def examples(name, i):
         yield f"Before é.\n\n{form.write(calls[:1])}\nAfter. ", calls[:1]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("name", "i"), FORMS)
 def test_a_format_reads_what_it_writes(name, i):
     for text, calls in examples(name, i):
@@ -110,6 +111,7 @@ def test_a_format_reads_what_it_writes(name, i):
         assert said == ("Before é.After. " if "Before" in text else None)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("name", "i"), FORMS)
 def test_the_events_do_not_depend_on_how_the_text_is_cut(name, i):
     draw = random.Random(1)

@@ -1,9 +1,9 @@
 """The pool of worker threads, which wait for jobs in compiled code. `jobs.py` defines jobs.
 
-Worker threads poll for chunks for a millisecond after their last chunk, or after the last of several jobs that follow
-each other, because waking a parked thread costs more than a small job. Then they park until a job is submitted. The
-submitting thread wakes parked threads but does not wait for them: it may finish the job before they run. Threads that
-poll for longer than a chunk takes sleep between polls, so that other processes get the core.
+Worker threads poll for chunks for a millisecond after their last chunk, because waking a parked thread costs more than
+a small job. Then they park until a job is submitted. While more jobs are announced (ON), they poll on. The submitting
+thread wakes parked threads but does not wait for them: it may finish the job before they run. Threads that have polled
+for longer than one chunk lasts begin to sleep between polls, so that other processes get the core.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Shared:
         return polls / least
 
     def park(self, me: int) -> None:
-        """Block until the next call of `wake`. Return at once while ON is set, because `wake` is not called then."""
+        """Block until the next call of `wake`. While ON is set, more jobs follow without `wake`: return at once."""
         # Before the check of ON, so that a thread that submits a job after the check wakes this one.
         self.parked.add(me)
         if not self.control[ON]:

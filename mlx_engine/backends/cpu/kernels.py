@@ -23,8 +23,8 @@ WIDTH = 22
 def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) -> Library | None:
     """Return the kernels. If they cannot be compiled or loaded on this machine, warn and return None.
 
-    The kernels in `needs` (see `Settings`), and with `fixed` the fixed-point products, are compiled at the same time as
-    the kernels that every model needs.
+    The kernels in `needs` (see `backends.Settings`), and with `fixed` the fixed-point products, are compiled at the
+    same time as the kernels that every model needs.
     """
     try:
         from mlx_engine.kernels.cpu.build import library
@@ -71,7 +71,7 @@ def load_formats(library: Library, formats: Collection[str], *, fixed: bool = Fa
 
 
 def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
-    """Return the names of the kernel modules for these formats. float32 is among the formats, but has no panels."""
+    """Return the names of the kernel modules for these formats; a format float32 has no module for fixed point."""
     from mlx_engine.kernels.cpu.build.library import FIXED, FIXED_END
 
     names = sorted(formats)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_engine.backends.profiled import profiled
+from mlx_engine.backends.observed import profiled
 from mlx_engine.bench.cells import TimedTest
 from mlx_engine.bench.samples import Test
 from mlx_engine.engine import Engine

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from mlx_engine.backends import EXACT, types_of
 from mlx_engine.backends.costs import nbytes_of, shape_of
+from mlx_engine.backends.observed import role_of
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.backends.profiled import role_of
 from mlx_engine.bench.bottlenecks.analysis import (
     Clock,
     Round,
@@ -40,8 +40,8 @@ from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load, open_source
 from mlx_engine.loop.memory import linears
 from mlx_engine.options import OFF
-from mlx_engine.weights.allowed import open_model
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion
+from mlx_engine.weights.model import open_model
 
 # More bits per weight than any block format has: weights with more bits are floats.
 MOST_BITS = 12

@@ -1,8 +1,11 @@
-"""InternLM2 and InternLM2.5.
+"""InternLM2, InternLM2.5 and InternLM3.
 
 Paper: "InternLM2 Technical Report", arXiv 2403.17297. Reference: mlx-lm, models/internlm2. The layers are Llama's;
 folders have queries, keys and values in one matrix: the rows of the query heads that share a key head, the rows of this
 key head, those of its value head, and so on.
+
+Reference of InternLM3: Hugging Face transformers, models/internlm3. The tensors are Llama's; settings have other names.
+GGUF files have the architecture "llama".
 """
 
 from __future__ import annotations
@@ -11,14 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlx_engine.config.declared import Expected, said
+from mlx_engine.config.declared import Expected, halves, per_head, said, whole
 from mlx_engine.config.rope import Rotation, rotation
+from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
+from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Table
-
-ARCHITECTURES = ("internlm2",)
-GGUF_ARCHITECTURE = "internlm2"
 
 
 @dataclass(frozen=True)
@@ -59,3 +61,33 @@ def tensors(config: Any) -> Table:
 
 Model = standard.Model
 plan = standard.plan(Config, tensors)
+
+
+def equal_biases(s: Settings, key: str, config: Any) -> None:
+    """Check that both settings of biases agree: transformers and GGUF files know one for attention."""
+    if config.mlp_bias != config.attention_bias:
+        raise s.error("bias", f"{config.attention_bias}, as qkv_bias", config.mlp_bias)
+
+
+@dataclass(frozen=True)
+class V3Config(llama.Config):
+    """Llama's sizes."""
+
+    head_dim: int = whole(
+        ("attention.key_length", per_head), ("head_dim", lambda known: 128),
+        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
+    )  # fmt: skip
+    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
+    attention_bias: bool = said(("qkv_bias", False))
+    mlp_bias: bool = said(("bias", False))
+
+    expected = Expected(gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu", "bias": equal_biases})
+
+
+v3_plan = standard.plan(
+    V3Config, llama.TENSORS | llama.PERMUTED, aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}
+)
+ARCHITECTURES = (
+    Architecture("InternLM2 and InternLM2.5", ("internlm2",), "internlm2", Config, Model, plan),
+    Architecture("InternLM3", ("internlm3",), "llama", V3Config, Model, v3_plan),
+)

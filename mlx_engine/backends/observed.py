@@ -1,0 +1,175 @@
+"""Copies of a backend that report what it computes, made on demand, so that other runs have no overhead.
+
+`profiled` times and counts each operation and, at the trace level, logs it. Taps get each intermediate value of a
+forward pass: `tapped` replaces fused blocks by their composed forms, whose results may differ in the last bits.
+`observed` runs both: the composed form for the callback, and the backend's own block for the result of the pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from logging import DEBUG
+from typing import Any, TypeVar, cast
+
+from mlx_engine.backends.base import Backend, OpByOp
+from mlx_engine.backends.batch import KVView
+from mlx_engine.backends.costs import arrays_of, cost_of, flattened, shape_of
+from mlx_engine.backends.parameters import Array, HeadNorms, Linear, Norm, RMSNorm
+from mlx_engine.backends.primitives import OPERATIONS
+from mlx_engine.observe.log import LOGGER, TRACE, event
+from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
+
+B = TypeVar("B", bound=Backend)
+
+PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"], *OPERATIONS["exchange"])
+# The time of a composed block excludes its primitives, which are timed separately; a fused block is timed as a whole.
+BLOCKS = tuple(OPERATIONS["block"])
+
+LAYER = re.compile(r"blk\.(\d+)\.(.*)")
+
+
+def with_methods(backend: B, prefix: str, methods: Mapping[str, Any]) -> B:
+    """Return a copy of `backend` with other methods; it shares the original's arrays.
+
+    Its class is derived from the original's, and its name is that of the original's after the prefix.
+    """
+    copied, kind = copy.copy(backend), type(backend)
+    copied.__class__ = type(f"{prefix}{kind.__name__}", (kind,), dict(methods))
+    return copied
+
+
+def profiled(backend: Backend, profiler: Profiler) -> Backend:
+    """Return a copy of `backend` whose operations report to `profiler`; it shares the original's arrays."""
+    timed = {name: _timed(name, _method(backend, name), profiler) for name in PRIMITIVES + BLOCKS}
+    # A compiled program would get a single time, so the layers run op by op.
+    timed["compile"] = lambda copied, layers, width: OpByOp(copied, layers)
+    copied = with_methods(backend, "Profiled", timed)
+    for name in PRIMITIVES + BLOCKS:
+        vars(copied).pop(name, None)  # it would hide the method
+    copied.profiler = profiler
+    return copied
+
+
+def _method(backend: Backend, name: str) -> Callable[..., Any]:
+    """Return the instance attribute `name` if there is one, which hides the method; else the method."""
+    own = vars(backend).get(name)
+    return getattr(type(backend), name) if own is None else lambda self, *args, **kwargs: own(*args, **kwargs)
+
+
+def watched(backend: Backend) -> Backend:
+    """Return `backend`, or a profiled copy if the log level includes events of passes or operations."""
+    return profiled(backend, Profiler()) if LOGGER.isEnabledFor(DEBUG) else backend
+
+
+def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callable[..., Any]:
+    def run(self: Backend, *args: Any, **kwargs: Any) -> Any:
+        with profiler.span(name, *_place(args)) as span:
+            result = method(self, *args, **kwargs)
+            self.wait(result)
+        with profiler.unnoticed():
+            profiler.record(span, cost_of(name, args, result))
+            # The cost of a composed block has already been counted by its primitives.
+            composed = name in BLOCKS and span.cost == Cost()
+            span.role = name if composed else _role(name, args)
+            if LOGGER.isEnabledFor(TRACE) and not composed:
+                _log(span, args)
+        return result
+
+    return run
+
+
+def _log(span: Span, args: tuple[Any, ...]) -> None:
+    shapes = " ".join("x".join(map(str, shape_of(array))) for array in arrays_of(args))
+    speed = {"gflops": rate(span.cost.flops, span.own), "gbs": rate(span.cost.nbytes, span.own)}
+    event(TRACE, "operation", op=span.op, layer=span.layer, shapes=shapes, ms=span.own * 1e3, **speed)
+
+
+def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
+    """Return the layer index in the first parameter's name, and the rest of the name."""
+    for arg in flattened(args):
+        found = LAYER.match(getattr(arg, "name", ""))
+        if found:
+            return int(found[1]), found[2]
+    return None, ""
+
+
+def _role(name: str, args: tuple[Any, ...]) -> str:
+    """Return an operation's role: its linear layers ("attn_q+k+v", "ffn_down", "head"), or its own name."""
+    linears = [arg for arg in flattened(args) if isinstance(arg, Linear)]
+    if linears:
+        return role_of(linears)
+    if name == "attention" and cast(KVView, args[1]).window:
+        return "attention, window"
+    return "embedding" if name == "embed" else name
+
+
+def role_of(linears: Sequence[Linear]) -> str:
+    """Return the joint role of linear layers with the same input, as "attn_q+k+v"."""
+    names = [LAYER.match(linear.name) for linear in linears]
+    stems = [found[2] if found else "head" for found in names]
+    shared = stems[0][: stems[0].rfind("_") + 1]
+    return "+".join([stems[0], *(stem.removeprefix(shared) for stem in stems[1:])])
+
+
+# The methods that note intermediate values; fused blocks and compiled programs do not.
+COMPOSED = (*OPERATIONS["block"], *OPERATIONS["dispatch"], "note", "compile")
+
+
+def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
+    """Return a copy of `backend` that calls `tap(name, array)` for every named intermediate value.
+
+    Names are the GGUF stem of the norm or linear layer that computed the value ("blk.0.attn_norm", "blk.0.ffn_gate"),
+    and the names that models pass to `note` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The copy shares the
+    original's arrays.
+    """
+    copied = with_methods(backend, "Tapped", {name: getattr(Backend, name) for name in COMPOSED})
+    copied.tap = tap
+    return copied
+
+
+def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
+    """Return a copy of `backend` that calls `tap` as `tapped` does, and whose results have the bits of `backend`.
+
+    The composed forms use the backend's own norms and products, and their inputs are results of its fused blocks. So
+    their values are bit-identical to the values inside the fused blocks. There are two exceptions with compiled
+    kernels: inside experts and linear attention, NumPy computes the activations.
+    """
+    blocks = {name: _twice(getattr(Backend, name), getattr(backend, name)) for name in OPERATIONS["block"]}
+
+    def norm(self: Backend, x: Array, norm: Norm | None) -> Array:
+        return x if norm is None else self.note(norm.name, backend.norm(x, norm))
+
+    def norm_rope(self: Backend, x: Array, head_dim: int, norm: RMSNorm, *rotation: Any) -> Array:
+        _note_heads(self, backend, x, head_dim, norm)
+        return backend.norm_rope(x, head_dim, norm, *rotation)
+
+    def head_norm_rope(
+        self: Backend, q: Array, k: Array, v: Array, head_dim: int, norms: HeadNorms, *rotation: Any
+    ) -> tuple[Array, Array, Array]:
+        for x, of_heads in zip((q, k), norms or (), strict=False):
+            _note_heads(self, backend, x, head_dim, of_heads)
+        return backend.head_norm_rope(q, k, v, head_dim, norms, *rotation)
+
+    own = {"norm": norm, "norm_rope": norm_rope, "head_norm_rope": head_norm_rope}
+    own |= {"note": Backend.note, "compile": Backend.compile}
+    copied = with_methods(backend, "Observed", blocks | own)
+    copied.tap = tap
+    return copied
+
+
+def _note_heads(observed: Backend, own: Backend, x: Array, head_dim: int, norm: RMSNorm) -> None:
+    """Note x (T, N) after the norm of its heads, by calling the block that norms and rotates heads without rotation."""
+    rows: Any = x
+    observed.note(norm.name, own.norm_rope(x, head_dim, norm, None, [0] * len(rows)))
+
+
+def _twice(composed: Callable[..., Any], fused: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a block that runs the composed form for its taps, and returns the result of the fused form."""
+
+    def block(self: Backend, *args: Any, **kwargs: Any) -> Any:
+        composed(self, *args, **kwargs)
+        return fused(*args, **kwargs)
+
+    return block
