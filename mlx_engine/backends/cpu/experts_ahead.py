@@ -96,22 +96,20 @@ def _matrices(block: ExpertBlock, expert: int) -> list[tuple[int, int]]:
 
 def _read(source: int, mixtures: list[list[list[tuple[int, int]]]], marked: set[int], system: ctypes.CDLL) -> None:
     """Read the noted experts until the pipe is closed; mark those of `marked` mixtures that are in memory as used."""
-
-    def has_news() -> bool:
-        return bool(select.select([source], [], [], 0)[0])
-
+    news = select.poll()  # `select.select` takes no descriptor above 1023
+    news.register(source, select.POLLIN)
     while notes := os.read(source, _NOTE_BYTES * 16):
         # Earlier notes are of layers that have been computed meanwhile.
         for number, is_guess, *bits in np.frombuffer(notes, np.int64).reshape(-1, layout.NOTE_WIDTH)[-2:]:
             experts = np.unpackbits(np.array(bits).view(np.uint8), bitorder="little").nonzero()[0]
             complete = []
             for at, nbytes in (matrix for expert in experts for matrix in mixtures[number][expert]):
-                if is_guess and has_news():  # such as the choices
+                if is_guess and news.poll(0):  # such as the choices
                     break
                 if not _read_missing(at, nbytes, system):
                     complete.append((at, nbytes))
             for at, nbytes in complete if number in marked and not is_guess else ():
-                if has_news():
+                if news.poll(0):
                     break
                 system.madvise(at, nbytes, MADV_POPULATE_READ)
     os.close(source)
