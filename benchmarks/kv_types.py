@@ -2,9 +2,11 @@
 
     python -m benchmarks.kv_types --python PATH        appends to benchmarks/results/kv_types.jsonl
     python -m benchmarks.kv_types --python PATH --depths 4096 --rounds 3 --out new.jsonl
+    python -m benchmarks.kv_types --no-peers --depths 16384
 
 PATH is a Python that has llama-cpp-python. Our keys and values are filled with numbers and not computed, which does not
-change the time of decode. All contestants of a depth run once per round.
+change the time of decode. llama.cpp computes them: after 16,384 tokens it takes several minutes before its first run,
+and `--no-peers` leaves it out. All contestants of a depth run once per round.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ def main() -> None:
     """Measure each depth."""
     parser = argparse.ArgumentParser(prog="benchmarks.kv_types", description=__doc__.splitlines()[0])
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has llama-cpp-python")
+    parser.add_argument("--no-peers", action="store_true", help="leave llama.cpp out")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--depths", type=int, nargs="+", default=(4096, 16384))
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
@@ -39,7 +42,7 @@ def main() -> None:
     peers = tuple(Contestant(LLAMA, {"flash_attention": uses}, threads=cores) for uses in (True, False))
     compiled_for = os.environ.get("NUMBA_CPU_NAME", "this processor")
     for depth in options.depths:
-        contest = Contest(Test(n_gen=64, depth=depth), (*ours, *peers), options.rounds)
+        contest = Contest(Test(n_gen=64, depth=depth), ours if options.no_peers else (*ours, *peers), options.rounds)
         rows = []
         for entry in play(contest, path, interpreters({LLAMA: options.python})):
             print(report_line(contest, entry))

@@ -117,7 +117,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "kv_types": ("Types of keys and values", sections.kv_types),
     "prefix_disk": ("The first token after a restart", sections.prefix_disk),
     "experts": ("Experts that do not fit into memory", sections.experts),
-    "states": ("A model with states, compared with llama.cpp", sections.states),
+    "states": ("Models with states or latents, compared with llama.cpp", sections.states),
     "sweep": ("The ladder", sweeps),
     "speculation": ("Proposed tokens, compared with llama.cpp's lookup", sections.speculation),
     "rows": ("Several rows in one pass", sections.rows_in_one_pass),

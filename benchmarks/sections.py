@@ -443,16 +443,23 @@ def experts(rows: Sequence[Row]) -> str:
 
 STATES_INTRO = """\
 Both engines are interleaved; a rate is the median over the rounds, then the slowest and the fastest. Factors
-are medians over rounds, over llama.cpp. The bytes are those of this engine's cache at the end of the test: the state
-has the same size at every depth, and only the keys and values of the layers with attention grow."""
+are medians over rounds, over the fastest measured setting of llama.cpp. The bytes are those of this engine's cache at
+the end of the test: the state has the same size at every depth, and only keys and values, or latents, grow."""
 
 
 def states(rows: Sequence[Row]) -> str:
-    """Return the newest measurement as text."""
-    rows = [row for row in rows if row["time"] == rows[-1]["time"]]
+    """Return the newest measurement of each model as text."""
+    newest = {row["model_name"]: row["time"] for row in rows}
+    tables = [states_of([row for row in rows if (row["model_name"], row["time"]) == one]) for one in newest.items()]
+    return "\n\n".join([STATES_INTRO, *tables]) + "\n"
+
+
+def states_of(rows: Sequence[Row]) -> str:
+    """Return the measurement of one model as text."""
     lines = []
     for name in dict.fromkeys(row["what"] for row in rows):
-        ours, theirs = (next(r for r in rows if r["what"] == name and r["engine"] == one) for one in (OURS, LLAMA))
+        ours, *others = (row for row in rows if row["what"] == name)
+        theirs = min(others, key=lambda row: statistics.median(row["seconds"]))
         factors = [b / a for a, b in zip(ours["seconds"], theirs["seconds"], strict=True)]
         cache = ours["cache"]
         lines.append([
@@ -460,7 +467,7 @@ def states(rows: Sequence[Row]) -> str:
             figure(cache["state_bytes"] / 1e6), figure(cache["kv_bytes"] / 1e6),
         ])  # fmt: skip
     head = ["test", "tokens/s", LLAMA, "factor", "state, MB", "keys and values, MB"]
-    return "\n\n".join([f"{model(rows[0])}.", source(rows[0]), STATES_INTRO, table(head, lines, n_words=1)]) + "\n"
+    return "\n\n".join([f"{model(rows[0])}.", source(rows[0]), table(head, lines, n_words=1)])
 
 
 def test_rate(row: Row) -> str:

@@ -1,10 +1,13 @@
-"""Compare a model whose layers have states with llama.cpp: rates at several depths, and the bytes of the state.
+"""Compare models whose layers have states or latents with llama.cpp: rates at several depths, and bytes of the cache.
 
     python -m benchmarks.states --python PATH      appends to benchmarks/results/states.jsonl
     python -m benchmarks.states --python PATH --model FILE.gguf --depths 0 --rounds 3 --out new.jsonl
+    python -m benchmarks.states --python PATH --model shape:deepseek-v2-lite-4 --depths 4096 --tests tg
+    python -m benchmarks.states --python PATH --model shape:nemotron-h-4 --depths 4096 --tests tg
 
-PATH is a Python that has llama-cpp-python. Each engine has one process. A state cannot be rewound, so before each test
-both engines compute the context again, which is not timed. The engines are interleaved.
+PATH is a Python that has llama-cpp-python; it runs with and without flash attention, and the faster setting counts.
+Each engine has one process. A state cannot be rewound, so before each test both engines compute the context again,
+which is not timed. The engines are interleaved.
 """
 
 from __future__ import annotations
@@ -30,27 +33,33 @@ RESULTS = Path(__file__).parent / "results" / "states.jsonl"
 MODEL = "shape:qwen3.5-0.8b"
 DEPTHS, ROUNDS, N_PROMPT, N_GEN = (0, 4096), 5, 512, 32
 WARM = Test(n_prompt=64, n_gen=4)
+TESTS = ("tg", "pp")
 
 
 def main() -> None:
     """Measure, and print a line per test and depth."""
     parser = argparse.ArgumentParser(prog="benchmarks.states", description="Measure a model with states.")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has llama-cpp-python")
-    parser.add_argument("--model", default=MODEL, help=f"a GGUF file, or {MODEL}")
+    parser.add_argument("--model", default=MODEL, help=f"a GGUF file, or a shape such as {MODEL}")
+    parser.add_argument("--tests", default=",".join(TESTS), help="tg generates tokens, pp reads a prompt")
     parser.add_argument("--depths", default=",".join(map(str, DEPTHS)), help="tokens before the measured ones")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
     options = parser.parse_args()
     log = Log("states", options.out)
     depths = [int(depth) for depth in options.depths.split(",")]
-    for row in rows(resolve(options.model), options.python, depths, options.rounds):
+    tests = options.tests.split(",")
+    if unknown := set(tests) - set(TESTS):
+        parser.error(f"--tests: expected names among {', '.join(TESTS)}, found {', '.join(sorted(unknown))}")
+    for row in rows(resolve(options.model), options.python, depths, options.rounds, tests):
         log.append(row)
 
 
-def rows(path: Path, python: str, depths: Sequence[int], rounds: int) -> Iterator[Row]:
-    """Yield a row per test and engine."""
+def rows(path: Path, python: str, depths: Sequence[int], rounds: int, tests: Sequence[str] = TESTS) -> Iterator[Row]:
+    """Yield a row per test and contestant."""
     facts, context = describe(open_checkpoint(path)), max(depths) + N_PROMPT + SPARE
-    contestants = (Contestant(OURS, {"backend": "parallel"}), Contestant(LLAMA, threads=usable_cores()))
+    theirs = [Contestant(LLAMA, {"flash_attention": uses}, threads=usable_cores()) for uses in (True, False)]
+    contestants = (Contestant(OURS, {"backend": "parallel"}), *theirs)
     with ExitStack() as stack:
         processes = [
             stack.enter_context(
@@ -65,7 +74,8 @@ def rows(path: Path, python: str, depths: Sequence[int], rounds: int) -> Iterato
         for contestant, process in pairs:
             timed(process, contestant, WARM)
         for depth in depths:
-            for test in (Test(n_gen=N_GEN, depth=depth), Test(n_prompt=N_PROMPT, depth=depth)):
+            of_depth = {"tg": Test(n_gen=N_GEN, depth=depth), "pp": Test(n_prompt=N_PROMPT, depth=depth)}
+            for test in (of_depth[name] for name in tests):
                 done = [[timed(process, one, test) for one, process in pairs] for _ in range(rounds)]
                 print(line(test, done), flush=True)
                 for i, one in enumerate(contestants):
@@ -83,8 +93,9 @@ def timed(process: Process, contestant: Contestant, test: Test) -> dict[str, Any
 
 
 def line(test: Test, done: Sequence[Sequence[dict[str, Any]]]) -> str:
-    """Return rates of both engines, the median factor over rounds, and the bytes of our cache."""
-    ours, theirs = ([found[i]["seconds"] for found in done] for i in (0, 1))
+    """Return rates of this engine and of llama.cpp's faster setting, the median factor, and the bytes of our cache."""
+    ours, *others = ([found[i]["seconds"] for found in done] for i in range(len(done[0])))
+    theirs = min(others, key=statistics.median)
     rates = [test.n_tokens / statistics.median(seconds) for seconds in (ours, theirs)]
     factor = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
     cache = done[0][0]["cache"]

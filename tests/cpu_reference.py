@@ -118,7 +118,7 @@ def attend(
     key, own = np.arange(n_keys), np.arange(n_keys - n_tokens, n_keys)[:, None]
     hidden = key > own
     if window:
-        hidden |= key <= own - window
+        hidden |= key <= own - window if window > 0 else key < own - own % -window
     for h in range(n_heads):
         keys, values = kv[:, h // group]
         scores = scale * (q[:, h] @ keys.T)

@@ -18,7 +18,7 @@ from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.cache import SequenceInput
-from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheSize
+from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheSize, KVLayer
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.loop.forward import forward, forward_logits
 from mlx_engine.loop.sampler import Sampler
@@ -92,6 +92,25 @@ class Ours(Peer):
             self._backend.wait(self._kv.pool.stores.arrays)
         rest = (len(ids) - 1) // LONGEST_PASS * LONGEST_PASS
         return self._sampler(forward_logits(self._model, SequenceInput(ids[rest:], self._kv)))
+
+    def fill(self, ids: Sequence[int]) -> None:
+        """Write random numbers as keys and values, which takes seconds; read the ids if a layer keeps anything else."""
+        layers, n, stores = self._model.kv_layers, len(ids), self._kv.pool.stores.layers
+        first = layers[0]
+        if (
+            not isinstance(first, KVLayer)
+            or (first.window, first.n_arrays, first.state) != (None, 2, None)
+            or layers.count(first) < len(layers)
+        ):
+            self.read(ids)
+            return
+        self._kv.begin(n)
+        slots, draws = self._kv.slots(0, 0, n), np.random.default_rng(0)
+        shape = 2, n, first.n_kv_heads, first.head_dim
+        k, v = map(self._backend.array, draws.standard_normal(shape, dtype=np.float32))
+        for i, store in enumerate(stores):
+            stores[i] = self._backend.kv_write(store, slots, k, v)
+        self._kv.commit(n)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Return the logits of the public API."""

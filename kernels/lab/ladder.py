@@ -12,7 +12,7 @@ import numpy as np
 
 from ..launch import ExecutorName, Launch, planned
 from ..metal.arguments import word
-from ..metal.attention import WIDEST_HEAD, attention
+from ..metal.attention import attention, fits
 from ..metal.cases import affine, matrix, numbers, paged, stored
 from ..metal.formats import Q8_0Matrix
 from ..metal.layout import AffineMatrix
@@ -129,7 +129,7 @@ def climb_attention(*, n_heads: int, n_kv_heads: int, head_dim: int, executor: E
         mx.eval(q, k, v)
         call = partial(mx.fast.scaled_dot_product_attention, q, k, v, scale=head_dim**-0.5, mask="causal")
         yield shape | {"kernel": ATTENTION, "activations": word(dtype), "seconds": seconds_per_call([call] * 8)}
-    if head_dim % 8 == 0 and head_dim <= WIDEST_HEAD:
+    if fits(head_dim):
         given = paged(rng, (n_heads, n_kv_heads, head_dim), T, [T], [list(range(T))])
         call = partial(attention, *given, page=T, window=0, scale=head_dim**-0.5)
         yield shape | {"kernel": "attention", "activations": "float32", "seconds": seconds_per_call([call] * 8)}

@@ -1,92 +1,94 @@
 // Softmax attention over pages of keys and values. A threadgroup has a row and HEADS query heads that share a KV head.
 // H query heads, G KV heads of E elements, which take ROW elements of the store; PAGE positions per page; WINDOW: the
-// number of latest positions that a row attends to, 0 for all. SOFTCAP: scores are scale[0] tanh(scale[1] score).
-// SINKS: one more score for each query head, without a value. attention.py defines the order of summation; each
-// SIMD-group sums one chain of blocks of 32 keys.
+// number of latest positions that a row attends to, 0 for all, -C for its chunk of C positions. SOFTCAP: scores are scale[0] tanh(scale[1] score).
+// SINKS: one more score for each query head, without a value. A store of one array has keys that are also the values.
+// attention.py defines the order of summation; each SIMD-group sums one chain of blocks of 32 keys.
   threadgroup float totals[CHAINS * HEADS * E];
   threadgroup float weights[CHAINS * HEADS * 2];
   const int lane = int(thread_index_in_simdgroup);
   const int chain = int(simdgroup_index_in_threadgroup);
-  // Eight lanes share a key, and a SIMD-group processes four keys at a time.
-  const int part = lane % 8;
-  const int stream = lane / 8;
+  // PARTS lanes (8 or 16) share a key, and a SIMD-group processes 32 / PARTS keys at a time.
+  const int part = lane % PARTS;
+  const int stream = lane / PARTS;
   const int head0 = int(threadgroup_position_in_grid.x) % (H / HEADS) * HEADS;
   const int row = int(threadgroup_position_in_grid.x) / (H / HEADS);
   const int kv = head0 / (H / G);
   const int last = position[row];
-  const int first = WINDOW > 0 ? max(0, last + 1 - WINDOW) : 0;
+  const int chunk = WINDOW < 0 ? -WINDOW : 1;
+  const int first = WINDOW > 0 ? max(0, last + 1 - WINDOW) : WINDOW < 0 ? last - last % chunk : 0;
   const int table = owner[row] * pages_shape[1];
   const size_t slots = size_t(store_shape[2]);
   // `load_head` converts every type of store to float.
   const auto keys = store + size_t(kv) * slots * ROW;
-  const auto values = keys + G * slots * ROW;
+  const auto values = keys + size_t(store_shape[0] - 1) * G * slots * ROW;
 
-  float queries[HEADS * E / 8], sums[HEADS * E / 8], largest[HEADS], weight[HEADS];
+  float queries[HEADS * E / PARTS], sums[HEADS * E / PARTS], largest[HEADS], weight[HEADS];
   UNROLL for (int h = 0; h < HEADS; h++) {
-    load_head<E>(queries + h * E / 8, q + (size_t(row) * H + head0 + h) * E, part);
-    UNROLL for (int i = 0; i < E / 8; i++) sums[h * E / 8 + i] = 0.0f;
+    load_head<E, PARTS>(queries + h * E / PARTS, q + (size_t(row) * H + head0 + h) * E, part);
+    UNROLL for (int i = 0; i < E / PARTS; i++) sums[h * E / PARTS + i] = 0.0f;
     largest[h] = -3.0e38f;
     weight[h] = 0.0f;
   }
 
   // The first visible block of this chain.
   for (int block = first / 32 + (chain + CHAINS - first / 32 % CHAINS) % CHAINS; block * 32 <= last; block += CHAINS) {
-    int slot[8];
-    float scores[HEADS * 8];
-    UNROLL for (int j = 0; j < 8; j++) {
+    int slot[PARTS];
+    float scores[HEADS * PARTS];
+    UNROLL for (int j = 0; j < PARTS; j++) {
       // Masked keys are not read, because their slots may be unwritten.
-      const int p = min(max(block * 32 + j * 4 + stream, first), last);
+      const int p = min(max(block * 32 + j * (32 / PARTS) + stream, first), last);
       slot[j] = pages[table + p / PAGE] + p % PAGE;
     }
-    UNROLL for (int j = 0; j < 8; j++) {
-      const int p = block * 32 + j * 4 + stream;
-      float key[E / 8];
-      load_head<E>(key, keys + size_t(slot[j]) * ROW, part);
+    UNROLL for (int j = 0; j < PARTS; j++) {
+      const int p = block * 32 + j * (32 / PARTS) + stream;
+      float key[E / PARTS];
+      load_head<E, PARTS>(key, keys + size_t(slot[j]) * ROW, part);
       UNROLL for (int h = 0; h < HEADS; h++) {
         float score = 0.0f;
-        UNROLL for (int i = 0; i < E / 8; i++) score = fma(queries[h * E / 8 + i], key[i], score);
+        UNROLL for (int i = 0; i < E / PARTS; i++) score = fma(queries[h * E / PARTS + i], key[i], score);
         score = add_streams(score);
+        if (PARTS == 16) score = score + simd_shuffle_xor(score, ushort(8));
         if (SOFTCAP) score = metal::precise::tanh(score * scale[1]);
         score = score * scale[0];
         // The score of a masked key is so low that its weight is 0, but finite: infinity minus infinity is NaN.
-        scores[h * 8 + j] = p >= first && p <= last ? score : -3.0e38f;
+        scores[h * PARTS + j] = p >= first && p <= last ? score : -3.0e38f;
       }
     }
     UNROLL for (int h = 0; h < HEADS; h++) {
-      float found = scores[h * 8];
-      UNROLL for (int j = 1; j < 8; j++) found = max(found, scores[h * 8 + j]);
+      float found = scores[h * PARTS];
+      UNROLL for (int j = 1; j < PARTS; j++) found = max(found, scores[h * PARTS + j]);
       const float now = max(largest[h], simd_max(found));
       const float before = metal::precise::exp2(largest[h] - now);
       largest[h] = now;
       float more = 0.0f;
-      UNROLL for (int i = 0; i < E / 8; i++) sums[h * E / 8 + i] = sums[h * E / 8 + i] * before;
-      UNROLL for (int j = 0; j < 8; j++) {
-        scores[h * 8 + j] = metal::precise::exp2(scores[h * 8 + j] - now);
-        more = more + scores[h * 8 + j];
+      UNROLL for (int i = 0; i < E / PARTS; i++) sums[h * E / PARTS + i] = sums[h * E / PARTS + i] * before;
+      UNROLL for (int j = 0; j < PARTS; j++) {
+        scores[h * PARTS + j] = metal::precise::exp2(scores[h * PARTS + j] - now);
+        more = more + scores[h * PARTS + j];
       }
       weight[h] = fma(weight[h], before, more);
     }
-    UNROLL for (int j = 0; j < 8; j++) {
-      float value[E / 8];
-      load_head<E>(value, values + size_t(slot[j]) * ROW, part);
+    UNROLL for (int j = 0; j < PARTS; j++) {
+      float value[E / PARTS];
+      load_head<E, PARTS>(value, values + size_t(slot[j]) * ROW, part);
       UNROLL for (int h = 0; h < HEADS; h++) {
-        UNROLL for (int i = 0; i < E / 8; i++) {
-          sums[h * E / 8 + i] = fma(scores[h * 8 + j], value[i], sums[h * E / 8 + i]);
+        UNROLL for (int i = 0; i < E / PARTS; i++) {
+          sums[h * E / PARTS + i] = fma(scores[h * PARTS + j], value[i], sums[h * E / PARTS + i]);
         }
       }
     }
   }
 
-  // Add the four streams of a chain.
+  // Add the streams of a chain.
   UNROLL for (int h = 0; h < HEADS; h++) {
-    weight[h] = weight[h] + simd_shuffle_xor(weight[h], ushort(8));
+    if (PARTS == 8) weight[h] = weight[h] + simd_shuffle_xor(weight[h], ushort(8));
     weight[h] = weight[h] + simd_shuffle_xor(weight[h], ushort(16));
-    UNROLL for (int i = 0; i < E / 8; i++) {
-      float sum = sums[h * E / 8 + i];
-      sum = sum + simd_shuffle_xor(sum, ushort(8));
-      sums[h * E / 8 + i] = sum + simd_shuffle_xor(sum, ushort(16));
+    UNROLL for (int i = 0; i < E / PARTS; i++) {
+      float sum = sums[h * E / PARTS + i];
+      if (PARTS == 8) sum = sum + simd_shuffle_xor(sum, ushort(8));
+      sums[h * E / PARTS + i] = sum + simd_shuffle_xor(sum, ushort(16));
     }
-    if (stream == 0) put_head<E>(totals + (chain * HEADS + h) * E, sums + h * E / 8, part);
+    if (stream == 0) put_head<E, PARTS>(totals + (chain * HEADS + h) * E, sums + h * E / PARTS, part);
     if (lane == 0) {
       weights[(chain * HEADS + h) * 2] = largest[h];
       weights[(chain * HEADS + h) * 2 + 1] = weight[h];

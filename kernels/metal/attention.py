@@ -5,11 +5,12 @@ depend only on its queries and on the keys that it attends to, in the order of t
 the numbers of rows and sequences of a launch, or on the size and place of pages:
 
     Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8, and key k of a block to its
-    stream k % 4. A score is a dot product times the scale: each of eight parts of a head is summed sequentially, and
-    the parts are added as a tree. The weight of a key is 2 to the power of its score minus the largest score so far of
-    its chain. A chain sums its blocks sequentially, and a stream its keys; if a block has a larger score, the sums are
-    first scaled to it. The four streams of a chain are added as a tree, and the chains in their order, scaled to the
-    largest score. The weight of a sink is added to the divisor last.
+    stream k % 4, or k % 2 for heads wider than 256. A score is a dot product times the scale: each of eight parts of a
+    head, or 16 parts of a wider one, is summed sequentially, and the parts are added as a tree. The weight of a key is
+    2 to the power of its score minus the largest score so far of its chain. A chain sums its blocks sequentially, and a
+    stream its keys; if a block has a larger score, the sums are first scaled to it. The streams of a chain are added as
+    a tree, and the chains in their order, scaled to the largest score. The weight of a sink is added to the divisor
+    last.
 
 A masked key is skipped: its weight is 0, which changes no bit. The running sum is rescaled as in Milakov and Gimelshein
 ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
@@ -33,7 +34,14 @@ CHAINS = 8
 # The most elements of the heads of a threadgroup; a head narrower than 64 counts as 64. With more heads, keys are read
 # less often; with fewer heads, registers suffice.
 MOST_NUMBERS = 256
-WIDEST_HEAD = 256
+# A head of at most NARROW elements has eight parts, a wider one 16, so that its queries and sums fit into registers.
+# The sums of the widest head take 18 KiB of threadgroup memory, of 32.
+NARROW, WIDEST_HEAD = 256, 576
+
+
+def fits(head_dim: int) -> bool:
+    """Return whether the kernel supports heads of this width."""
+    return 8 <= head_dim <= WIDEST_HEAD and head_dim % (8 if head_dim <= NARROW else 64) == 0
 
 
 def heads(n_heads: int, n_kv_heads: int, head_dim: int) -> int:
@@ -64,15 +72,18 @@ def attention(
     """Compute softmax attention of R query rows of B sequences.
 
     Args:
-        q: (R, H, E) float32, E a multiple of 8 from 8 to 256; query head h reads KV head `h // (H // G)`.
+        q: (R, H, E) float32, E a multiple of 8 from 8 to 256, or of 64 to 576; query head h reads KV head
+            `h // (H // G)`.
         store: (2, G, slots, E) float32, float16 or bfloat16, or (2, G, slots, E / 32 * 34) uint8 in Q8_0 with E a
-            multiple of 32: keys, then values. A store of the same numbers in float32 gives the same bits.
+            multiple of 32: keys, then values; with (1, G, ...) the keys are also the values. A store of the same
+            numbers in float32 gives the same bits.
         pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
             [i * page, (i + 1) * page). Entries of pages that a sequence does not hold are never read.
         owner: (R,) int32, the sequence of each row.
         position: (R,) int32, from 0 on: a row attends to positions up to its own.
         page: positions per page.
-        window: number of latest positions, including its own, that a row attends to; 0 is all.
+        window: number of latest positions, including its own, that a row attends to; 0 is all, and -C those of its
+            chunk of C positions, counted from position 0.
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; None for no soft cap.
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
@@ -88,7 +99,7 @@ def attention(
     arguments.array("attention", "q", q, (R, H, E), mx.float32)
     types = [mx.float32, mx.float16, mx.bfloat16] + [mx.uint8] * (E % 32 == 0)
     row = E // 32 * 34 if E % 32 == 0 and store.dtype == mx.uint8 else E
-    arguments.array("attention", "store", store, (2, G, store.shape[2], row), *types)
+    arguments.array("attention", "store", store, (min(2, len(store)), G, store.shape[2], row), *types)
     if pages.ndim != 2 or not pages.size or pages.dtype != mx.int32:
         raise ValueError(f"attention: expected pages (B, P) of int32, found {arguments.described(pages)}")
     arguments.array("attention", "owner", owner, (R,), mx.int32)
@@ -110,6 +121,7 @@ def attention(
             ("E", E),
             ("ROW", row),
             ("HEADS", heads(H, G, E)),
+            ("PARTS", 8 if E <= NARROW else 16),
             ("CHAINS", CHAINS),
             ("PAGE", page),
             ("WINDOW", window),
@@ -148,8 +160,10 @@ def reference(
     value, bound = np.empty(queries.shape), np.empty(queries.shape)
     group = queries.shape[1] // slots.shape[1]
     for r, (sequence, last) in enumerate(zip(np.array(owner).tolist(), np.array(position).tolist(), strict=True)):
-        seen = np.arange(max(0, last + 1 - window) if window else 0, last + 1)
-        keys, values = np.repeat(slots[:, :, table[sequence, seen // page] + seen % page], group, axis=1)
+        first = last - last % -window if window < 0 else max(0, last + 1 - window) if window else 0
+        seen = np.arange(first, last + 1)
+        both = np.repeat(slots[:, :, table[sequence, seen // page] + seen % page], group, axis=1)
+        keys, values = both[0], both[-1]
         scores = scale * np.einsum("he,hke->hk", queries[r], keys)
         sizes = abs(scale) * np.einsum("he,hke->hk", np.abs(queries[r]), np.abs(keys))
         if softcap is not None:
@@ -174,9 +188,9 @@ def _q8_0(store: np.ndarray) -> np.ndarray:
 
 def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, int, int, int]:
     """Return R, H, G and E. The caller checks the other shapes against them."""
-    if q.ndim != 3 or not q.shape[0] or q.shape[2] % 8 or not 8 <= q.shape[2] <= WIDEST_HEAD:
+    if q.ndim != 3 or not q.shape[0] or not fits(q.shape[2]):
         raise ValueError(
-            f"attention: expected q (R, H, E) with E a multiple of 8 from 8 to {WIDEST_HEAD}, "
+            f"attention: expected q (R, H, E) with E a multiple of 8 from 8 to {NARROW}, or of 64 to {WIDEST_HEAD}, "
             f"found {arguments.described(q)}"
         )
     if store.ndim != 4 or not store.size or q.shape[1] % store.shape[1]:
@@ -184,7 +198,6 @@ def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, i
             f"attention: expected a store (2, G, slots, {q.shape[2]}) whose G divides {q.shape[1]} query heads, "
             f"found {arguments.described(store)}"
         )
-    if page < 1 or window < 0:
-        raise ValueError(f"attention: expected a page of at least 1 position and a window from 0 on, "
-                         f"found {page} and {window}")  # fmt: skip
+    if page < 1:
+        raise ValueError(f"attention: expected a page of at least 1 position, found {page}")
     return q.shape[0], q.shape[1], store.shape[1], q.shape[2]

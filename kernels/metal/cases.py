@@ -291,6 +291,9 @@ def _all() -> Iterator[Case]:
         yield _paged(*sizes, dtype="float16")
     yield _paged(4, 2, 64, 16, 0, [300, 5], dtype="bfloat16")
     yield _paged(4, 2, 64, 16, 40, [300, 5], dtype="q8_0")
+    yield _paged(4, 2, 64, 16, -37, [300, 5])
+    yield _paged(3, 1, 576, 16, 0, [300, 5], arrays=1)
+    yield _paged(2, 1, 512, 64, 40, [90], dtype="q8_0")
     for i, (N, K, _, _) in enumerate(SHAPES):
         yield _dequantized(N, K, (mx.float32, mx.float16)[i % 2])
     for N, K, V, _ in SHAPES:
@@ -411,18 +414,18 @@ def _floats(N: int, K: int, V: int, _: str) -> Case:
 
 def paged(
     rng: np.random.Generator, heads: tuple[int, int, int], page: int, lengths: list[int], positions: list[list[int]],
-    dtype: str = "float32",
+    dtype: str = "float32", arrays: int = 2,
 ) -> Arguments:  # fmt: skip
     """Return queries, a store and its pages, in random order; slots without a key are NaN."""
     H, G, E = heads
     held = [-(-length // page) for length in lengths]
     starts = rng.permutation(sum(held) + 2) * page
-    store = np.full((2, G, len(starts) * page, E), np.nan, np.float32)
+    store = np.full((arrays, G, len(starts) * page, E), np.nan, np.float32)
     pages = np.full((len(lengths), max(held) + 1), -1, np.int32)
     for b, (length, n) in enumerate(zip(lengths, held, strict=True)):
         pages[b, :n], starts = starts[:n], starts[n:]
         p = np.arange(length)
-        store[:, :, pages[b, p // page] + p % page] = rng.standard_normal((2, G, length, E))
+        store[:, :, pages[b, p // page] + p % page] = rng.standard_normal((arrays, G, length, E))
     owner = np.repeat(np.arange(len(lengths)), [len(of) for of in positions])
     position = np.concatenate(positions)
     queries = numbers(rng, (len(owner), H, E))
@@ -440,16 +443,17 @@ def _q8_0(x: np.ndarray) -> mx.array:
 
 def _paged(
     H: int, G: int, E: int, page: int, window: int, lengths: list[int], softcap: float | None = None,
-    sinks: list[float] | None = None, dtype: str = "float32",
+    sinks: list[float] | None = None, dtype: str = "float32", arrays: int = 2,
 ) -> Case:  # fmt: skip
     def make(rng: np.random.Generator) -> Arguments:
         positions = [sorted({0, n // 3, n - 1}) for n in lengths]
-        return paged(rng, (H, G, E), page, lengths, positions, dtype)
+        return paged(rng, (H, G, E), page, lengths, positions, dtype, arrays)
 
     label = f"{H} heads, {G} of keys, {E} wide, pages of {page}, " + (f"window {window}, " if window else "")
     label += "" if softcap is None else f"soft cap {softcap:g}, "
     label += "" if sinks is None else "sinks, "
     label += "" if dtype == "float32" else f"{dtype}, "
+    label += "" if arrays == 2 else "keys are values, "
     settings: dict[str, Any] = {"page": page, "window": window, "scale": E**-0.5, "softcap": softcap}
     settings["sinks"] = None if sinks is None else mx.array(sinks)
     call, reference = partial(attention.attention, **settings), partial(attention.reference, **settings)

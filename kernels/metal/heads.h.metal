@@ -15,36 +15,36 @@ METAL_FUNC float4 load4(const device ushort* p) {
   return float4(widened(p), widened(p + 1), widened(p + 2), widened(p + 3));
 }
 
-// An eighth of a head of E elements, for one of eight adjacent lanes: interleaved float4 or single elements.
-template <int E, typename T>
+// A part of a head of E elements, for one of PARTS adjacent lanes: interleaved float4 or single elements.
+template <int E, int PARTS, typename T>
 METAL_FUNC void load_head(thread float* to, const device T* from, int lane) {
-  if (E % 32 == 0) {
-    UNROLL for (int i = 0; i < E / 32; i++) {
-      const float4 v = load4(from + (i * 8 + lane) * 4);
+  if (E % (4 * PARTS) == 0) {
+    UNROLL for (int i = 0; i < E / (4 * PARTS); i++) {
+      const float4 v = load4(from + (i * PARTS + lane) * 4);
       to[i * 4] = v.x;
       to[i * 4 + 1] = v.y;
       to[i * 4 + 2] = v.z;
       to[i * 4 + 3] = v.w;
     }
   } else {
-    UNROLL for (int i = 0; i < E / 8; i++) to[i] = widened(from + i * 8 + lane);
+    UNROLL for (int i = 0; i < E / PARTS; i++) to[i] = widened(from + i * PARTS + lane);
   }
 }
 
-// An eighth of a head in Q8_0: 34 bytes for 32 elements, a float16 scale and signed bytes.
-template <int E>
+// A part of a head in Q8_0: 34 bytes for 32 elements, a float16 scale and signed bytes.
+template <int E, int PARTS>
 METAL_FUNC void load_head(thread float* to, const device uint8_t* from, int lane) {
-  UNROLL for (int i = 0; i < E / 32; i++) {
-    const device uint8_t* block = from + i * 34;
+  UNROLL for (int i = 0; i < E / (4 * PARTS); i++) {
+    const device uint8_t* block = from + (i * (PARTS / 8) + lane / 8) * 34;
     const float scale = float(*(const device half*)block);
-    const device int8_t* quants = (const device int8_t*)(block + 2) + lane * 4;
+    const device int8_t* quants = (const device int8_t*)(block + 2) + lane % 8 * 4;
     UNROLL for (int j = 0; j < 4; j++) to[i * 4 + j] = scale * float(quants[j]);
   }
 }
 
-template <int E>
+template <int E, int PARTS>
 METAL_FUNC void put_head(threadgroup float* to, const thread float* from, int lane) {
-  UNROLL for (int i = 0; i < E / 8; i++) {
-    to[E % 32 == 0 ? i / 4 * 32 + lane * 4 + i % 4 : i * 8 + lane] = from[i];
+  UNROLL for (int i = 0; i < E / PARTS; i++) {
+    to[E % (4 * PARTS) == 0 ? i / 4 * 4 * PARTS + lane * 4 + i % 4 : i * PARTS + lane] = from[i];
   }
 }

@@ -54,6 +54,17 @@ class KVSpan(NamedTuple):
         return slots[start : start + last - first]
 
 
+def first_visible(window: int | None, position: int) -> int:
+    """Return the first position that the token at a position attends to.
+
+    A window is a number of latest tokens, the token itself included. A negative window -C is the token's chunk: chunks
+    have C tokens each, from position 0 on. None is all tokens.
+    """
+    if window is None:
+        return 0
+    return max(0, position + 1 - window) if window > 0 else position - position % -window
+
+
 class KVView(NamedTuple):
     """The keys and values of one layer that the queries of a pass attend to.
 
@@ -61,7 +72,7 @@ class KVView(NamedTuple):
         store: the layer's KV store, with the keys and values of all sequences.
         page: tokens per page.
         spans: (B,) the page table of each sequence.
-        window: number of latest tokens that a token attends to, itself included; None for all tokens.
+        window: the window of each token (`first_visible`).
     """
 
     store: Native
@@ -71,7 +82,7 @@ class KVView(NamedTuple):
 
     def first_visible(self, span: KVSpan, n_queries: int) -> int:
         """Return the first position that any of the last `n_queries` tokens of a sequence attends to."""
-        return 0 if self.window is None else max(0, span.length - n_queries + 1 - self.window)
+        return first_visible(self.window, span.length - n_queries)
 
 
 class StateView(NamedTuple):
@@ -92,7 +103,7 @@ class KVGroup(NamedTuple):
     """The layers with the same attention window. They share page tables and slots.
 
     Attributes:
-        window: number of latest tokens that a token attends to; None for all tokens.
+        window: the window of each token (`first_visible`).
         spans: (B,) the page table of each sequence.
         slots: (T,) int64, the slots for keys and values of the new tokens.
     """

@@ -22,7 +22,7 @@ from mlx_engine.bench.work import bytes_per_weight, sizes, work
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.engine import Engine, load
 from mlx_engine.kernels.launch import counted
-from mlx_engine.kernels.metal.attention import WIDEST_HEAD
+from mlx_engine.kernels.metal.attention import fits
 from mlx_engine.kernels.metal.dense import NARROWEST
 from mlx_engine.kernels.metal.layout import BLOCK
 from mlx_engine.loop.forward import wanted_logits
@@ -40,7 +40,7 @@ CAPPED = 6
 
 
 def _attention(backend: Any, q: Any, kv: KVView, counts: Any, scores: Scores) -> int:
-    if _launches(backend, "attention") and q.shape[-1] % 8 == 0 and q.shape[-1] <= WIDEST_HEAD:
+    if _launches(backend, "attention") and fits(q.shape[-1]):
         return 0
     if scores.softcap is not None:
         return CAPPED if scores.sinks is None else CAPPED + 1

@@ -96,7 +96,7 @@ def sizes(
     kinds = getattr(cfg, "kinds", None)
     each = [cfg.of_layer(i) for i in range(cfg.n_layers) if kinds is None or kinds[i] == "full_attention"]
     ends_with_attention = kinds is None or kinds[-1] == "full_attention"
-    windows: list[int] = [window for window in cfg.windows if window is not None]
+    windows: list[int] = [abs(window) for window in cfg.windows if window is not None]
     return Sizes(
         layers=round(sum(used.values())),
         head=counts[head],

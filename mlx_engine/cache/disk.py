@@ -47,6 +47,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import first_visible
 from mlx_engine.cache.pool import KVLayer, KVPool, state_of
 from mlx_engine.cache.sequence import KVSequence
 from mlx_engine.errors import FormatError
@@ -546,8 +547,9 @@ class DiskPrefixes:
             if window is None:
                 n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
         page, windows = self._pool.page, self._pool.windows
-        # A prefix with states ends after a page. Windows of these sizes reach back one more page if it ends inside one.
-        if n * page > most and (STATE in self._pieces or any(window and window % page == 1 for window in windows)):
+        # A prefix with states ends after a page. A window may reach back one more page if the prefix ends inside one.
+        reaches = any(first_visible(of, most) // page < first_visible(of, n * page) // page for of in windows)
+        if n * page > most and (STATE in self._pieces or reaches):
             n -= 1
         while n > first and not self._ends_at(chain, first, n):
             n -= 1
@@ -556,7 +558,7 @@ class DiskPrefixes:
     def _ends_at(self, chain: Sequence[bytes], first: int, n: int) -> bool:
         """Return whether the pages that windows need after n pages exist, and the states."""
         for group, window in enumerate(self._pool.windows):
-            begin = n if window is None else max(first, max(0, n * self._pool.page + 1 - window) // self._pool.page)
+            begin = n if window is None else max(first, first_visible(window, n * self._pool.page) // self._pool.page)
             if not all(self.folder.has(Key(chain[p], str(group))) for p in range(begin, n)):
                 return False
         return STATE not in self._pieces or self.folder.has(Key(chain[n - 1], STATE))
@@ -564,7 +566,7 @@ class DiskPrefixes:
     def _needed(self, chain: Sequence[bytes], first: int, n: int) -> dict[int, list[Key]]:
         """Return the files for pages `first` to n - 1 of a prefix, by page number."""
         page, windows = self._pool.page, self._pool.windows
-        begins = [first if window is None else max(first, max(0, n * page + 1 - window) // page) for window in windows]
+        begins = [max(first, first_visible(window, n * page) // page) for window in windows]
         keys = {p: [Key(chain[p], str(g)) for g, begin in enumerate(begins) if p >= begin] for p in range(first, n)}
         if STATE in self._pieces:
             keys[n - 1].append(Key(chain[n - 1], STATE))

@@ -226,14 +226,14 @@ def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, lo
     """Return how many pages a group of layers needs for sequences of `n_tokens` tokens in total.
 
     Without a window: the last page of each sequence may be almost empty. So the sequences need at most `n_sequences -
-    1` pages more than one sequence of `n_tokens` tokens. With a window: a sequence keeps at most `window - 1 +
-    longest_pass` tokens. The first of them may be anywhere in its page, so each sequence needs one page more than the
-    number of pages that these tokens fill.
+    1` pages more than one sequence of `n_tokens` tokens. With a window, or chunks of its size: a sequence keeps at most
+    `window - 1 + longest_pass` tokens. The first of them may be anywhere in its page, so each sequence needs one page
+    more than the number of pages that these tokens fill.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:
         return all_pages
-    return min(all_pages, n_sequences * (-(-(window - 1 + longest_pass) // page) + 1))
+    return min(all_pages, n_sequences * (-(-(abs(window) - 1 + longest_pass) // page) + 1))
 
 
 # ---- sizes, without an allocation ----

@@ -33,6 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from mlx_engine.backends.batch import first_visible
 from mlx_engine.cache.disk import STATE, DiskPrefixes, Saver
 from mlx_engine.cache.pool import KVPool
 from mlx_engine.cache.sequence import KVSequence
@@ -106,8 +107,8 @@ class RadixTree:
         If the model has a state, the state after the prefix must be held too, and is returned. The length is a multiple
         of `step`, which is 1 or a page, or it is `most`, its bound, if the whole page there is held.
 
-        In a group with a window, later tokens attend to the last `window - 1` tokens of the prefix; only their pages
-        are needed. Pages are given for each group (P,); -1 where a page is not held.
+        In a group with a window, later tokens attend to the last tokens of the prefix; only their pages are needed.
+        Pages are given for each group (P,); -1 where a page is not held.
         """
         n = min(n - n % step, most)
         tables = [self.table(group, path, n) for group in range(len(self._windows))]
@@ -245,7 +246,7 @@ def _agreeing(a: np.ndarray, b: np.ndarray) -> int:
 def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> int:
     """Return the largest number of tokens, at most `length`, for which a group has the pages that are needed."""
     while True:
-        first = 0 if window is None else max(0, length + 1 - window)
+        first = first_visible(window, length)
         numbers = np.arange(first // page, -(-length // page) if first < length else first // page)
         (lacking,) = (reach[numbers] < np.minimum((numbers + 1) * page, length)).nonzero()
         if not len(lacking):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mlx_engine.backends.batch import NO_RUNS, Batch, KVGroup, KVSpan
+from mlx_engine.backends.batch import NO_RUNS, Batch, KVGroup, KVSpan, first_visible
 from mlx_engine.backends.parameters import Token
 from mlx_engine.cache.states import SequenceState, Snapshot
 from mlx_engine.errors import CacheFullError
@@ -96,7 +96,7 @@ class KVSequence:
             self.state.commit(self.length)
         for group, window in enumerate(self.pool.windows):
             if window is not None:
-                self._give_back(group, max(0, self.length + 1 - window) // self.pool.page)
+                self._give_back(group, first_visible(window, self.length) // self.pool.page)
 
     def roll_back(self, n: int) -> None:
         """Discard the last n pending tokens, and free their pages."""
@@ -116,8 +116,8 @@ class KVSequence:
         if not 0 <= length <= self.length or self.pending:
             raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
         for group, window in enumerate(self.pool.windows):
-            if window is not None and self._firsts[group] * self.pool.page > max(0, length + 1 - window):
-                needed = f"a layer with a window of {window} needs earlier tokens whose pages are already freed"
+            if window is not None and self._firsts[group] * self.pool.page > first_visible(window, length):
+                needed = f"a layer with a window of {abs(window)} needs earlier tokens whose pages are already freed"
                 raise ValueError(f"cannot truncate to {length} tokens: {needed}")
         if length < self.length and self._has_state:
             raise ValueError(f"cannot truncate to {length} tokens: the state after them is no longer held")
@@ -179,9 +179,7 @@ class KVSequence:
             raise CacheFullError(length=0, wanted=length, capacity=self.capacity)
         if length and self._has_state and (state is None or state.length != length):
             raise ValueError(f"adopt: expected the state after {length} tokens, found {state}")
-        firsts = [
-            0 if window is None else max(0, length + 1 - window) // self.pool.page for window in self.pool.windows
-        ]
+        firsts = [first_visible(window, length) // self.pool.page for window in self.pool.windows]
         needed = [of_group[first:] for of_group, first in zip(pages, firsts, strict=True)]
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):

@@ -1,7 +1,7 @@
 """Checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each checkpoint is written once, to the user's cache folder, and kept there: Qwen3 and Qwen3.5 as a Q8_0 GGUF file,
-others as Hugging Face folders. Their generated text is noise; their timings are valid, because speed does not depend on
+Each checkpoint is written once, to the user's cache folder, and kept there: GPT-2 and Gemma 3 as Hugging Face folders,
+the others as a Q8_0 GGUF file. Their generated text is noise; their timings are valid, because speed does not depend on
 the values.
 """
 
@@ -316,6 +316,127 @@ class Qwen3MoeShape(Qwen3Shape):
         return list(self.tensors())
 
 
+@dataclass(frozen=True)
+class DeepSeek2Shape(Qwen3MoeShape):
+    """Sizes of a DeepSeek-V2, with YaRN and a dense first layer.
+
+    Queries have a latent: llama.cpp loads those of DeepSeek-V2-Lite, which have none, at 26 and 27 layers only.
+    `head_dim` is that of values, and of keys without their rotated part.
+    """
+
+    n_shared: int
+    q_latent: int
+    latent: int
+    rope_dim: int
+
+    architecture = "deepseek2"
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings, with those of latent attention."""
+        return super().settings() | {
+            "attention.head_count_kv": 1,
+            "attention.q_lora_rank": self.q_latent,
+            "attention.kv_lora_rank": self.latent,
+            "attention.key_length": self.latent + self.rope_dim,
+            "attention.value_length": self.latent,
+            "attention.key_length_mla": self.head_dim + self.rope_dim,
+            "attention.value_length_mla": self.head_dim,
+            "expert_shared_count": self.n_shared,
+            "leading_dense_block_count": 1,
+            "rope.dimension_count": self.rope_dim,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 40.0,
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.yarn_log_multiplier": 0.0707,
+        }
+
+    def head_norms(self, at: str) -> Iterator[RandomTensor]:
+        """Yield the norms of the latents."""
+        yield norm(f"{at}attn_q_a_norm", self.q_latent)
+        yield norm(f"{at}attn_kv_a_norm", self.latent)
+
+    def attention(self, at: str, q_rows: int = 1) -> Iterator[RandomTensor]:
+        """Yield the matrices of latent attention."""
+        D, H, E = self.hidden_size, self.n_heads, self.head_dim
+        yield matrix(f"{at}attn_q_a", self.q_latent, D)
+        yield matrix(f"{at}attn_q_b", H * (E + self.rope_dim), self.q_latent)
+        yield matrix(f"{at}attn_kv_a_mqa", self.latent + self.rope_dim, D)
+        yield matrix(f"{at}attn_k_b", H, self.latent, E)
+        yield matrix(f"{at}attn_v_b", H, E, self.latent)
+        yield matrix(f"{at}attn_output", D, H * E, gain=0.3)
+
+    def ffn(self, at: str) -> Iterator[RandomTensor]:
+        """Yield the matrices of the first layer, or a router, experts and shared experts."""
+        if at == "blk.0.":
+            yield from Qwen3Shape.ffn(self, at)
+            return
+        yield from super().ffn(at)
+        D, F = self.hidden_size, self.n_shared * self.expert_size
+        yield matrix(f"{at}ffn_gate_shexp", F, D)
+        yield matrix(f"{at}ffn_up_shexp", F, D)
+        yield matrix(f"{at}ffn_down_shexp", D, F, gain=0.3)
+
+
+@dataclass(frozen=True)
+class NemotronHShape(Qwen3Shape):
+    """Sizes of a dense Nemotron-H with a head of its own.
+
+    Attributes:
+        pattern: a letter per layer: M a Mamba2 mixer, * attention, - an FFN.
+    """
+
+    pattern: str
+    n_space_heads: int
+    space_head_dim: int
+    n_groups: int
+    state_dim: int
+    conv_kernel: int
+
+    architecture = "nemotron_h"
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings, with the kinds of layers and the sizes of the mixers."""
+        return super().settings() | {
+            "attention.head_count_kv": [self.n_kv_heads * (kind == "*") for kind in self.pattern],
+            "feed_forward_length": [self.intermediate_size * (kind == "-") for kind in self.pattern],
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.layer_norm_epsilon": 1e-5,
+            "rope.dimension_count": self.head_dim,
+            "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": self.conv_kernel,
+            "ssm.state_size": self.state_dim,
+            "ssm.group_count": self.n_groups,
+            "ssm.time_step_rank": self.n_space_heads,
+            "ssm.inner_size": self.n_space_heads * self.space_head_dim,
+        }
+
+    def tensors(self) -> Iterator[RandomTensor]:
+        """Yield the tensors, with a head."""
+        yield from super().tensors()
+        yield matrix("output", self.vocab_size, self.hidden_size)
+
+    def layer(self, i: int) -> Iterator[RandomTensor]:
+        """Yield the tensors of a layer: a Mamba2 mixer, attention, or an FFN."""
+        at, D = f"blk.{i}.", self.hidden_size
+        yield norm(f"{at}attn_norm", D)
+        if self.pattern[i] == "*":
+            yield from self.attention(at)
+        elif self.pattern[i] == "-":
+            yield matrix(f"{at}ffn_up", self.intermediate_size, D)
+            yield matrix(f"{at}ffn_down", D, self.intermediate_size, gain=0.3)
+        else:
+            J, inner = self.n_space_heads, self.n_space_heads * self.space_head_dim
+            channels = inner + 2 * self.n_groups * self.state_dim
+            yield matrix(f"{at}ssm_in", inner + channels + J, D)
+            yield matrix(f"{at}ssm_conv1d", channels, self.conv_kernel, type=F32)
+            yield RandomTensor(f"{at}ssm_conv1d.bias", (channels,), 0.1)
+            yield RandomTensor(f"{at}ssm_dt.bias", (J,), 1.0)
+            yield RandomTensor(f"{at}ssm_a", (J, 1), 1.0, is_decay=True)
+            yield RandomTensor(f"{at}ssm_d", (J, 1), 0.1, mean=1.0)
+            yield RandomTensor(f"{at}ssm_norm.weight", (self.n_groups, inner // self.n_groups), 0.1, mean=1.0)
+            yield matrix(f"{at}ssm_out", D, inner, gain=0.3)
+
+
 # ---- Hugging Face folders: config.json, safetensors and tokenizer.json ----
 
 
@@ -551,6 +672,42 @@ SHAPES: dict[str, Shape] = {
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
     "qwen3.5-0.8b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     "qwen3.5-0.8b-mtp": Qwen35NextShape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
+    # Four of 27 layers of DeepSeek-V2-Lite and four of 52 of Nemotron-H 8B, with as large a share of the vocabulary.
+    "deepseek-v2-lite-4": DeepSeek2Shape(
+        4,
+        2048,
+        10_944,
+        16,
+        1,
+        128,
+        15_168,
+        163_840,
+        1e4,
+        64,
+        6,
+        1408,
+        n_shared=2,
+        q_latent=768,
+        latent=512,
+        rope_dim=64,
+    ),
+    "nemotron-h-4": NemotronHShape(
+        4,
+        4096,
+        21_504,
+        32,
+        8,
+        128,
+        10_080,
+        8192,
+        1e4,
+        pattern="M-M*",
+        n_space_heads=128,
+        space_head_dim=64,
+        n_groups=8,
+        state_dim=128,
+        conv_kernel=4,
+    ),
     "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
     "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
 }

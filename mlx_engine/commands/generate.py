@@ -561,8 +561,9 @@ def kv_cache(size: CacheSize) -> str:
     if not size.saved:
         return line
     window = next(layer.window for layer in layers if layer.window)
+    kind = "sliding windows" if window > 0 else "chunks"
     return (
-        f"{line}; sliding windows of {window:,} tokens in {size.n_windows} layers save {size_of(size.saved)}: "
+        f"{line}; {kind} of {abs(window):,} tokens in {size.n_windows} layers save {size_of(size.saved)}: "
         f"{size_of(size.held)} are allocated"
     )
 

@@ -100,7 +100,7 @@ class Part:
         seen, at_once = of.depth + (of.n_tokens + 1) / 2, float(of.depth + of.n_tokens)
         kv = 0.0
         if self.attended is not None:
-            window = self.attended.window or math.inf
+            window = abs(self.attended.window or math.inf)
             seen, at_once = min(seen, window), min(at_once, window - 1 + of.n_tokens)
             kv = self.attended.token_nbytes * at_once * of.n_sequences
         if self.kept is not None and (state := state_of(self.kept)) is not None:

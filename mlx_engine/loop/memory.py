@@ -109,7 +109,7 @@ class Traffic:
             + experts
             + 2 * self.state * len(lengths)
             + sum(
-                nbytes * sum(length if window is None else min(length, window - 1 + n) for length, n in lengths)
+                nbytes * sum(length if window is None else min(length, abs(window) - 1 + n) for length, n in lengths)
                 for window, nbytes in self.kv.items()
             )
         )

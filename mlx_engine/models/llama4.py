@@ -3,8 +3,7 @@
 Reference: Hugging Face transformers, models/llama4. Differences from Llama: mixtures of experts, in some models in
 every second layer, of which a token chooses one; its weight is the sigmoid of its logit, and is multiplied with its
 input; a shared expert without a weight; every fourth layer has no rotary embedding, and queries that grow with their
-position; heads of the others may be normed, without weights. Layers with rotary embedding attend to the tokens of one
-chunk: within a chunk that is the usual attention, and the context is limited to it.
+position; heads of the others may be normed, without weights, and their tokens attend to those of their chunk.
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ from mlx_engine.backends.parameters import Growth, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     Expected,
-    Key,
     Naming,
     constant,
     declared,
-    each_layer,
     halves,
     number,
     per_head,
     whole,
 )
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.config.rope import EVERY_RULE, BeyondChunk, Rotation, rotation
+from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import llama, ministral3, standard
@@ -47,17 +44,17 @@ AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "t
 OF_MAVERICK = 128
 
 
-def within_chunk(s: Settings, key: str, default: Any) -> int:
-    """Return the context: at most a chunk."""
-    return min(s.whole(key, default), s.whole("attention_chunk_size", CHUNK))
+class Chunk(OfFolders):
+    """The number of tokens of a chunk, at most the context."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the number."""
+        return int(min(super().read(s, naming, known), known.context_length))
 
 
-class Beyond(BeyondChunk):
-    """The context that chunked attention would reach."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> int | None:
-        """Return the context."""
-        return s.whole("context_length" if naming == "gguf" else "max_position_embeddings", known.context_length)
+def chunked_if_rotated(s: Settings, key: str, config: Any) -> None:
+    """Check that the list, if present, has chunked attention in the layers with rotary embedding."""
+    s.expect(key, ["chunked_attention" if rotated else "full_attention" for rotated in config.has_rope], None)
 
 
 def one_expert(n_used: int, known: Any) -> str | None:
@@ -90,13 +87,13 @@ class Config(Routed, llama.Config):
         ("attention.key_length", per_head), ("head_dim", 128),
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
     )  # fmt: skip
-    context_length: int = declared(Key(within_chunk, "context_length", ("max_position_embeddings", 131_072)))
+    context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
+    chunk: int = declared(Chunk(CHUNK, "attention_chunk_size", Settings.whole, usual=CHUNK))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(theta=500_000.0, rules=EVERY_RULE)
     has_rope: tuple[bool, ...] = layer_kinds(
         4, None, interval={"hf": "no_rope_layer_interval"}, flags={"hf": "no_rope_layers"}
     )
-    beyond_chunk: int | None = declared(Beyond(), compare=False)
     n_experts: int = declared(Count("num_local_experts"))
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 1), condition=one_expert)
     expert_size: int = whole("expert_feed_forward_length", ("intermediate_size", 8192))
@@ -111,10 +108,16 @@ class Config(Routed, llama.Config):
         gguf={"attention.causal": True, "expert_gating_func": 2},
         hf={
             "hidden_act": "silu", "mlp_bias": False, "moe_layers": with_these_experts,
-            "layer_types": each_layer("chunked_attention", "full_attention"), "for_llm_compressor": False,
+            "layer_types": chunked_if_rotated, "for_llm_compressor": False,
         },
         harmless=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     )  # fmt: skip
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The chunks of layers with rotary embedding, as negative windows; None for all tokens."""
+        is_cut = self.chunk < self.context_length
+        return tuple(-self.chunk if rotated and is_cut else None for rotated in self.has_rope)
 
     @property
     def ffn_kinds(self) -> tuple[str, ...]:

@@ -259,7 +259,7 @@ def _page_group(scheduler: Scheduler, group: int) -> PageGroup:
     held = len(np.unique(np.concatenate(tables))) if tables else 0
     free = pool.free_pages(group)
     return PageGroup(
-        window=pool.windows[group],
+        window=abs(pool.windows[group] or 0) or None,
         free=free,
         cached=pool.n_pages[group] - free - held,
         shared=held - sum(owned),

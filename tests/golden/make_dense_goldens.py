@@ -467,7 +467,9 @@ DROPPED: dict[str, tuple[str, ...]] = {
 SMALL_QUERIES = ("gemma4", "gemma4e", "gemma4moe")
 PROMPTS = (5, 39)
 # Longer than the training context of LongRoPE; without greedy ids, and for a model that is loaded for such a context.
-LONG = {"phi3": 100}
+LONG = {"phi3": 100, "llama4": 60}
+# Tokens of a chunk of Llama 4 in its longer prompt.
+CHUNK = 21
 SETTINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
@@ -583,7 +585,9 @@ def computed(name: str, seed: int, folder: Any) -> dict[str, np.ndarray]:
             rename(name, folder / "hf")
         if name in LONG:
             golden["long"] = random.integers(0, VOCAB, LONG[name]).astype(np.int32)
-            golden["logits_long"] = logits_of(model, golden["long"].tolist()).astype(np.float32)
+            chunk = CHUNK if name == "llama4" else getattr(model.config, "attention_chunk_size", None)
+            with mock.patch.object(model.config, "attention_chunk_size", chunk, create=True):
+                golden["logits_long"] = logits_of(model, golden["long"].tolist()).astype(np.float32)
         for suffix in ("", "_q8"):
             if suffix:
                 to_q8_0(model)

@@ -18,6 +18,7 @@ import mlx_engine
 from mlx_engine.backends.base import OpByOp
 from mlx_engine.backends.cpu.backend import CompiledProgram
 from mlx_engine.cache import KVLayer
+from mlx_engine.cache.pool import kv_layers
 from mlx_engine.config.declared import is_same
 from mlx_engine.config.rope import EVERY_RULE, Rotation, RotationSetting
 from mlx_engine.config.settings import Settings
@@ -26,6 +27,7 @@ from mlx_engine.errors import ContextLengthError, OptionError
 from mlx_engine.weights.conversion import Conversion
 from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, SAMPLED, Golden, check_close, engine, greedy, in_chunks
+from tests.golden.test_prefix_bits import filled, logits, rests
 from tests.unit.test_gguf_form import bytes_only
 
 ARCHITECTURES = ("granite", "granite4", "ministral3", "olmo2", "olmo3", "phi3", "smollm3", *SAMPLED)
@@ -88,6 +90,40 @@ def test_layers_run_as_a_compiled_program_with_the_bits_of_single_operations(nam
     model: Any = loaded.model
     model.program = OpByOp(model.backend, model.definition)
     np.testing.assert_array_equal(np.asarray(loaded.logits(ids)), at_once)
+
+
+@pytest.fixture(scope="module")
+def chunked(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    """Return Llama 4 with chunks of 21 tokens, which do not end with pages or blocks of keys, and a prompt of 60."""
+    folder = tmp_path_factory.mktemp("chunked") / "hf"
+    shutil.copytree(DATA / "llama4-micro" / "hf", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_chunk_size": 21}))
+    return Golden("llama4", folder, DATA / "llama4-micro" / "golden.npz")
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("scalar", EMULATED))) for name in BACKENDS]
+)
+def test_rotated_layers_of_llama_4_attend_within_chunks(chunked: Golden, backend: str):
+    arrays = np.load(chunked.file)
+    ids = arrays["long"].tolist()
+    check_close(arrays["logits_long"], np.asarray(engine(chunked.checkpoint, backend).logits(ids)))
+    check_close(arrays["logits_long"], in_chunks(chunked.checkpoint, backend, ids, 8, page=5))
+
+
+def test_cached_prefixes_end_anywhere_in_chunks_and_pages_of_earlier_chunks_are_freed(chunked: Golden):
+    of, ids = engine(chunked.checkpoint, "parallel").model, np.load(chunked.file)["long"].tolist()
+    assert [layer.window for layer in kv_layers(of.kv_layers)] == [-21, -21, -21, None]
+    want = logits(of, of.new_kv(60), ids)
+    found = {n: rest for n, rest in rests(of, filled(of, 4, ids), ids, range(1, 60)) if n}
+    assert [n for n, rest in found.items() if not np.array_equal(rest, want[n:])] == []
+    kv = of.new_kv(60, page=4, longest_pass=8)
+    logits(of, kv, ids[:43], 8)
+    assert [kv.pool.used_pages(group) for group in (0, 1)] == [1, 11]
+    kv.truncate(42)
+    with pytest.raises(ValueError, match="window of 21"):
+        kv.truncate(41)
 
 
 def test_a_latent_is_stored_once():

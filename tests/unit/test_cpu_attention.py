@@ -114,7 +114,7 @@ def check(q: np.ndarray, kv: np.ndarray, window: int = 0, page: int = 64) -> Non
 @given(
     seed=st.integers(0, 2**32 - 1), n_tokens=st.integers(1, 70), past=st.integers(0, 40), n_kv_heads=st.integers(1, 2),
     group=st.sampled_from([1, 2, 3, 5]), width=st.sampled_from([16, 32, 64, 80, 96, 128]),
-    window=st.sampled_from([0, 0, 1, 2, 15, 16, 17, 33, 500]), page=st.sampled_from([1, 5, 16, 64, 100, 256]),
+    window=st.sampled_from([0, 0, 1, 2, 15, 16, 17, 33, 500, -7, -32]), page=st.sampled_from([1, 5, 16, 64, 100, 256]),
 )  # fmt: skip
 def test_attention_of_any_shape(
     seed: int, n_tokens: int, past: int, n_kv_heads: int, group: int, width: int, window: int, page: int
@@ -128,6 +128,15 @@ def test_attention_of_any_shape(
 def test_one_token_over_keys_in_blocks(past: int, window: int):
     q, kv = case(past, 1, past, (6, 2), 32)
     check(q, kv, window)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 12])
+def test_128_heads_that_share_a_latent_have_the_bits_of_fewer_heads(n_tokens: int):
+    """The heads of DeepSeek-V3; chunks of a prompt are single tokens."""
+    q, kv = case(3, n_tokens, 130, (128, 1), 576)
+    few = [attend(np.ascontiguousarray(q[:, first : first + 2]), kv) for first in (0, 70, 126)]
+    found = attend(q, kv)
+    assert all((found[:, first : first + 2] == of).all() for first, of in zip((0, 70, 126), few, strict=True))
 
 
 TOKENS, PASTS, WINDOWS = (

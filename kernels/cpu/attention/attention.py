@@ -41,7 +41,6 @@ from ..build.layout import (
     KV_F32,
     LANES,
     LINE_BYTES,
-    QUERIES,
     SCORES,
     SEQ_BEGIN,
     SEQ_BLOCKS,
@@ -53,6 +52,7 @@ from ..build.layout import (
     SEQ_WIDTH,
     SMALL_BATCH,
     TILE_ROWS,
+    attention_span,
 )
 from ..build.memory import floats, number, raw, word, words
 from ..build.vectors import (
@@ -89,6 +89,7 @@ from .stored import expand_rows, row_bytes, set_dots, sum_weighted
     ARRAYS,
 ) = range(18)  # fmt: skip
 
+_span = jit(attention_span)
 # The largest score if no key is visible.
 LEAST = np.float32(-np.inf)
 LOG2_E = np.float32(1.4426950408889634)
@@ -319,6 +320,8 @@ def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, exp
 @jit
 def first_visible(job: Any, position: int) -> Any:
     """Return the first position that the token at a position attends to."""
+    if job[WINDOW] < 0:
+        return position - position % -job[WINDOW]
     return 0 if job[WINDOW] == 0 else max(0, position + 1 - job[WINDOW])
 
 
@@ -533,7 +536,8 @@ def attend(
         slots: slots per head of the store.
         arrays: 2, or 1 if the store has one array (1, G, slots, E) of keys, which are also the values.
         page: tokens per page.
-        window: number of latest tokens that a token attends to; 0 means all.
+        window: number of latest tokens that a token attends to; 0 means all, and -C those of its chunk of C tokens,
+            counted from position 0.
         sequences: address of the words of each sequence (`layout.py`).
         n_sequences: B.
         column: the index of the word, among those of a sequence, that has its number of queries.
@@ -552,7 +556,7 @@ def attend(
     job[SCALE] = word((scale if softcap == 0 else softcap) / math.log(2))
     job[INNER_SCALE] = word(0.0 if softcap == 0 else scale / softcap)
     job[SEQUENCES], job[N_SEQUENCES], job[COLUMN] = sequences, n_sequences, column
-    job[SPAN] = max(1, QUERIES * n_kv_heads // (n_heads * LANES)) * LANES
+    job[SPAN] = _span(n_heads // n_kv_heads)
     if n_rows > SMALL_BATCH:
         run(words(address), prefill, _number_chunks(job, False))
         return

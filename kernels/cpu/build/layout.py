@@ -210,11 +210,20 @@ QUERIES = 192
 SCORES = BLOCK + LANES
 
 
+def attention_span(group: int) -> int:
+    """Return the number of tokens of a prefill chunk, with `group` query heads per KV head.
+
+    With many heads it is less than LANES, because queries and sums of LANES tokens would not fit into the cache.
+    """
+    tokens = QUERIES // group
+    return tokens // LANES * LANES if tokens >= LANES else max(1, tokens)
+
+
 def attention_scratch(group: int, width: int, type_: int = KV_F32) -> int:
     """Return the bytes of scratch memory of a chunk with `group` query heads of head dim `width` per KV head.
 
     Keys and values of a block that are not float32 are expanded there.
     """
-    queries = max(QUERIES, SMALL_BATCH * group, LANES * group)
+    prefill, decode = attention_span(group) * group * (2 * width + LANES), SMALL_BATCH * group * width
     expanded = 0 if type_ == KV_F32 else 2 * BLOCK * width
-    return 4 * (queries * (2 * width + 2 * LANES) + LANES * (SCORES + width) + expanded)
+    return 4 * (max(prefill, decode) + LANES * (SCORES + width + LANES) + expanded + LANES)

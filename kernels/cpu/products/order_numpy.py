@@ -97,7 +97,7 @@ def attend(
     Args:
         q: (T, H, E).
         kv: (2, G, S, E): keys, then values, from position 0 on.
-        window: number of latest tokens that a query attends to; 0 means all.
+        window: number of latest tokens that a query attends to; 0 means all, and -C those of its chunk of C tokens.
         scale: factor of the scores.
         softcap: the cap of the scores; 0 means none.
         sinks: (H,), one more score for each query head, without a value.
@@ -106,7 +106,7 @@ def attend(
     out = np.empty_like(q)
     for t in range(n_tokens):
         end = kv.shape[2] - n_tokens + 1 + t
-        begin = max(0, end - window) if window else 0
+        begin = (end - 1) // -window * -window if window < 0 else max(0, end - window) if window else 0
         heads = q[t].reshape(n_kv_heads, n_heads // n_kv_heads, 1, width)
         outer, inner = (softcap, scale / softcap) if softcap else (scale, 0.0)
         factors = np.float32(outer / math.log(2)), np.float32(inner)

@@ -69,9 +69,6 @@ from mlx_engine.quant import key_values
 from mlx_engine.quant.group_weight import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
-# The number of query heads per call, if the only KV head has more query heads than scratch memory holds.
-AT_ONCE = 16
-
 
 class CompiledBackend(SimdBackend):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
@@ -360,9 +357,6 @@ class CompiledBackend(SimdBackend):
         """Read keys and values from their pages, without a copy."""
         n, n_heads, width = q.shape
         n_arrays, n_kv_heads, slots, _ = kv.store.shape
-        if n_kv_heads == 1 and n_heads > AT_ONCE and not heads_fit(n_heads, width, self.kv_type):
-            pieces = (q[:, first : first + AT_ONCE] for first in range(0, n_heads, AT_ONCE))
-            return np.concatenate([self.attention(of, kv, counts, scores) for of in pieces], axis=1)
         if not heads_fit(n_heads // n_kv_heads, width, self.kv_type) or not kv.store.flags.c_contiguous:
             return super().attention(q, kv, counts, scores)
         q, out, sequences = contiguous(q), aligned(*q.shape), sequence_descriptors(kv.spans, counts, counts)

@@ -12,7 +12,7 @@ multiply matrices of float32 and of the supported types, and norm whole rows, wi
 (`kernels/metal/products.h.metal`). MLX multiplies experts, one row at a time. All other MLX operations work on one
 element or one row: biases, layer norms, norms of heads, activations without a gate, routing. Attention sums over keys
 in blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are within the tolerance but
-not bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8 columns; and kernels that
+not bit-identical: a head dim that the kernel does not support; float matrices of fewer than 8 columns; and kernels that
 the GPU refuses, which are replaced by MLX operations with a warning.
 """
 
@@ -36,7 +36,7 @@ from mlx_engine.backends.mlx.backend import MlxBackend, indices, stored_rows
 from mlx_engine.backends.numpy.simd import rope_table
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.kernels.launch import ExecutorName, use
-from mlx_engine.kernels.metal.attention import WIDEST_HEAD
+from mlx_engine.kernels.metal.attention import fits
 from mlx_engine.kernels.metal.dense import NARROWEST
 from mlx_engine.kernels.metal.layout import BLOCK
 from mlx_engine.quant.weight import Weight
@@ -168,7 +168,7 @@ class MetalBackend(MlxBackend):
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Read pages without a copy, in one order of summation for any number of queries."""
         y = None
-        if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD and len(kv.store) == 2:
+        if fits(q.shape[2]):
             of = self._places_of(kv, counts)
             y = self.kernels.attention(q, kv.store, of.pages, of.owner, of.position, kv.page, kv.window or 0, scores)
         return super().attention(q, kv, counts, scores) if y is None else y

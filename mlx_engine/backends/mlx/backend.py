@@ -488,7 +488,7 @@ def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | N
     """Return the attention mask: None for a single query, whose keys are already limited to the window."""
     if n_queries == 1:
         return None
-    if window is None or n_keys <= window:
+    if window is None or n_keys <= abs(window):
         return "causal"
     hidden = hidden_keys(n_queries, n_keys, window)
     return None if hidden is None else mx.array(~hidden)

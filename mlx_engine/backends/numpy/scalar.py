@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.batch import KVView, StateView
+from mlx_engine.backends.batch import KVView, StateView, first_visible
 from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.parameters import (
     SWIGLU_ALPHA,
@@ -81,7 +81,7 @@ class ScalarBackend(Backend):
         for span, n in zip(kv.spans, counts, strict=True):
             for position in range(span.length - n, span.length):
                 heads = next(queries)
-                first = 0 if kv.window is None else max(0, position + 1 - kv.window)
+                first = first_visible(kv.window, position)
                 slots = [int(span.pages[p // kv.page]) + p % kv.page for p in range(first, position + 1)]
                 group = len(heads) // len(keys[slots[0]])
                 out.append(

@@ -368,12 +368,15 @@ def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.nda
 
 def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray | None:
     """Return the attention mask (T, S), True for hidden keys; None if no key is hidden."""
-    if n_queries == 1 and (window is None or n_keys <= window):
+    if n_queries == 1 and (window is None or n_keys <= abs(window)):
         return None
     position = np.arange(n_keys - n_queries, n_keys)[:, None]
     key = np.arange(n_keys)[None, :]
     hidden = key > position
-    return hidden if window is None else hidden | (key <= position - window)
+    if window is None:
+        return hidden
+    # With chunks, key 0 is the first of a chunk.
+    return hidden | (key <= position - window if window > 0 else key < position - position % -window)
 
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
