@@ -116,6 +116,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "precision": ("Errors of rounded types", sections.precision),
     "kv_types": ("Types of keys and values", sections.kv_types),
     "prefix_disk": ("The first token after a restart", sections.prefix_disk),
+    "experts": ("Experts that do not fit into memory", sections.experts),
     "states": ("Models with states or latents, compared with llama.cpp", sections.states),
     "sweep": ("The ladder", sweeps),
     "speculation": ("Proposed tokens, compared with llama.cpp's lookup", sections.speculation),

@@ -412,6 +412,35 @@ def quants_heads(rows: Sequence[Row], ours: dict[str, Row]) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
+EXPERTS_INTRO = """Decode of random tokens with the layers of Qwen3-30B-A3B and random weights in Q8_0, by a process
+that may use all memory or a part of it. Routers prefer some experts, as was published for Qwen3-30B-A3B (65 of 128
+experts have 90 % of the choices, the first 4.3 %); the figures of this model are in the last line. The factor is
+relative to the same engine with all memory."""
+
+
+def experts(rows: Sequence[Row]) -> str:
+    """Return the newest measurement as text."""
+    rows = [row for row in rows if row["time"] == rows[-1]["time"]]
+    lines, of_all, rate = list[list[str]](), 0.0, 0.0
+    for row in rows:
+        rates = [run["rate"] for run in row["runs"]]
+        rate = statistics.median(rates)
+        of_all = of_all if row["is_limited"] else rate
+        memory, read = (statistics.median(run[key] for run in row["runs"]) for key in ("memory", "read"))
+        lines.append([
+            row["engine"], figure(memory / 1e9), spread(rates), figure(rate / of_all), figure(read / 1e6),
+            "yes" if row["has_same_bits"] else "no",
+        ])  # fmt: skip
+    head = ["engine", "memory, GB", "tokens/s", "factor", "MB read per token", "same logits"]
+    last, around = rows[-1], rows[-1]["read_ahead_kb"]
+    said = f"{last['experts_for_90_percent']:.0f} experts have 90 % of the choices, the first "
+    said += (
+        f"{last['share_of_the_first']:.1%}; {last['guessed_by_the_layer_before']:.0%} are guessed by the layer before. "
+    )
+    said += f"A page fault reads {around} KiB." if around else "A page fault reads what the disk's setting says."
+    return f"{source(last)}\n\n{EXPERTS_INTRO}\n\n{table(head, lines, n_words=1)}\n\n{said}\n"
+
+
 STATES_INTRO = """\
 Both engines are interleaved; a rate is the median over the rounds, then the slowest and the fastest. Factors
 are medians over rounds, over the fastest measured setting of llama.cpp. The bytes are those of this engine's cache at

@@ -146,6 +146,7 @@ def load(
     speculate: str = AUTO_SPECULATION,
     draft: str | Path | None = None,
     allow_too_large: bool = False,
+    experts_memory: int | None = None,
     prefix_dir: str | Path | None = None,
     prefix_disk: int = DEFAULT_NBYTES,
     adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
@@ -180,6 +181,9 @@ def load(
             text only if results are bit-identical in every batch and passes are long. "off" proposes none.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model that needs more memory than is free.
+        experts_memory: on `mlx`, `metal` and `cuda`, the most bytes of experts in memory; the others are read from the
+            file when tokens choose them. None keeps all in memory. On the CPU, experts of most GGUF files always stay
+            in the file, and the system keeps as many in memory as fit.
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
             computing them again; see docs/prefixes.md. None keeps no prefixes on disk.
         prefix_disk: the most bytes of files in this folder; the least recently used are removed.
@@ -198,7 +202,7 @@ def load(
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
     options |= {"allow_too_large": allow_too_large, "activations": activations, "kv_type": kv_type}
-    options |= {"speculate": speculate, "draft": draft, "adapters": adapters}
+    options |= {"speculate": speculate, "draft": draft, "adapters": adapters, "experts_memory": experts_memory}
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
@@ -1224,6 +1228,7 @@ def open_source(
     speculate: str = OFF,
     draft: str | Path | None = None,
     allow_too_large: bool = False,
+    experts_memory: int | None = None,
     adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
@@ -1252,6 +1257,7 @@ def open_source(
         message = "adapters need a model that one process runs alone; leave out shard"
         raise OptionError(message, option="adapters", expected="none", found=list(folders))
     check_draft(draft, speculate, is_shared=shard is not None)
+    check_experts_memory(experts_memory, is_shared=shard is not None)
     path = resolve(source, progress)
     start, files = time.perf_counter(), signature(path)
     checkpoint = open_model(path, allow_settings)
@@ -1266,7 +1272,7 @@ def open_source(
     planned = planned._replace(adapters=open_adapters(folders, planned.tensors))
     seconds = time.perf_counter() - start
     how = bounded_threads(threads), jit, seconds, allow_too_large, shard, activations, kv_type, speculate
-    opened = CheckedCheckpoint(path, planned, backend, *how, files=files)
+    opened = CheckedCheckpoint(path, planned, backend, *how, files=files, experts_memory=experts_memory)
     if draft is not None:
         opened.add_draft(resolve(draft, progress))
     return opened
@@ -1287,6 +1293,20 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
     if draft is not None and is_shared:
         message = "draft needs a model that this process has alone; leave out draft, or run the model on one rank"
         raise OptionError(message, option="draft", expected="one rank", found=shown(draft))
+
+
+def check_experts_memory(nbytes: int | None, *, is_shared: bool) -> None:
+    """Check the bound on the memory of experts.
+
+    Raises:
+        OptionError: it is no number of bytes, or several processes share the model.
+    """
+    if nbytes is not None and not (is_whole(nbytes) and nbytes > 0):
+        message = f"experts_memory must be a number of bytes above 0, not {shown(nbytes)}"
+        raise OptionError(message, option="experts_memory", expected="at least 1", found=nbytes)
+    if nbytes is not None and is_shared:
+        message = "experts_memory needs a model that one process runs alone; leave out shard"
+        raise OptionError(message, option="experts_memory", expected="none", found=nbytes)
 
 
 @dataclass(eq=False)
@@ -1326,6 +1346,7 @@ class CheckedCheckpoint:
         speculate: how tokens are proposed.
         draft: the draft model, or None.
         files: the `signature` of the files before they were opened.
+        experts_memory: the most bytes of experts in memory, or None.
     """
 
     path: Path
@@ -1342,7 +1363,9 @@ class CheckedCheckpoint:
     prompts: RequestBuilder = field(init=False)
     draft: LoadedDraft | None = None
     files: str = ""
+    experts_memory: int | None = None
     _is_checked: bool = False
+    _streams_experts: bool = False
 
     def __post_init__(self) -> None:
         if self.shard is not None:
@@ -1350,6 +1373,8 @@ class CheckedCheckpoint:
             settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
             settings |= {"activations": self.activations, "kv_type": self.kv_type}
             self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
+        if self.experts_memory is not None:
+            self._bound_experts(self.experts_memory)
         self.prompts = RequestBuilder(self.checkpoint, self.path, self.config, self.planned.adapters)
 
     def add_draft(self, path: Path) -> None:
@@ -1401,7 +1426,34 @@ class CheckedCheckpoint:
         need = need_of(outline, n_tokens, kv=kv)
         if self.draft is not None:  # `kv` is for both
             need += need_of(outlined(self.draft.planned, self.made), n_tokens, kv=None if kv is None else 0)
-        need.check(self.checkpoint.where, available_memory(), allowed=self.allow_too_large)
+        where, allowed = self.checkpoint.where, self.allow_too_large
+        self._streams_experts = need.check(where, available_memory(), allowed=allowed)
+
+    def _bound_experts(self, most: int) -> None:
+        """Plan at most `most` bytes of experts in memory; each layer holds the same share of its experts.
+
+        Raises:
+            OptionError: these are too few, or the backend or the model has no use for a bound.
+        """
+        if not self.made.holds_some_experts:
+            message = (
+                f"experts_memory needs the backend mlx, metal or cuda; with {self.made.name} the system keeps the "
+                "experts of a GGUF file in memory as long as there is space"
+            )
+            raise OptionError(message, option="experts_memory", expected="none", found=most)
+        total = outlined(self.planned, self.made).sizes.n_experts
+        if not total:
+            message = f"experts_memory needs a model with experts; {self.checkpoint.where} has none"
+            raise OptionError(message, option="experts_memory", expected="none", found=most)
+        n, n_used, share = self.config.n_experts, self.config.n_experts_used, min(1.0, most / total)
+        if int(n * share) < n_used:
+            least = -(-total * n_used // n)
+            message = (
+                f"experts_memory is {most:,} bytes; {least:,} hold the {n_used} experts of one token in every layer, "
+                f"and {total:,} all {n}"
+            )
+            raise OptionError(message, option="experts_memory", expected=f"at least {least:,}", found=most)
+        self.planned = self.planned._replace(held_share=share)
 
     def build(self, progress: Progress | None = None) -> Loaded:
         """Read the weights and build the model; record load and warm-up time in `prompts.phases`.
@@ -1448,6 +1500,8 @@ class CheckedCheckpoint:
                 self.draft.model = self.draft.planned.build(backend).model
         except MemoryError as error:
             raise out_of_memory(self.checkpoint.where, error) from error
+        if self._streams_experts:
+            backend.stream_experts()
         return backend, loaded, created
 
 

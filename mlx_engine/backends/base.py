@@ -121,12 +121,25 @@ class Backend(Primitives):
         """Return the linear layers of X experts, which have one shape, in the form that `expert_linear` reads."""
         return tuple(linears)
 
+    # Whether the backend has `stack_some`.
+    holds_some_experts = False
+
+    def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
+        """Return the linear layers of n experts, in the form that `expert_linear` reads; n_slots of them are in memory.
+
+        `read(e)` reads and prepares the layer of expert e, whenever it is chosen and not in memory.
+        """
+        raise NotImplementedError
+
     def embeds_stored(self, table: Weight) -> bool:
         """Return whether `embed` reads this table in its stored type; if not, `embed` reads the result of `prepare`."""
         return False
 
     def discard(self, linear: Linear) -> None:
         """Free the backend's data of a linear layer that no model uses any more."""
+
+    def stream_experts(self) -> None:
+        """Prepare for experts that do not fit into memory. Called before `read_ahead`, if mapped experts do not fit."""
 
     def read_ahead(self) -> None:
         """Start reading mapped weights into memory. Called once, after a model has been built."""

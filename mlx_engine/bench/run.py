@@ -93,6 +93,7 @@ def engines(
     kv_type: str | None = None,
     allow_settings: Sequence[str] = (),
     allow_too_large: bool = False,
+    experts_memory: int | None = None,
     overlap: bool = True,
     shard: Shard | None = None,
     speculate: str = OFF,
@@ -123,7 +124,7 @@ def engines(
             "kv_type": kv_type,
             "allow_settings": allow_settings,
         }
-        how |= {**quant.options(), "speculate": speculate, "draft": draft}
+        how |= {**quant.options(), "speculate": speculate, "draft": draft, "experts_memory": experts_memory}
         opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
         check(opened)
         bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)

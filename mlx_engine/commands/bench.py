@@ -27,7 +27,7 @@ Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
 # The options that a mode would ignore, by their fields. --compare would ignore all options but --out.
-IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
+IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap", "experts_memory")
 IGNORED_BY_SPECULATION = (
     "n_prompt", "n_gen", "both", "depth", "kv", "no_overlap", "budget", "sweep", "compare", "concurrency", "url",
 )  # fmt: skip
@@ -35,7 +35,7 @@ IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
 # Options that a server has chosen itself.
 IGNORED_BY_URL = (
     "backend", "quant", "quant_min_dim", "quant_layer", "threads", "activations", "kv_type", "no_jit", "no_overlap",
-    "prefix_cache",
+    "prefix_cache", "experts_memory",
 )  # fmt: skip
 ONLY_OF_CLIENTS = ("requests", "prefix_cache", "shared_prefix", "api_key")
 

@@ -151,6 +151,26 @@ def is_view(prepared: object, read: np.ndarray) -> bool:
     return isinstance(held, np.ndarray) and np.may_share_memory(held, read)
 
 
+def is_mapped(array: np.ndarray) -> bool:
+    """Return whether an array is a view of a mapped file."""
+    return _file_of(array) is not None
+
+
+def read_around(address: int, root: Path = Path("/")) -> int:
+    """Return the bytes that Linux reads if a page at an address in a mapped file is missing; 0 if they are unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/maps").read_text().splitlines():
+            span, _, _, device, *_ = line.split()
+            first, end = (int(of, 16) for of in span.split("-"))
+            if first <= address < end:
+                name = ":".join(str(int(of, 16)) for of in device.split(":"))
+                disk = root / "sys/dev/block" / name
+                for folder in (root / "sys/class/bdi" / name, disk / "queue", disk.resolve().parent / "queue"):
+                    if (folder / "read_ahead_kb").exists():
+                        return 1024 * int((folder / "read_ahead_kb").read_text())
+    return 0
+
+
 def map_small_pages(view: np.ndarray) -> None:
     """Ask the system to map the file of a view in small pages.
 

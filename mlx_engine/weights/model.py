@@ -267,6 +267,7 @@ class Planned(NamedTuple):
         stage: the layers that this process runs; None for all layers.
         slices: the parts of the tensors that this process holds; None for whole tensors.
         adapters: the LoRA adapters of linear layers, or None.
+        held_share: the share of the experts of each layer that is in memory at the same time.
     """
 
     checkpoint: Checkpoint
@@ -277,6 +278,7 @@ class Planned(NamedTuple):
     stage: Stage | None = None
     slices: OwnSlices | None = None
     adapters: Adapters | None = None
+    held_share: float = 1.0
 
     @property
     def n_parameters(self) -> int:
@@ -318,6 +320,7 @@ class Planned(NamedTuple):
         """Build the model on a backend."""
         options: dict[str, Any] = {"conversion": self.conversion, "progress": progress}
         options |= {"stage": self.stage, "slices": self.slices, "adapters": self.adapters}
+        options["held_share"] = self.held_share
         parameters = Parameters(self.checkpoint, self.tensors, backend, **options)
         return Loaded(self.make(self.config, parameters, backend), parameters.converted)
 

@@ -31,7 +31,7 @@ from mlx_engine.quant.groups import affine, fixed
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight, cut_shape
 from mlx_engine.weights.model import Model, Planned, architecture_of
-from mlx_engine.weights.parameters import Parameters
+from mlx_engine.weights.parameters import EXPERTS, Parameters
 
 ALTERNATIVE = "Q8_0"
 
@@ -98,6 +98,8 @@ class OutlineBackend:
     Attributes:
         nbytes: bytes of all weights that have been prepared.
         n_mapped: bytes of the weights that are read from the mapped file.
+        n_experts: bytes of the matrices of experts.
+        n_mapped_experts: bytes of those of them that are read from the mapped file.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that would be saved if every matrix were stored as Q8_0, where that is smaller.
         expanded: the matrices that take more memory than in the file, by type.
@@ -106,6 +108,7 @@ class OutlineBackend:
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self.nbytes, self.n_mapped, self.saved = backend, 0, 0, 0
+        self.n_experts = self.n_mapped_experts = 0
         self._left: dict[str, int] = {}
         self._multiplied: set[str] = set()
         self.shapes: set[tuple[int, int]] = set()
@@ -125,7 +128,11 @@ class OutlineBackend:
             nbytes = round(n_rows * row_bytes)
             self.shapes.add((n_rows, weight.shape[-1]))
             self.types[weight.type] += weight.nbytes
-            self.n_mapped += nbytes if views and isinstance(weight, LazyWeight) and weight.is_stored else 0
+            mapped = nbytes if views and isinstance(weight, LazyWeight) and weight.is_stored else 0
+            self.n_mapped += mapped
+            if f"{EXPERTS}." in weight.name:
+                self.n_experts += nbytes
+                self.n_mapped_experts += mapped
             self._multiplied.add(weight.name)
             alternative = self._as_alternative(weight, nbytes)
             self.saved += max(0, nbytes - alternative)
@@ -189,10 +196,15 @@ class OutlineParameters(Parameters):
 
 @dataclass(frozen=True)
 class Outlined:
-    """A model of outlines, which cannot run, and the sums over its weights (see `OutlineBackend`)."""
+    """A model of outlines, which cannot run, and the sums over its weights (see `OutlineBackend`).
+
+    Attributes:
+        held_share: the share of the experts that is in memory at the same time.
+    """
 
     model: Model
     sizes: OutlineBackend
+    held_share: float = 1.0
 
 
 def outlined(planned: Planned, backend: Backend) -> Outlined:
@@ -205,7 +217,7 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     made, given = cast(Backend, sizes), (planned.checkpoint, planned.tensors)
     parts: dict[str, Any] = {"stage": planned.stage, "slices": planned.slices}
     parameters = OutlineParameters(*given, made, conversion=planned.conversion, **parts)
-    return Outlined(planned.make(planned.config, parameters, made), sizes)
+    return Outlined(planned.make(planned.config, parameters, made), sizes, planned.held_share)
 
 
 # Peak memory of a token's activations in a pass, in multiples of N + K of the widest matrix.
@@ -225,6 +237,7 @@ class Need:
         kv: pages of keys and values.
         workspace: activations of the longest pass, and logits.
         saved: bytes that would be saved if every matrix were stored as Q8_0, where that is smaller.
+        experts: the weights of experts that stay in the mapped file.
     """
 
     weights: int
@@ -232,6 +245,7 @@ class Need:
     kv: int
     workspace: int
     saved: int = 0
+    experts: int = 0
 
     @property
     def total(self) -> int:
@@ -247,11 +261,13 @@ class Need:
         """Return the memory of both models together; their passes do not run at the same time."""
         return Need(
             self.weights + other.weights, self.mapped + other.mapped, self.kv + other.kv,
-            max(self.workspace, other.workspace), self.saved + other.saved,
+            max(self.workspace, other.workspace), self.saved + other.saved, self.experts + other.experts,
         )  # fmt: skip
 
-    def check(self, where: str, available: int, *, allowed: bool = False) -> None:
+    def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
         """Compare with the available bytes. Warn if the model is larger but can run.
+
+        Return whether experts do not fit, which can be read from the file when tokens choose them.
 
         Raises:
             NotEnoughMemoryError: the model cannot run, and `allowed` is not set.
@@ -260,8 +276,14 @@ class Need:
             raise NotEnoughMemoryError(
                 where=where, needed=self._text(), found=f"{size(available)} free", hint=self._hint()
             )
-        if self.total > available:
+        if self.total > available and self.total - self.experts <= available:
+            log.warn(
+                f"{where}: needs {self._text()}, and {size(available)} are free: the {size(self.experts)} of experts "
+                "are read from the file when tokens choose them"
+            )
+        elif self.total > available:
             log.warn(f"{where}: needs {self._text()}, and {size(available)} are free: it may run slowly or be killed")
+        return self.experts > 0 and self.total > available
 
     def _text(self) -> str:
         return f"{size(self.total)} of memory ({size(self.weights)} of weights, {size(self.kv)} of keys and values)"
@@ -273,15 +295,16 @@ class Need:
 
 def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> Need:
     """Return the memory that a model needs with `n_tokens` tokens in the cache, or with `kv` bytes of cache."""
-    sizes, model = outlined.sizes, outlined.model
+    sizes, model, share = outlined.sizes, outlined.model, outlined.held_share
     vocab_size = int(model.config.vocab_size)  # the head does not count: a pass computes few rows of its outputs
     widest = max((sum(shape) for shape in sizes.shapes if shape[0] != vocab_size), default=0)
     return Need(
-        weights=sizes.nbytes,
+        weights=sizes.nbytes - round((1 - share) * sizes.n_experts),
         mapped=sizes.n_mapped,
         kv=pool_nbytes(model.kv_layers, n_tokens) if kv is None else kv,
         workspace=4 * (ACTIVATIONS * LONGEST_PASS * widest + vocab_size),
         saved=sizes.saved,
+        experts=sizes.n_mapped_experts,
     )
 
 

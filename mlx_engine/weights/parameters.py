@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,15 @@ from mlx_engine.backends.experts import ExpertLinear
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.machine.memory import map_small_pages, release, release_rows
-from mlx_engine.quant.types import F32
+from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.adapters import Adapters
 from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stage import OwnSlices, RemoteWeight, Stage, is_elsewhere
+
+# The end of the names of experts' linear layers.
+EXPERTS = "_exps"
 
 # Called with (prepared, total) tensors while a model is built.
 Progress = Callable[[int, int], None]
@@ -46,11 +50,16 @@ class Parameters:
         stage: Stage | None = None,
         slices: OwnSlices | None = None,
         adapters: Adapters | None = None,
+        held_share: float = 1.0,
     ) -> None:
-        """Prepare tensors of a checkpoint: all of them, or only the parts that a stage or slices select."""
+        """Prepare tensors of a checkpoint: all of them, or only the parts that a stage or slices select.
+
+        `held_share` is the share of the experts of each layer that is in memory at the same time.
+        """
         self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
         self._conversion, self._progress = conversion or Conversion(), progress
         self.stage, self._slices, self.adapters = stage, slices, adapters
+        self._held_share = held_share
         self._n_read = sum(self._reads(name) for name in tensors)
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
@@ -87,7 +96,7 @@ class Parameters:
     def linear(self, name: str) -> Linear:
         """Return a linear layer of `name.weight`, converted as the options say, and `name.bias` if it exists."""
         stored = self._own(f"{name}.weight")
-        type_, reason = self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
+        type_, reason = self._type(name, stored.type)
         if not is_elsewhere(stored):
             self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
         weight = self._prepare(f"{name}.weight", stored.as_type(type_), stored)
@@ -97,11 +106,13 @@ class Parameters:
     def first_rows(self, name: str, n: int) -> Linear:
         """Return a linear layer with the first n rows of `name.weight`, converted as `linear` does."""
         stored = self._stored(f"{name}.weight")
-        type_, _ = self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
-        return Linear(name, self._backend.prepare(stored.cut(0, [(0, n)]).as_type(type_)))
+        return Linear(name, self._backend.prepare(stored.cut(0, [(0, n)]).as_type(self._type(name, stored.type)[0])))
 
     def expert_linear(self, name: str, n: int) -> ExpertLinear:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
+        n_slots = int(n * self._held_share) if name.endswith(EXPERTS) else n
+        if n_slots < n:
+            return self._some_experts(name, n, n_slots)
         made = [self.linear(f"{name}.{e}") for e in range(n)]
         first = f"{name}.0.weight"
         shape = self._tensors[first].shape if self._slices is None else self._slices.shape(first)
@@ -112,6 +123,34 @@ class Parameters:
         self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
         weights = self._backend.stack(made)
         return ExpertLinear(name, weights, (shape[0], shape[1]), nbytes, n, self._is_partial(name))
+
+    def _some_experts(self, name: str, n: int, n_slots: int) -> ExpertLinear:
+        """Return a linear layer of n experts, of which the backend holds `n_slots`."""
+
+        def read(e: int) -> Linear:
+            part = f"{name}.{e}"
+            stored = self._own(f"{part}.weight")
+            weight = self._backend.prepare(stored.as_type(self._type(part, stored.type)[0]))
+            if type(stored) is Weight:  # the bytes of other classes are made on demand
+                release(stored.data, weight)
+            bias = f"{part}.bias"
+            return Linear(part, weight, self._backend.prepare(self._own(bias)) if bias in self else None)
+
+        for part in (f"{name}.{e}" for e in range(n)):
+            stored = self._own(f"{part}.weight")
+            type_, reason = self._type(part, stored.type)
+            self._rows.append((part, "" if type_ == stored.type else type_.name.lower(), reason))
+            self._nbytes[type_.name] += type_.bytes_for(math.prod(stored.shape))
+            for tensor in (f"{part}.weight", f"{part}.bias"):
+                if tensor in self:
+                    self._done(tensor)
+        weights = self._backend.stack_some(read, n, n_slots)
+        shape = self._tensors[f"{name}.0.weight"].shape
+        return ExpertLinear(name, weights, (shape[0], shape[1]), weights.nbytes, n)
+
+    def _type(self, name: str, stored: GGMLType) -> tuple[GGMLType, str]:
+        """Return the type to which a linear layer is converted, and the reason."""
+        return self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored)
 
     def router(self, name: str) -> Linear:
         """Return a linear layer of `name.weight` that is never converted: errors would choose other experts."""

@@ -65,6 +65,18 @@ def test_the_section_of_proposed_tokens_has_both_factors():
     assert "9.9" not in text
 
 
+def test_half_of_the_memory_is_compared_with_all_of_it():
+    about = {
+        "time": "2", "commit": "abc", "versions": {}, "engine": "E", "has_same_bits": True, "read_ahead_kb": None,
+        "machine": {"processor": "P", "cores": 2, "memory_bytes": None, "system": "S"}, "share_of_the_first": 0.04,
+        "experts_for_90_percent": 60.2, "guessed_by_the_layer_before": 0.85,
+    }  # fmt: skip
+    runs = {False: [{"rate": 10.0, "memory": 3e9, "read": 0.0}], True: [{"rate": 6.0, "memory": 15e8, "read": 35e6}]}
+    text = sections.experts([{**about, "is_limited": key, "runs": of} for key, of in runs.items()])
+    assert "| E | 3 | 10 | 1 | 0 | yes |" in text
+    assert "| E | 1.5 | 6 | 0.6 | 35 | yes |" in text
+
+
 def test_the_first_token_after_a_restart_is_compared_with_the_same_prompt_computed():
     row = {
         "time": "2", "commit": "abc", "versions": {}, "model_name": "shape:m", "n_tokens": 2048, "kv_type": "f16",

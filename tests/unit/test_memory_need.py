@@ -135,6 +135,19 @@ def test_a_mapped_file_that_is_larger_than_the_memory_is_no_reason_to_refuse(cap
     assert caplog.messages[0].startswith("warning: here: needs 9.0 GiB of memory")
 
 
+@pytest.mark.parametrize(("free", "streams"), [(9, False), (8, True), (1, True)])
+def test_experts_that_do_not_fit_are_read_when_tokens_choose_them(caplog, monkeypatch, free, streams):
+    monkeypatch.setattr(log.LOGGER, "propagate", True)
+    monkeypatch.setattr(log, "_warned", set())
+    need = Need(weights=8 * GIB, mapped=8 * GIB, kv=GIB, workspace=0, experts=7 * GIB)
+    assert need.check("here", free * GIB) == streams
+    said = [
+        text.endswith("the 7.0 GiB of experts are read from the file when tokens choose them")
+        for text in caplog.messages
+    ]
+    assert said == [[True], [False], []][[8, 1, 9].index(free)]
+
+
 @pytest.fixture
 def small(monkeypatch):
     """A machine with little memory, which looks at every model."""

@@ -106,13 +106,20 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # of a shared expert (gate and up, down, its weight; 0 for none); whether the residual is added; whether scores are
 # sigmoids; the address of a bias (X,) for the choice of experts, or 0; the number of groups of experts and how many are
 # kept, or 0; a float64 that is added to the sum of weights; whether weights are multiplied with inputs (of one
-# expert). From EX_TABLE on each expert has two words, its block of gate and up and its block of down.
+# expert). Four words are 0 unless a thread reads experts ahead: the address of the mixture's note, the system's
+# function `write`, the pipe to the thread, and the words of the next layer's mixture, or 0. From EX_TABLE on each
+# expert has two words, its block of gate and up and its block of down.
 (
     EX_PROJECT, EX_NORM_WEIGHT, EX_NORM_EPS, EX_NORM_BIAS, EX_ROUTER, EX_COUNT, EX_USED, EX_NORMALIZE, EX_WIDTH,
     EX_INNER, EX_ROUTER_NORM, EX_ROUTER_EPS, EX_POST_NORM, EX_POST_EPS, EX_SCALES, EX_SHARED, EX_SHARED_DOWN,
     EX_SHARED_WEIGHT, EX_ADDS, EX_SIGMOID, EX_CHOICE_BIAS, EX_GROUPS, EX_GROUPS_USED, EX_SUM_EPS,
-    EX_WEIGHS_INPUTS, EX_TABLE,
-) = range(26)  # fmt: skip
+    EX_WEIGHS_INPUTS, EX_NOTE, EX_WRITE, EX_PIPE, EX_NEXT, EX_TABLE,
+) = range(30)  # fmt: skip
+# Words of a note: the number of a mixture, whether the note is a guess, and a bit for each of the experts. The system
+# writes so few bytes at once.
+NOTE_NUMBER, NOTE_GUESS, NOTE_BITS = range(3)
+MOST_NOTED = 1024
+NOTE_WIDTH = NOTE_BITS + MOST_NOTED // 64
 
 
 def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:

@@ -2,6 +2,9 @@
 
 The rows that use an expert are multiplied together, so the expert's matrices are read at most once. The outputs of a
 row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other rows.
+
+If experts do not fit into memory, the kernel notes which it will multiply, and which the next layer may choose, for a
+thread that reads them from the file meanwhile.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from ..build.layout import (
     EX_GROUPS,
     EX_GROUPS_USED,
     EX_INNER,
+    EX_NEXT,
     EX_NORM_BIAS,
     EX_NORM_EPS,
     EX_NORM_WEIGHT,
     EX_NORMALIZE,
+    EX_NOTE,
+    EX_PIPE,
     EX_POST_EPS,
     EX_POST_NORM,
     EX_PROJECT,
@@ -39,7 +45,11 @@ from ..build.layout import (
     EX_USED,
     EX_WEIGHS_INPUTS,
     EX_WIDTH,
+    EX_WRITE,
     LANES,
+    NOTE_BITS,
+    NOTE_GUESS,
+    NOTE_WIDTH,
 )
 from ..build.memory import floats, invoke, number, words
 from ..build.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
@@ -210,6 +220,36 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
             put(out, row + j, get(out, row + j) + get(y, i * width + j) * weight)
 
 
+@jit
+def _tell(of: Any, ids: Any, n: int, guess: int) -> None:
+    """Write a note of n experts to the pipe of the thread that reads them ahead; a full pipe drops it."""
+    note, one = words(of[EX_NOTE]), np.int64(1)
+    note[NOTE_GUESS] = guess
+    for i in range(NOTE_BITS, NOTE_WIDTH):
+        note[i] = 0
+    for i in range(n):
+        note[NOTE_BITS + ids[i] // 64] |= one << (ids[i] % 64)
+    invoke(of[EX_WRITE], (of[EX_PIPE], of[EX_NOTE], 8 * NOTE_WIDTH))
+
+
+@jit
+def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, scores: int, ids: int, rest: int) -> None:
+    """Write a note of the experts that the router of a later mixture chooses for the input of this one."""
+    n_experts, n_used = of[EX_COUNT], of[EX_USED]
+    weight, bias, eps = of[EX_NORM_WEIGHT], of[EX_NORM_BIAS], np.float32(number(of[EX_NORM_EPS]))
+    if of[EX_ROUTER_NORM] != 0:
+        weight, bias, eps = of[EX_ROUTER_NORM], np.int64(0), np.float32(number(of[EX_ROUTER_EPS]))
+    norm_rows(floats(x), n_tokens, of[EX_WIDTH], weight, bias, eps, floats(h))
+    invoke(of[EX_PROJECT], (address, of[EX_ROUTER], n_tokens, h, 0, rest, logits))
+    for t in range(n_tokens):
+        at, groups = t * n_experts, of[EX_GROUPS]
+        score(floats(logits), at, n_experts, of[EX_SIGMOID], of[EX_CHOICE_BIAS], groups, floats(scores))
+        if groups != 0:
+            keep_groups(floats(logits), at, n_experts, groups, of[EX_GROUPS_USED], floats(scores))
+        choose(floats(logits), at, n_experts, n_used, words(ids), t * n_used)
+    _tell(of, words(ids), n_tokens * n_used, 1)
+
+
 @entry
 def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """Write `y = residual + norm(s)`, where s is the sum of `weight * expert(h)` over the experts of each row.
@@ -261,6 +301,10 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
             floats(scores), n_experts, n_used, b[EX_NORMALIZE], b[EX_SIGMOID], sum_eps, b[EX_SCALES], words(ids),
             floats(weights), t * n_used,
         )  # fmt: skip
+    if b[EX_NOTE] != 0:
+        _tell(b, words(ids), n_pairs, 0)
+        if b[EX_NEXT] != 0:
+            _guess(address, words(b[EX_NEXT]), n_tokens, x, some, logits, scores, pairs, rest)
     _group(words(ids), n_pairs, n_experts, words(first), words(pairs))
     out = floats(y)
     out[: n_tokens * width] = 0

@@ -40,6 +40,7 @@ from mlx_engine.backends.cpu.descriptors import (
     write_matrix,
     write_norm,
 )
+from mlx_engine.backends.cpu.experts_ahead import ExpertReader
 from mlx_engine.backends.cpu.kernels import load_formats
 from mlx_engine.backends.cpu.lowering import LOWERED, CannotCompileError, Lowered, lower
 from mlx_engine.backends.experts import Experts
@@ -87,6 +88,8 @@ class CompiledBackend(SimdBackend):
         # Descriptors of blocks, mixtures of experts and head norms, by their parameters.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
+        # Reads experts that do not fit into memory; None if all fit.
+        self._reader: ExpertReader | None = None
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
         # Descriptors of convolutions, delta rules and state spaces.
         self._mixer_descriptors: dict[tuple[object, ...], np.ndarray] = {}
@@ -103,6 +106,8 @@ class CompiledBackend(SimdBackend):
     def close(self) -> None:
         with self.guard.close():
             self.pool.close()
+            if self._reader is not None:
+                self._reader.close()
 
     def sum_exp(self, row: np.ndarray, top: float) -> float:
         """Call the compiled kernel, which needs no session."""
@@ -127,6 +132,13 @@ class CompiledBackend(SimdBackend):
     def discard(self, linear: Linear) -> None:
         self._mapped = [data for data in self._mapped if data is not linear.weight.data]
         self._blocks = {key: block for key, block in self._blocks.items() if linear not in block.linears}
+
+    def stream_experts(self) -> None:
+        """Read chosen experts from the file in a thread, those of models that are built so far and of later ones."""
+        if self._reader is None:
+            self._reader = ExpertReader()
+            for block in self._mixtures.values():
+                self._reader.add(block)
 
     def read_ahead(self) -> None:
         """Read every memory page of the weights on a background thread, so that the first pass has no page faults."""
@@ -397,6 +409,8 @@ class CompiledBackend(SimdBackend):
             load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
             block = ExpertBlock(experts, norm, KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
             self._mixtures[norm, experts, adds] = block
+            if self._reader is not None:
+                self._reader.add(block)
         return block
 
     def step_block(

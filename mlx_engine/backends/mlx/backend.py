@@ -15,7 +15,7 @@ of the border between two tokens, the other token may be chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -68,6 +68,7 @@ class MlxBackend(Backend):
     """
 
     lazy = True
+    holds_some_experts = True
 
     def __init__(self, activations: str = "f32", name: str = "mlx") -> None:
         self.name = name
@@ -285,6 +286,9 @@ class MlxBackend(Backend):
 
     def stack(self, linears: Sequence[Linear]) -> Native:
         return mlx_experts.stacked(linears, self._dtype)
+
+    def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
+        return mlx_experts.Slots(lambda e: self.stack([read(e)]), n, n_slots)
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
         return mlx_experts.route(logits, routing)

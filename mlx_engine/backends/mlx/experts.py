@@ -2,19 +2,25 @@
 
 The matrices of all experts of a layer are one array (X, N, K), from which `mx.gather_mm` and `mx.gather_qmm` read the
 experts that are chosen. For many rows, sorting them by expert lets these operations read each expert once.
+
+If memory for experts is bounded (`Slots`), the array has fewer matrices, and the host waits for the router. Chosen
+experts that are missing are read from the file, in place of those that were used least recently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from mlx_engine.backends.experts import Routing
 from mlx_engine.backends.mlx.weights import GroupMatrix, summed_in_float32
 from mlx_engine.backends.parameters import Linear
+from mlx_engine.errors import ModelError
 
 # The least number of rows that are sorted by expert, as in mlx-lm's SwitchGLU.
 MANY = 64
@@ -32,13 +38,15 @@ class Stack(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FloatStack:
-    """Matrices (X, K, N), transposed, in the type of activations."""
+    """Matrices (X, N, K) in the type of activations."""
 
-    transposed: mx.array
+    matrices: mx.array
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Return what `Stack.multiply` defines."""
-        given, matrices, _ = summed_in_float32(x, self.transposed)  # on the CPU `mx.gather_mm` supports only float32
+        given, matrices, _ = summed_in_float32(
+            x, self.matrices.swapaxes(1, 2)
+        )  # on the CPU `mx.gather_mm` supports only float32
         return mx.gather_mm(given, matrices, rhs_indices=ids, sorted_indices=are_sorted).astype(x.dtype)
 
 
@@ -75,6 +83,85 @@ class BiasedStack:
         return self.matrices.multiply(x, ids, are_sorted=are_sorted) + self.biases[ids][..., None, :]
 
 
+class Slots:
+    """A stack of n experts, of which some are in memory. Products have the bits of a stack of all experts."""
+
+    def __init__(self, read: Callable[[int], Stack], n: int, n_slots: int) -> None:
+        """Allocate the slots. `read(e)` returns a stack of expert e alone."""
+        self._read, self._n_slots = read, n_slots
+        first = read(0)
+        self.nbytes = n * sum(array.nbytes for array in _arrays(first))
+        self._held: Stack = _mapped(lambda array: mx.zeros((n_slots, *array.shape[1:]), array.dtype), first)
+        mx.eval(_arrays(self._held))
+        # By expert, its slot, or -1; and the experts in memory, in the order of their last use.
+        self._slots, self._used = np.full(n, -1), OrderedDict[int, None]()
+
+    def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
+        """Return what `Stack.multiply` defines. If there are fewer slots than chosen experts, take some at a time."""
+        chosen = np.array(ids)
+        experts = np.unique(chosen)
+        if len(experts) <= self._n_slots and not are_sorted:
+            self._hold(experts)
+            return self._held.multiply(x, mx.array(self._slots[chosen]), are_sorted=False)
+        rows = mx.broadcast_to(x, (*chosen.shape, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
+        of_rows, results, places = chosen.reshape(-1), [], []
+        for first in range(0, len(experts), self._n_slots):
+            some = experts[first : first + self._n_slots]
+            self._hold(some)
+            at = np.flatnonzero(np.isin(of_rows, some))
+            at = at[np.argsort(self._slots[of_rows[at]], kind="stable")]
+            slots = mx.array(self._slots[of_rows[at]])
+            results.append(self._held.multiply(rows[mx.array(at)], slots, are_sorted=are_sorted))
+            places.append(at)
+            mx.eval(results[-1])  # else MLX would copy all slots before it writes the next experts
+        y = mx.concatenate(results)[mx.array(np.argsort(np.concatenate(places)))]
+        return y.reshape(*chosen.shape, *y.shape[-2:])
+
+    def _hold(self, experts: np.ndarray) -> None:
+        """Read those of the experts that are not in memory, in place of those that were used least recently."""
+        for e in experts.tolist():
+            if self._slots[e] >= 0:
+                self._used[e] = None
+                self._used.move_to_end(e)
+        for e in experts[self._slots[experts] < 0].tolist():
+            new, slot = self._read(e), self._free()
+            self._write(slot, new)
+            self._slots[e], self._used[e] = slot, None  # last, because Ctrl-C may end this at any point
+
+    def _free(self) -> int:
+        """Return a slot without an expert."""
+        while not len(free := np.setdiff1d(np.arange(self._n_slots), self._slots)):
+            oldest, _ = self._used.popitem(last=False)
+            self._slots[oldest] = -1
+        return int(free[0])
+
+    def _write(self, slot: int, expert: Stack) -> None:
+        held, new = _arrays(self._held), _arrays(expert)
+        if [(a.shape[1:], a.dtype) for a in held] != [(a.shape[1:], a.dtype) for a in new]:
+            raise ModelError(
+                "the experts of a layer are stored in several types, or some have infinite scales; "
+                "load the model without experts_memory"
+            )
+        for array, value in zip(held, new, strict=True):
+            array[slot] = value[0]
+        mx.eval(held)
+
+
+def _arrays(stack: Stack) -> list[mx.array]:
+    """Return all arrays of a stack."""
+    found: list[mx.array] = []
+    _mapped(found.append, stack)
+    return found
+
+
+def _mapped(function: Callable[[mx.array], Any], stack: Any) -> Any:
+    """Return a stack with `function(array)` in place of each array."""
+    values = {field.name: getattr(stack, field.name) for field in fields(stack)}
+    made = {name: function(of) for name, of in values.items() if isinstance(of, mx.array)}
+    made |= {name: _mapped(function, of) for name, of in values.items() if hasattr(of, "multiply") and name not in made}
+    return replace(stack, **made)
+
+
 def stacked(linears: Sequence[Linear], dtype: mx.Dtype = mx.float32) -> Stack:
     """Return several linear layers, whose matrices are `GroupMatrix` or float arrays, as one stack.
 
@@ -99,7 +186,7 @@ def _stacked(matrices: Sequence[Any], dtype: mx.Dtype) -> Stack:
         return GroupStack(parts[0], parts[1], parts[2] if len(parts) > 2 else None, *one)
     floats = mx.stack([m if isinstance(m, mx.array) else _values(m).astype(dtype) for m in matrices])
     mx.eval(floats)
-    return FloatStack(floats.swapaxes(1, 2))
+    return FloatStack(floats)
 
 
 def _values(matrix: GroupMatrix) -> mx.array:

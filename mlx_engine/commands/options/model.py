@@ -216,6 +216,17 @@ class ComputeOptions(LoadOptions):
     allow_too_large: Annotated[
         bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free."), RARE
     ] = False
+    experts_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--experts-memory",
+            metavar="SIZE",
+            help="On mlx and metal, keep at most SIZE of experts in memory, such as 8GiB; read the others when tokens "
+            "choose them.",
+            show_default="all",
+        ),
+        RARE,
+    ] = None
 
     def options(self) -> dict[str, Any]:
         """Return keyword arguments of `load`, without the conversion."""
@@ -224,7 +235,10 @@ class ComputeOptions(LoadOptions):
 
     def machine(self) -> dict[str, Any]:
         """Return the keyword arguments of `load` that do not change results."""
-        return {"threads": self.threads, "allow_too_large": self.allow_too_large}
+        how: dict[str, Any] = {"threads": self.threads, "allow_too_large": self.allow_too_large}
+        if self.experts_memory is not None:
+            how["experts_memory"] = bytes_of("--experts-memory", self.experts_memory)
+        return how
 
     def changes(self, context_len: int | None) -> dict[str, Any]:
         """Return the keyword arguments of `load` that change results, for texts of up to `context_len` tokens.
