@@ -9,7 +9,7 @@ from .compiler import uses_tensors
 from .signature import ATTRIBUTES, Signature
 from .text import code_only, line_of, threadgroup_declarations, with_suffixes
 
-# The names of the parts of a kernel in clang's messages.
+# The names of the sections of a kernel in clang's messages.
 HEADER, BODY, SIGNATURE = "header", "body", "signature"
 
 # Attribute of a thread -> the C++ expression of its value. `t` is the thread and `g` its threadgroup, of the structs in
@@ -44,7 +44,7 @@ MSL_FUNC uint threads_of(const unsigned* of) { return of[0] * of[1] * of[2]; }
 
 
 class Part(NamedTuple):
-    """One kernel of a unit."""
+    """One kernel of a translation unit."""
 
     signature: Signature
     header: str

@@ -46,9 +46,9 @@ class Routing:
     weighs_inputs: bool = False
 
     def __post_init__(self) -> None:
-        """Check the number of experts, if their inputs have weights."""
+        """Check that a token has one expert, if `weighs_inputs`."""
         if self.weighs_inputs and self.n_used != 1:
-            raise ValueError(f"expected one expert of a token, whose input has a weight, found {self.n_used}")
+            raise ValueError(f"weighs_inputs: expected one expert per token, found {self.n_used}")
 
     @property
     def ranks_logits(self) -> bool:

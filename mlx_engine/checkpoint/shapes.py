@@ -175,7 +175,7 @@ class Qwen3Shape(Shape):
         yield from (norm(at + name, self.head_dim) for name in ("attn_q_norm", "attn_k_norm"))
 
     def attention(self, at: str, q_rows: int = 1) -> Iterator[RandomTensor]:
-        """Yield the matrices of attention, with `q_rows` rows of queries per element of a head."""
+        """Yield the matrices of attention. With `q_rows` 2, those of queries have the rows of an output gate, too."""
         D, H, G = self.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         yield matrix(f"{at}attn_q", q_rows * H, D)
         yield matrix(f"{at}attn_k", G, D)
@@ -215,7 +215,7 @@ class Qwen35Shape(Qwen3Shape):
     conv_kernel: int
 
     architecture = "qwen35"
-    # Every layer of this number has attention; the others are gated delta networks.
+    # One layer in so many, the last of each group, has attention; the others are gated delta networks.
     interval: ClassVar[int] = 4
 
     def settings(self) -> dict[str, object]:
@@ -320,7 +320,7 @@ class Qwen3MoeShape(Qwen3Shape):
 class DeepSeek2Shape(Qwen3MoeShape):
     """Sizes of a DeepSeek-V2, with YaRN and a dense first layer.
 
-    Queries have a latent: llama.cpp loads those of DeepSeek-V2-Lite, which have none, at 26 and 27 layers only.
+    Queries have a latent, which DeepSeek-V2-Lite has not: without it llama.cpp loads models of 26 or 27 layers only.
     `head_dim` is that of values, and of keys without their rotated part.
     """
 

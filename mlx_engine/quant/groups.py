@@ -58,7 +58,7 @@ class GroupType(GGMLType):
 
     @property
     def in_halves(self) -> bool:
-        """Whether the quants of a block are stored in halves (`packing.py`); else in MLX's order, as in the tensors."""
+        """Whether the quants of a block are in GGUF's order (in halves: `packing.py`); else they are in MLX's order."""
         return self.has_biases and self.bits == 4
 
     @property

@@ -1,4 +1,7 @@
-"""The state space model of Mamba2 (SSD), its gate, and the norm of its output. A chunk is one head, for all tokens.
+"""The state space model of Mamba2 (SSD), its gate, and the norm of its output.
+
+Tokens are applied in order, without the chunks of the SSD algorithm. Threads share heads: a chunk of the job is one
+head with all tokens. A run is the consecutive rows of one sequence (`layout.py`).
 
 The state of a head is a matrix (N, P). Each token decays the matrix, adds the product of its B and its input to the
 matrix, and reads the matrix with its C. Sums run over the N rows in order, for each of the P columns, so the bits do

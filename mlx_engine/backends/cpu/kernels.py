@@ -37,7 +37,7 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
         return None
     library.announce = _announced
     own = [need for need in sorted(needs) if need in library.MODULES]
-    # MLX's mxfp4 uses the kernels of GGUF's; a type without kernels is expanded to float32.
+    # MLX's mxfp4 is reordered on load and uses the kernels of GGUF's; types without kernels are expanded to float32.
     types = (need.removeprefix("mlx_") for need in needs.difference(own))
     formats = {type_ if library.is_format(type_) else "float32" for type_ in types}
     try:
