@@ -65,8 +65,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.run:
         if options.resident:  # all of the file is in memory before the first token
-            with options.model.open("rb") as file:
-                while file.read(1 << 24):
+            with opened(options.model) as file:
+                while os.read(file, 1 << 24):
                     pass
         found = (choices if options.run == CHOICES else measured)(options.run, str(options.model), options.tokens)
         print(json.dumps(found))
@@ -109,11 +109,21 @@ def measure(path: Path, options: argparse.Namespace) -> None:
         log.append({"model_name": path.stem, "file_bytes": path.stat().st_size, **about, **chosen, "runs": each})
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Yield a descriptor of a file, for reading."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
 def run(python: str, engine: str, path: Path, n_tokens: int, limit: int | None) -> Found:
     """Return what a process measures within a limit of bytes, and the most memory that it used."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with opened(path) as file:
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     command = [python, "-m", "benchmarks.experts", "--run", engine, "--model", str(path), "--tokens", str(n_tokens)]
     command += ["--resident"] if limit is None else []
     with group(limit) as (join, used):

@@ -357,8 +357,8 @@ HALVES = ("attention", "4 heads, 2 of keys, 64 wide, pages of 16, float16, 33 ke
         (MATVEC, "row < N && vector <", "row < N - 1 && vector <"),
         (MATVEC, "WHOLE || k < end", "WHOLE || k < end - 16"),
         (MATVEC, "s < Order<K>::SEGMENTS; s += KS", "s < 1; s += KS"),
-        (HALVES, "values = keys + G * slots * ROW", "values = keys"),
-        (HALVES, "from + (i * 8 + lane) * 4", "from + (i * 8 + lane / 2) * 4"),
+        (HALVES, "values = keys + size_t(store_shape[0] - 1) * G * slots * ROW", "values = keys"),
+        (HALVES, "from + (i * PARTS + lane) * 4", "from + (i * PARTS + lane / 2) * 4"),
     ],
 )
 def test_wrong_text_is_wrong(where: tuple[str, str], right: str, wrong: str):

@@ -143,7 +143,7 @@ def test_a_dead_engine_is_not_healthy_and_ends_the_server():
             def die() -> None:
                 raise MemoryError("planted")
 
-            server.scheduler._admit = die  # type: ignore[method-assign]
+            server.scheduler._run = die  # type: ignore[method-assign]
             server.gate.allow()
             assert waiting.result().status_code == 503
             assert events(streaming.result().content)[-1]["error"]["code"] == "dead"
