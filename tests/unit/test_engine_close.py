@@ -148,7 +148,7 @@ def test_engines_on_mlx_share_threads_one_after_the_other(end: str):
         del engine, stream
         if i == 0:
             before = n_threads()
-    wait_for(lambda: n_threads() == before)
+    wait_for(lambda: n_threads() <= before)  # threads of earlier tests may end meanwhile
 
 
 def test_two_engines_on_mlx_have_a_stream_each():
