@@ -102,6 +102,11 @@ def launch(
     counts = _counts.get()
     if counts is not None:
         counts[kernel.name] += 1
+    if negative := [name for name, value in template if isinstance(value, int) and value < 0]:
+        raise ValueError(
+            f"{kernel.name}: expected template values of 0 and above, which MLX makes part of the kernel's name, found "
+            f"a negative {', '.join(negative)}"
+        )
     planned = _planned.get()
     if planned is not None:
         planned.append(Launch(kernel, inputs, template, grid, threadgroup, output_shapes, output_dtypes, init_value))

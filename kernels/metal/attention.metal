@@ -1,6 +1,7 @@
 // Softmax attention over pages of keys and values. A threadgroup has a row and HEADS query heads that share a KV head.
 // H query heads, G KV heads of E elements, which take ROW elements of the store; PAGE positions per page; WINDOW: the
-// number of latest positions that a row attends to, 0 for all, -C for its chunk of C positions. SOFTCAP: scores are scale[0] tanh(scale[1] score).
+// number of latest positions that a row attends to, 0 for all, with CHUNKED the positions of its chunk.
+// SOFTCAP: scores are scale[0] tanh(scale[1] score).
 // SINKS: one more score for each query head, without a value. A store of one array has keys that are also the values.
 // attention.py defines the order of summation; each SIMD-group sums one chain of blocks of 32 keys.
   threadgroup float totals[CHAINS * HEADS * E];
@@ -14,8 +15,8 @@
   const int row = int(threadgroup_position_in_grid.x) / (H / HEADS);
   const int kv = head0 / (H / G);
   const int last = position[row];
-  const int chunk = WINDOW < 0 ? -WINDOW : 1;
-  const int first = WINDOW > 0 ? max(0, last + 1 - WINDOW) : WINDOW < 0 ? last - last % chunk : 0;
+  const int chunk = WINDOW > 0 ? WINDOW : 1;
+  const int first = CHUNKED ? last - last % chunk : WINDOW > 0 ? max(0, last + 1 - WINDOW) : 0;
   const int table = owner[row] * pages_shape[1];
   const size_t slots = size_t(store_shape[2]);
   // `load_head` converts every type of store to float.

@@ -124,7 +124,9 @@ def attention(
             ("PARTS", 8 if E <= NARROW else 16),
             ("CHAINS", CHAINS),
             ("PAGE", page),
-            ("WINDOW", window),
+            # No negative numbers, because MLX makes them part of the kernel's name.
+            ("WINDOW", abs(window)),
+            ("CHUNKED", window < 0),
             ("SOFTCAP", softcap is not None),
             ("SINKS", sinks is not None),
         ),

@@ -53,10 +53,13 @@ def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Nat
 
 
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
-    """Return the query-key pairs of one head: token i attends to all tokens up to i, at most a window of them."""
+    """Return the query-key pairs of one head: token i attends to all tokens up to i, at most a window of them.
+
+    Chunks (negative windows) count as windows: an upper bound.
+    """
     if not n_tokens:
         return 0
-    most = n_slots if window is None else min(n_slots, window)
+    most = n_slots if window is None else min(n_slots, abs(window))
     whole = min(n_tokens, n_slots - most + 1)  # tokens that attend to a full window
     rest = n_tokens - whole
     return whole * most + rest * most - rest * (rest + 1) // 2

@@ -159,16 +159,34 @@ def is_mapped(array: np.ndarray) -> bool:
 def read_around(address: int, root: Path = Path("/")) -> int:
     """Return the bytes that Linux reads if a page at an address in a mapped file is missing; 0 if they are unknown."""
     with contextlib.suppress(OSError, ValueError):
-        for line in (root / "proc/self/maps").read_text().splitlines():
-            span, _, _, device, *_ = line.split()
-            first, end = (int(of, 16) for of in span.split("-"))
-            if first <= address < end:
-                name = ":".join(str(int(of, 16)) for of in device.split(":"))
-                disk = root / "sys/dev/block" / name
-                for folder in (root / "sys/class/bdi" / name, disk / "queue", disk.resolve().parent / "queue"):
-                    if (folder / "read_ahead_kb").exists():
-                        return 1024 * int((folder / "read_ahead_kb").read_text())
+        if (mapping := _mapping_at(address, root)) is not None:
+            name = ":".join(str(int(of, 16)) for of in mapping[0].split(":"))
+            disk = root / "sys/dev/block" / name
+            for folder in (root / "sys/class/bdi" / name, disk / "queue", disk.resolve().parent / "queue"):
+                if (folder / "read_ahead_kb").exists():
+                    return 1024 * int((folder / "read_ahead_kb").read_text())
     return 0
+
+
+def tells_pages(address: int, root: Path = Path("/")) -> bool:
+    """Return whether Linux tells this process which pages of the mapped file at an address are in memory.
+
+    It says that all pages are, if the process neither owns nor may write the file.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if (mapping := _mapping_at(address, root)) is not None:
+            return os.access(mapping[1], os.W_OK) or Path(mapping[1]).stat().st_uid == os.geteuid()
+    return False
+
+
+def _mapping_at(address: int, root: Path) -> tuple[str, str] | None:
+    """Return the device and the path of the mapped file at an address; None if there is none."""
+    for line in (root / "proc/self/maps").read_text().splitlines():
+        span, _, _, device, _, *path = line.split(maxsplit=5)
+        first, end = (int(of, 16) for of in span.split("-"))
+        if first <= address < end:
+            return device, path[0] if path else ""
+    return None
 
 
 def map_small_pages(view: np.ndarray) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend, Layers, OpByOp, Program
 from mlx_engine.backends.costs import nbytes_of
-from mlx_engine.backends.parameters import Native
+from mlx_engine.backends.parameters import Linear, Native
 from mlx_engine.cache.pool import LONGEST_PASS, pool_nbytes
 from mlx_engine.checkpoint.hf_folder import has_safetensors, read_json
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT, Quantization, read_quantization
@@ -115,6 +115,7 @@ class OutlineBackend:
         self.expanded: dict[str, Expanded] = {}
         self.types: Counter[GGMLType] = Counter()
         self._probed: dict[tuple[str, int], tuple[float, bool]] = {}
+        self._of_slots: dict[tuple[str, int], float] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the backend."""
@@ -131,7 +132,8 @@ class OutlineBackend:
             mapped = nbytes if views and isinstance(weight, LazyWeight) and weight.is_stored else 0
             self.n_mapped += mapped
             if f"{EXPERTS}." in weight.name:
-                self.n_experts += nbytes
+                held = self._held_expert(weight)
+                self.n_experts += nbytes if held is None else held
                 self.n_mapped_experts += mapped
             self._multiplied.add(weight.name)
             alternative = self._as_alternative(weight, nbytes)
@@ -165,6 +167,18 @@ class OutlineBackend:
     def compile(self, layers: Layers, width: int) -> Program:
         """Return a program that is never run."""
         return OpByOp(cast(Backend, self), layers)
+
+    def _held_expert(self, weight: Weight | LazyWeight) -> int | None:
+        """Return the bytes of a matrix of an expert in a backend's slots, where it may have another format."""
+        if not self._backend.holds_some_experts:
+            return None
+        n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
+        key = (weight.type.name, width)
+        if key not in self._of_slots:
+            prepared = probe(self._backend, weight.type, width)[1]
+            slots = self._backend.stack_some(lambda _: Linear("probe", prepared), 1, 1)
+            self._of_slots[key] = slots.nbytes / ROWS
+        return round(n_rows * self._of_slots[key])
 
     def _probe(self, type_: GGMLType, width: int) -> tuple[float, bool]:
         """Return the bytes of a row on the backend, and whether the backend uses the file's bytes unchanged."""

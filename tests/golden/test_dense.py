@@ -103,7 +103,7 @@ def chunked(tmp_path_factory: pytest.TempPathFactory) -> Golden:
 
 
 @pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("scalar", EMULATED))) for name in BACKENDS]
+    "backend", [pytest.param(name, marks=[pytest.mark.slow] * (name == "scalar")) for name in BACKENDS]
 )
 def test_rotated_layers_of_llama_4_attend_within_chunks(chunked: Golden, backend: str):
     arrays = np.load(chunked.file)

@@ -90,7 +90,7 @@ def logits(path: Path, backend: str, threads: int | None = None) -> np.ndarray:
     return np.asarray(mlx_engine.load(path, backend, threads=threads).logits(IDS))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(len(FILES))
 @pytest.mark.parametrize("backend", ["simd", "parallel"])
 def test_logits_are_those_of_the_expanded_weights(files: tuple[Path, Path], backend: str):
     stored, expanded = files

@@ -15,7 +15,7 @@ from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.observed import observed
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward_logits
-from mlx_engine.machine.memory import read_around
+from mlx_engine.machine.memory import read_around, tells_pages
 from tests.random_models import random_model
 
 IDS = [3, 141, 59, 26]
@@ -84,9 +84,32 @@ def test_what_is_missing_of_the_newest_notes_is_read(monkeypatch):
     quiet = SimpleNamespace(register=lambda *_: None, poll=lambda _: [])  # the end of a pipe is news, too
     monkeypatch.setattr(experts_ahead.select, "poll", lambda: quiet)
     mixtures = [[[(65536, 15000)], [(4096, 15000), (131072, 100)], []], [[], [], [(262144, 30000)]]]
-    experts_ahead._read(source, mixtures, {0}, system)
+    experts_ahead._read(source, mixtures, {0}, set(), system)
     assert system.read == [(262144 + 8192, 8192), (4096 + 8192, 15000 - 8192)]
     assert system.used == [(65536, 15000), (131072, 100)]
+
+
+def test_all_of_a_file_whose_pages_are_hidden_is_asked_for_and_a_note_ends_the_thread(monkeypatch):
+    monkeypatch.setattr(experts_ahead, "PAGESIZE", 4096)
+    monkeypatch.setattr(experts_ahead, "PIECE", 8192)
+    system, (source, pipe) = System(), os.pipe()
+    note = np.zeros(layout.NOTE_WIDTH, np.int64)
+    note[layout.NOTE_BITS] = 1
+    os.write(pipe, note.tobytes())
+    kept = os.dup(pipe)  # as in a forked process
+    experts_ahead._end(pipe, os.getpid())
+    experts_ahead._read(source, [[[(65536, 9000)]]], set(), {0}, system)
+    assert system.read == [(65536, 8192), (65536 + 8192, 9000 - 8192)]
+    os.close(kept)
+
+
+def test_pages_of_own_files_are_told(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/maps").write_text(f"1000-3000 r--s 00000000 fe:11 12 {tmp_path / 'a model'}\n")
+    assert not tells_pages(0x2000, tmp_path)  # the file is missing
+    (tmp_path / "a model").write_text("")
+    assert tells_pages(0x2000, tmp_path)
+    assert not tells_pages(0x4000, tmp_path)
 
 
 def test_what_a_page_fault_reads_is_found(tmp_path):

@@ -5,12 +5,14 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends import create_backend
+from mlx_engine.backends.mlx import experts
 from mlx_engine.backends.mlx.experts import FloatStack, Slots
 from mlx_engine.cache import SequenceInput
 from mlx_engine.errors import ModelError, OptionError
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
+from mlx_engine.weights.outline import outlined
 from tests.random_models import random_checkpoint
 from tests.unit.test_command_generate import DATA, generate, only_line
 
@@ -31,7 +33,7 @@ def logits(planned, backend):
         return np.concatenate([backend.host(rows) for rows in found])
 
 
-@pytest.mark.slow
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["mlx", "metal"])
 @pytest.mark.parametrize(
     ("architecture", "type_name"),
@@ -48,6 +50,28 @@ def test_few_experts_in_memory_have_the_bits_of_all(monkeypatch, name, architect
     expected = logits(planned, create_backend(name))
     # Two of six experts are in memory.
     assert np.array_equal(logits(planned._replace(held_share=0.34), create_backend(name)), expected)
+
+
+@pytest.mark.parametrize("name", ["mlx", "metal"])
+def test_the_bytes_of_all_experts_are_those_that_slots_would_hold(monkeypatch, name):
+    """On metal Q6_K is expanded, and scales become float32."""
+    monkeypatch.setenv("MLX_ENGINE_METAL", "emulate")
+    made = []
+
+    class Noted(Slots):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self.nbytes)
+
+    for type_name in ("Q6_K", "Q8_0"):
+        planned, backend = plan_model(random_checkpoint("qwen3moe", type_name), Conversion()), create_backend(name)
+        expected = outlined(planned, backend).sizes.n_experts
+        monkeypatch.setattr(experts, "Slots", Noted)
+        made.clear()
+        planned._replace(held_share=0.34).build(backend)
+        assert sum(made) == expected, type_name
+        monkeypatch.undo()
+        monkeypatch.setenv("MLX_ENGINE_METAL", "emulate")
 
 
 def test_the_experts_used_least_recently_are_replaced():

@@ -73,6 +73,8 @@ def test_spread():
 def test_scores_are_counted_where_something_is_visible(n_tokens, n_slots, window):
     sees = [n_slots - n_tokens + t + 1 for t in range(n_tokens)]
     assert _n_pairs(n_tokens, n_slots, window) == sum(min(n, window or n) for n in sees)
+    if window is not None:
+        assert _n_pairs(n_tokens, n_slots, -window) == _n_pairs(n_tokens, n_slots, window)
 
 
 def test_linear_layers_are_named_by_what_they_are_for():

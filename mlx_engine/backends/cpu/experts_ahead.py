@@ -8,6 +8,7 @@ hidden states. The thread asks the system to read those that are not in memory. 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -19,7 +20,7 @@ import numpy as np
 
 from mlx_engine.backends.cpu.descriptors import ExpertBlock
 from mlx_engine.kernels.cpu.build import layout
-from mlx_engine.machine.memory import is_mapped, read_around
+from mlx_engine.machine.memory import is_mapped, read_around, tells_pages
 
 # A page fault reads what lies around the page, on most systems 128 KiB. If it would read more than this, in part of
 # other experts, faults of experts read single pages.
@@ -47,16 +48,18 @@ class ExpertReader:
         self._mixtures: list[list[list[tuple[int, int]]]] = []
         # Those of them whose pages are marked as used; and the bytes that a page fault reads.
         self._marked = set[int]()
+        # And those whose file is another user's, so that the system does not tell which of their pages are in memory.
+        self._hidden = set[int]()
         self._around: int | None = None
         self._last: ExpertBlock | None = None
         thread = threading.Thread(
             target=_read,
-            args=(source, self._mixtures, self._marked, self._system),
+            args=(source, self._mixtures, self._marked, self._hidden, self._system),
             name="mlx_engine-experts",
             daemon=True,
         )
         thread.start()
-        self.close = weakref.finalize(self, os.close, self._pipe)  # ends the thread
+        self.close = weakref.finalize(self, _end, self._pipe, os.getpid())
 
     def add(self, block: ExpertBlock) -> None:
         """Read the experts of a mixture, whose layer follows that of the mixture before."""
@@ -66,7 +69,9 @@ class ExpertReader:
         matrices = [matrix for expert in experts for matrix in expert]
         if self._around is None:
             self._around = read_around(matrices[0][0])
-        if self._around > MOST_AROUND:
+        if not tells_pages(matrices[0][0]):
+            self._hidden.add(len(self._mixtures))
+        elif self._around > MOST_AROUND:
             self._marked.add(len(self._mixtures))
             for at, nbytes in matrices:
                 self._system.madvise(at, nbytes, MADV_RANDOM)
@@ -94,31 +99,55 @@ def _matrices(block: ExpertBlock, expert: int) -> list[tuple[int, int]]:
     return found
 
 
-def _read(source: int, mixtures: list[list[list[tuple[int, int]]]], marked: set[int], system: ctypes.CDLL) -> None:
-    """Read the noted experts until the pipe is closed; mark those of `marked` mixtures that are in memory as used."""
+def _end(pipe: int, process: int) -> None:
+    """End the thread, also if a forked process keeps the pipe open; in a forked process, close its copy alone."""
+    if os.getpid() == process:
+        with contextlib.suppress(BlockingIOError):  # a full pipe: the thread ends when it has read it
+            os.write(pipe, np.full(layout.NOTE_WIDTH, -1, np.int64).tobytes())
+    os.close(pipe)
+
+
+def _read(
+    source: int, mixtures: list[list[list[tuple[int, int]]]], marked: set[int], hidden: set[int], system: ctypes.CDLL
+) -> None:
+    """Read the noted experts until `_end`; mark those of `marked` mixtures that are in memory as used.
+
+    All pages of `hidden` mixtures are asked for.
+    """
+    try:
+        _read_notes(source, mixtures, marked, hidden, system)
+    finally:
+        os.close(source)
+
+
+def _read_notes(
+    source: int, mixtures: list[list[list[tuple[int, int]]]], marked: set[int], hidden: set[int], system: ctypes.CDLL
+) -> None:
     news = select.poll()  # `select.select` takes no descriptor above 1023
     news.register(source, select.POLLIN)
     while notes := os.read(source, _NOTE_BYTES * 16):
         # Earlier notes are of layers that have been computed meanwhile.
         for number, is_guess, *bits in np.frombuffer(notes, np.int64).reshape(-1, layout.NOTE_WIDTH)[-2:]:
+            if number < 0:
+                return
             experts = np.unpackbits(np.array(bits).view(np.uint8), bitorder="little").nonzero()[0]
             complete = []
             for at, nbytes in (matrix for expert in experts for matrix in mixtures[number][expert]):
                 if is_guess and news.poll(0):  # such as the choices
                     break
-                if not _read_missing(at, nbytes, system):
+                if not _read_missing(at, nbytes, system, is_hidden=number in hidden):
                     complete.append((at, nbytes))
             for at, nbytes in complete if number in marked and not is_guess else ():
                 if news.poll(0):
                     break
                 system.madvise(at, nbytes, MADV_POPULATE_READ)
-    os.close(source)
 
 
-def _read_missing(at: int, nbytes: int, system: ctypes.CDLL) -> bool:
-    """Let the system read the pieces of a matrix that are not in memory; return whether there are any."""
-    are_in_memory = np.empty(-(-nbytes // PAGESIZE), np.uint8)
-    system.mincore(at, nbytes, are_in_memory.ctypes.data)
+def _read_missing(at: int, nbytes: int, system: ctypes.CDLL, *, is_hidden: bool) -> bool:
+    """Let the system read the pieces of a matrix that are not in memory; return whether there may be any."""
+    are_in_memory = np.zeros(-(-nbytes // PAGESIZE), np.uint8)
+    if not is_hidden:
+        system.mincore(at, nbytes, are_in_memory.ctypes.data)
     if are_in_memory.all():
         return False
     for first in range(0, nbytes, PIECE):
