@@ -16,6 +16,7 @@ from mlx_engine.backends.parameters import Growth, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     Expected,
+    Naming,
     constant,
     declared,
     halves,
@@ -41,6 +42,14 @@ CHUNK = 8192
 AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
 # The number of experts of the model whose heads are not normed; GGUF has no key.
 OF_MAVERICK = 128
+
+
+class Chunk(OfFolders):
+    """The number of tokens of a chunk, at most the context, because GGUF files do not have it."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the number."""
+        return int(min(super().read(s, naming, known), known.context_length))
 
 
 def chunked_if_rotated(s: Settings, key: str, config: Any) -> None:
@@ -79,7 +88,7 @@ class Config(Routed, llama.Config):
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
     )  # fmt: skip
     context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
-    chunk: int = declared(OfFolders(CHUNK, "attention_chunk_size", Settings.whole, usual=CHUNK))
+    chunk: int = declared(Chunk(CHUNK, "attention_chunk_size", Settings.whole, usual=CHUNK))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(theta=500_000.0, rules=EVERY_RULE)
     has_rope: tuple[bool, ...] = layer_kinds(
