@@ -30,7 +30,12 @@ SLOW_BACKENDS = re.compile("scalar|emulated")
 
 # Random examples are the same in every run, and no test measures time: a machine may be busy.
 settings.register_profile(
-    "default tests", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "default tests",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("default tests")
 # For planted bugs: nobody reads the smallest example that finds them (`--hypothesis-profile`).

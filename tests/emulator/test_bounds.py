@@ -87,7 +87,7 @@ def message(size: int, n: int, by: tuple[int, int], **options: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("size", TYPES)
 def test_every_access_past_either_end_is_found_in_the_build_that_sees_all(size: int):
     for n in LENGTHS:
@@ -156,7 +156,7 @@ def whole(size: int) -> WholeKernel:
     return library(WHOLE).function(f"shift_{size}")
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("size", TYPES)
 def test_every_access_past_either_end_of_threadgroup_memory_is_found(size: int):
     for n in LENGTHS:

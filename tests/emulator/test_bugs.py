@@ -56,7 +56,7 @@ def compiled() -> dict[str, MetalKernel]:
     return kernels
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_every_bug_is_caught(bug: Bug, compiled: dict[str, MetalKernel]):
     results, error = outcome(compiled[bug.name], bug)

@@ -86,6 +86,7 @@ def test_after_an_error_all_is_as_before(source: str, build: str, kind: type[Emu
     assert np.float32(2.0**-126) * np.float32(0.5) > 0  # denormals count again
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_kernel_that_does_not():
     kernel = simple("volatile float wait = 1.0f; while (wait > 0.0f) {} y[0] = wait;")
     kernel.prepare([([X], [mx.float32], None)])  # so that the signal does not meet the compiler

@@ -14,7 +14,7 @@ from tests.emulator.found import PATTERNS, Pattern, data, outcome
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.name.replace(" ", "-"))
 def test_the_mistake_is_found_and_the_mended_kernel_is_right(pattern: Pattern):
     expected = pattern.expected(data(pattern).astype(np.float64))

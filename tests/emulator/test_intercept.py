@@ -205,6 +205,7 @@ def test_fixture(emulated_metal):
 """
 
 
+@pytest.mark.slow
 def test_the_plugin_of_pytest(tmp_path: Path):
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "test_program.py").write_text(TESTS)

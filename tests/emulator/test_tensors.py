@@ -195,7 +195,7 @@ def mistake(bug: Bug, name: str) -> tuple[str, str]:
     return "nothing was found", ""
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_every_mistake_is_found_with_its_line(bug: Bug) -> None:
     says, where = mistake(bug, f"{bug.kernel}_{BUGS.index(bug)}")
@@ -209,7 +209,7 @@ def test_mistakes_are_in_the_kernels() -> None:
         assert bug.old in {"tiled": TILED, "rows": ROWS}[bug.kernel], bug.name
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("old", "new", "reason"), REFUSED)
 def test_what_metal_refuses(old: str, new: str, reason: str) -> None:
     assert old in TILED

@@ -47,7 +47,7 @@ def error_in_roundings(expected: np.ndarray, found: np.ndarray, activations: str
     return float(np.sqrt(np.mean(relative_errors(expected, found) ** 2))) / ROUNDOFF[activations]
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @ROUNDING
 def test_logits_of_every_architecture_are_rounded_a_few_times(activations: str):
     errors = {
@@ -82,6 +82,7 @@ def test_a_greedy_text_takes_the_most_likely_token_of_float32_or_one_as_likely(
     assert (behind == 0).mean() >= 0.9
 
 
+@pytest.mark.some(3)
 @ROUNDING
 @pytest.mark.parametrize("golden", [g for g in GOLDENS if g.name in ("mha", "mqa-q8_0", "micro-q8_0")], ids=str)
 def test_logits_agree_with_another_program(golden: Any, activations: str):
@@ -89,6 +90,7 @@ def test_logits_agree_with_another_program(golden: Any, activations: str):
     assert error_in_roundings(golden.logits(0), found, activations) <= MOST_ROUNDINGS
 
 
+@pytest.mark.some(1)
 @ROUNDING
 def test_no_value_between_layers_becomes_float32(activations: str):
     """An operation whose result is float32 by mistake makes all products after it float32, too."""

@@ -116,7 +116,7 @@ def test_logits_and_greedy_ids_of_every_prompt(goldens: Goldens, backend: str, n
         assert greedy(of, i, backend, kv=True) == of.greedy(i)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @names
 def test_greedy_ids_without_a_cache(goldens: Goldens, name: str):
     of = goldens(name)
@@ -124,7 +124,7 @@ def test_greedy_ids_without_a_cache(goldens: Goldens, name: str):
         assert greedy(of, i, "simd", kv=False) == of.greedy(i)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @names
 def test_chunks_equal_one_pass(goldens: Goldens, name: str):
     """41 tokens; Gemma's window is 8."""
@@ -136,7 +136,7 @@ def test_chunks_equal_one_pass(goldens: Goldens, name: str):
         assert wrong is None, f"chunks of {chunk}: {wrong}"
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("backend", "chunk", "page"),
     [

@@ -121,7 +121,7 @@ def wrong(of: Model, want: np.ndarray, some: Iterable[tuple[int, list[int], int,
     }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("architecture", "type_name", "threads"), CASES)
 def test_a_sequence_has_the_same_bits_at_any_place_of_every_batch(architecture: str, type_name: str, threads: int):
     of, want = model(architecture, type_name, threads), alone(architecture, type_name)

@@ -175,6 +175,7 @@ def test_a_checked_choice_is_the_choice_under_the_mask(name: str, monkeypatch: p
     assert n_masks[None] < sum(map(len, answers[0])) <= n_masks[0]
 
 
+@pytest.mark.slow
 def test_on_mlx_a_pass_ahead_changes_nothing():
     of, which = engine("mlx"), [4, 5]
     answers = []

@@ -30,6 +30,7 @@ def same(a: Any, b: Any) -> bool:
     return np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != EMULATED])
 def test_the_values_are_those_of_transformers(backend: str):
     folder = DATA / "llama-micro"

@@ -105,7 +105,7 @@ def test_prompts_of_every_architecture_are_rounded_a_few_times(name: str, activa
     assert 1 / 8 <= error_in_roundings(expected, found, activations) <= MOST_ROUNDINGS
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_each_product_of_a_layer_is_one_launch_for_a_prompt_and_none_of_ours_for_a_few_rows(way: str) -> None:
     """MLX's products, which these replace, are one dispatch each, too."""
@@ -120,7 +120,7 @@ def test_each_product_of_a_layer_is_one_launch_for_a_prompt_and_none_of_ours_for
     assert launches == {}
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["prompt_product_tensors", pytest.param("prompt_product", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activations", ["f16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_mix_of_types_is_multiplied_as_it_is_stored(way: str, activations: str, tmp_path: Path) -> None:

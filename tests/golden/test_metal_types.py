@@ -59,6 +59,7 @@ def test_a_model_decodes_as_it_is_stored(files: Files, column: str) -> None:
     assert greedy(stored, EMULATED, 4) == greedy(expanded, "simd --no-jit", 4)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("column", TYPES)
 def test_a_layer_takes_seven_dispatches_also_of_several_types(files: Files, column: str) -> None:
     found = engine(files(column)[0], EMULATED)

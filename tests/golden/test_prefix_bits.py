@@ -73,7 +73,7 @@ def rests(of: Model, prefixes: PrefixCache, ids: list[int], lengths: range) -> I
         kv.close()
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("backend", "page"), [("parallel", 16), ("parallel", 64), ("simd", 16), ("fixed", 16)])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_hits_of_every_length_give_the_same_bits(architecture: str, backend: str, page: int):

@@ -95,7 +95,7 @@ def differing(of: mlx_engine.Engine, want: np.ndarray, lengths: Sequence[int] = 
     return [length for length in lengths if not np.array_equal(in_passes(of, cut(n, length)), want)]
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", [*STORED, *RANDOM])
 def test_passes_of_any_length_on_any_number_of_threads(name: str, folder: Path):
     source = STORED.get(name, folder / f"{name}.gguf")
@@ -161,7 +161,7 @@ def in_batches(of: mlx_engine.Engine, texts: Sequence[list[int]], seed: int) -> 
     return [np.concatenate(of_text) for of_text in rows]
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", [*STORED, *RANDOM])
 def test_texts_in_batches_are_as_each_alone(name: str, folder: Path):
     source = STORED.get(name, folder / f"{name}.gguf")
@@ -174,7 +174,7 @@ def test_texts_in_batches_are_as_each_alone(name: str, folder: Path):
             np.testing.assert_array_equal(found, want, err_msg=f"{backend}, {threads} threads")
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", RANDOM)
 def test_stored_weights_give_the_bits_of_expanded_ones(name: str, folder: Path):
     expanded = folder / f"{name}-expanded.gguf"

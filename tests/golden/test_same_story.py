@@ -13,7 +13,7 @@ STORY = [
 ]  # fmt: skip
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "scalar"])
 def test_the_story_is_the_one_that_scalar_writes(name: str):
     n = 6 if name == EMULATED else len(STORY)  # a token takes the emulator a tenth of a second

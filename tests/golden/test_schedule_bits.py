@@ -167,20 +167,20 @@ def short_of_memory(architecture: str, type_name: str) -> tuple[int, int, int]:
 ALL = [pytest.param(name, marks=[pytest.mark.slow] * (name in SAMPLED)) for name in SETTINGS]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", ALL)
 def test_an_answer_has_the_same_bits_in_every_batch(architecture: str):
     part = list(SETTINGS).index(architecture) % PARTS
     assert sum(in_batches(architecture, "Q8_0", every=False, part=part)) == 0
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", ALL)
 def test_an_answer_has_the_same_bits_after_a_prefix_hit(architecture: str):
     assert after_hits(architecture, "Q8_0", [1, 15, 16, 17, 48, 63, 64, 73, 74], 16) == 0
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", ALL)
 def test_a_next_turn_reuses_whole_pages_alone_and_has_the_same_bits(architecture: str):
     """Also those of the answer: a model with a state needs the state there."""

@@ -48,7 +48,7 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=20)
 @given(STEPS)

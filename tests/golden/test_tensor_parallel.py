@@ -105,7 +105,7 @@ def test_latent_attention_is_cut_by_layers_only():
         sliced(plan_model(checkpoint("deepseek3-micro"), Conversion()), 0, 2)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "size"),
     [

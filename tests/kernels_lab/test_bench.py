@@ -71,6 +71,7 @@ def test_seconds_per_call_is_a_median_of_rounds():
     assert (len(calls) - 4) % 8 == 0  # a round that is not timed, and whole rounds of at least eight launches
 
 
+@pytest.mark.slow
 def test_a_timing_sets_the_rate_beside_the_limits(monkeypatch):
     """All of `bench` as on a Mac, with MLX's CPU in the place of the GPU."""
 

@@ -10,7 +10,7 @@ STARTING = (*OF_TEXT, "template")
 MOST = 32 << 20
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_damage_is_survived_or_refused_with_one_kind_of_error(kind, tmp_path):
     count = 20 if kind in STARTING else 75

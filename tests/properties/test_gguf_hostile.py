@@ -244,7 +244,7 @@ GREEDY = {
 TAKES_SECONDS = ("arrays of an empty string", "arrays of one byte", "empty arrays")
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name in TAKES_SECONDS)) for name, case in GREEDY.items()],

@@ -249,7 +249,7 @@ def drive(kind, backend, settings=SETTINGS, **classes):
     run_state_machine_as_test(lambda: PoolMachine(kind, backend, **classes), settings=settings)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_sequences_are_lists(kind, backend):

@@ -21,7 +21,7 @@ READABLE = [type_.name for type_ in quant.readable_types()]
 FLOATS = st.floats(width=32, allow_nan=False)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", READABLE)
 @settings(max_examples=20)
 @given(data=st.data())

@@ -82,7 +82,7 @@ def text_of(event: Any) -> str:
     return str(delta.get("text", "")) if event["type"] == "content_block_delta" else ""
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 def test_another_session_of_claude_code_shares_the_prompt(engine: ScriptedEngine, server: Served):
     """Its first block names the session; everything after it is the same."""
     form = FORMS["claude-code"]

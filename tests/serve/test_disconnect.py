@@ -32,6 +32,7 @@ def leave(server: Served, connection: socket.socket) -> None:
     assert server.gate.n_steps == n_steps
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_in_the_queue(held: Served, stream: bool):
     with held.connect(CHAT, chat_body(max_tokens=300)) as first:
@@ -110,6 +111,7 @@ def test_a_reader_that_does_not_read_is_dropped_and_stops_nobody():
             assert server.chat().status_code == 200
 
 
+@pytest.mark.slow
 def test_a_reply_that_waits_for_its_reader_takes_no_place_in_the_queue():
     with served(slots=1, queue=0, prefix_cache=False, kv_memory=8 << 20) as server, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

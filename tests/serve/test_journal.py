@@ -112,6 +112,7 @@ def test_a_line_has_what_the_reply_had(tmp_path: Path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_all_bits_are_the_same_at_other_batch_sizes(journal: Path):
     found = entries(journal)
     assert len(found) == 12
@@ -125,6 +126,7 @@ def test_all_bits_are_the_same_at_other_batch_sizes(journal: Path):
     assert result.stdout.splitlines() == [f"slots {n}: 12 of 12 requests agree" for n in (1, 4, 16)]
 
 
+@pytest.mark.slow
 def test_activations_in_fixed_point_have_the_same_bits_in_any_batch_and_others_than_float32(tmp_path: Path):
     path = tmp_path / "fixed.jsonl"
     about = ModelId("micro", str(MICRO), identity(MICRO), {"activations": "i16"})

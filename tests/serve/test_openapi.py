@@ -145,7 +145,7 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.some(31)
+@pytest.mark.some(15)
 @pytest.mark.parametrize(
     ("path", "parameters", "is_valid"),
     [(path, body, is_valid) for bodies, is_valid in ((VALID, True), (INVALID, False)) for path, body in bodies],

@@ -218,6 +218,7 @@ def test_a_schema_of_the_answer_is_kept(client: Any, server: Served):
     assert loose["mlx_engine"]["ignored"] == ["text.format: $.not"]
 
 
+@pytest.mark.slow
 def test_a_required_call_is_made_by_the_model_itself(smith: Served, openai: ModuleType):
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     get = {"type": "function", "name": "get", "description": "Get.", "parameters": schema}

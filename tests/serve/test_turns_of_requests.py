@@ -315,6 +315,7 @@ def test_a_body_that_nobody_reads_takes_no_time_of_the_answer():
     asyncio.run(unless_gone(receive, answer()))
 
 
+@pytest.mark.slow
 def test_a_large_body_arrives_whole(server: Served):
     text = "a \u00e9" * 40_000
     reply = server.post("/tokenize", {"content": text})

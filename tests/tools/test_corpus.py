@@ -92,6 +92,7 @@ def test_articles(told: list[stories.Story]) -> None:
     assert seen > 300
 
 
+@pytest.mark.slow
 def test_only_the_cast_is_named(told: list[stories.Story]) -> None:
     for story in told:
         present = {word for word in tokens(story.text) if word in NAMES}

@@ -16,6 +16,7 @@ def test_without_a_budget_nothing_is_estimated_however_slow(spy):
         assert len(result.seconds) == 3
 
 
+@pytest.mark.slow
 def test_a_large_budget_changes_no_sample(spy):
     model = spy(lambda n, at: float(n))
     result = measured(model, 16, repetitions=3, budget=1e9)

@@ -237,7 +237,7 @@ def test_a_prompt_that_fills_the_context_fits(spy, test):
     assert len(measured(spy(), *test, repetitions=1).seconds) == 1
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("test", [(0, 2048, 0), (16, 32, 2000)])
 def test_no_pass_stands_beyond_the_context(spy, test):
     model = spy()

@@ -73,7 +73,7 @@ def test_a_finding_names_the_tests_and_the_largest_share():
 CLIENTS = ("--concurrency", "1,2", "--requests", "1")
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("command", "stem", "others"),
     [

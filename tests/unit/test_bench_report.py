@@ -55,6 +55,7 @@ def told(found):
 # ---- which rung moved what ----
 
 
+@pytest.mark.slow
 def test_each_rung_is_held_against_the_one_before_with_the_same_weights():
     assert told(steps(swept(), "tg4")) == [
         ("scalar", "simd, NumPy", None, 2.5, False),

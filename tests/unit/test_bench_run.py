@@ -74,6 +74,7 @@ def test_with_and_without_a_cache():
     ]
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_once_for_each_backend(loads):
     rows(["scalar", "simd"], [SHORT, ONE], kv=(True, False))
     assert loads == ["scalar", "simd"]

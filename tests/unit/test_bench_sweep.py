@@ -102,6 +102,7 @@ def test_every_rung_has_its_rows_in_the_order_of_the_ladder():
     assert [[len(run) for run in row["passes_s"]] for row in long] == [[3], [3]]
 
 
+@pytest.mark.slow
 def test_weights_are_tried_in_float32_and_as_they_are_stored():
     pytest.importorskip("numba")
     rows = swept(backends=["simd"])
@@ -129,6 +130,7 @@ def test_a_conversion_that_was_asked_for_is_the_only_one():
     assert len(rows) == 4
 
 
+@pytest.mark.slow
 def test_the_machine_is_measured_beside_every_cell():
     for row in swept(backends=["simd"]):
         assert row["read_gbs"] > 0

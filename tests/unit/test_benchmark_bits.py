@@ -15,6 +15,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bits, name, value)
 
 
+@pytest.mark.slow
 def test_compiled_kernels_have_one_result():
     pytest.importorskip("numba")
     found = list(bits.results(mlx_engine.load("builtin", "parallel", threads=1)))

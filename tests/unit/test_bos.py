@@ -17,6 +17,7 @@ def with_bos(folder: Path, *, asked: bool) -> mlx_engine.Engine:
     return mlx_engine.load(folder / "model.gguf", jit=False)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("asked", [True, False])
 def test_bos_goes_before_a_text_where_the_file_asks_for_it(tmp_path: Path, asked: bool):
     engine = with_bos(tmp_path, asked=asked)

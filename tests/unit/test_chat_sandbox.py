@@ -195,6 +195,7 @@ def test_a_process_has_a_limited_number_of_uses(monkeypatch):
     assert numbers[2] not in (None, numbers[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no bounds on processor time")
 def test_the_time_of_one_conversation_is_not_taken_from_the_next():
     tokenizer = build(byte_level(chat_template="{% for i in range(99999) %}{% endfor %}x"))
@@ -244,6 +245,7 @@ def test_a_forked_process_has_its_own():
     assert pid(tokenizer) == before
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_dropped_ends_its_process():
     tokenizer = chatml()
     chat_ids(tokenizer, user("x"))

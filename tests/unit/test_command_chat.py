@@ -192,6 +192,7 @@ def test_another_model_continues_the_conversation(tmp_path):
     assert " of 4,096 tokens used" in result.err
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_used_leaves_the_other_one_running(tmp_path):
     script = "Hello\n/set logit_bias 1000=1\n/model {}\n/clear\nHello\n/model\n"
     broken = tmp_path / "broken.gguf"

@@ -65,7 +65,7 @@ def test_the_file_has_the_figures_of_every_round(measured):
         assert row["seed"] == 0
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["parallel", "mlx"])
 def test_every_backend_runs(backend, tmp_path):
     result = bench("--concurrency", 2, "-p", 4, "-n", 3, "-o", "json", "--out", tmp_path, backend=("-b", backend))

@@ -317,7 +317,7 @@ def test_an_argument_that_is_not_utf_8_is_one_line():
 # ---- as a process ----
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 @pytest.mark.parametrize("more", [(), ("--json", "--log-level", "info")], ids=["text", "json"])
 def test_an_interrupted_run_exits_130_without_a_traceback(more):

@@ -115,14 +115,14 @@ def pieces(context: int) -> list[int]:
     return [*PIECES, *[layout.SMALL_BATCH] * (rest // layout.SMALL_BATCH), 1, 2]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 def test_a_program_gives_the_bits_of_the_definition(engine: Engine):
     is_compiled = engine.config.head_dim % layout.LANES == 0
     assert isinstance(engine.model.program, CompiledProgram if is_compiled else OpByOp)
     check_same_bits(engine, alone(pieces(engine.config.context_length)))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 def test_a_batch_gives_the_bits_of_the_definition(engine: Engine):
     """Prompts and single tokens side by side; of some sequences no logits are wanted, or no tokens are there."""
     check_same_bits(engine, [

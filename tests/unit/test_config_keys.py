@@ -32,7 +32,7 @@ def decided(kind: str, sizes: dict[str, Any], key: str, value: object) -> bool:
     return bool(made(kind, {**sizes, key: value}) != made(kind, sizes))
 
 
-@pytest.mark.some(18)
+@pytest.mark.some(9)
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_listed_key_is_read_refused_or_harmless_as_listed(kind: str):
     of = TYPES[kind]

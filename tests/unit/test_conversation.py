@@ -100,6 +100,7 @@ def test_retry_answers_again_and_clear_keeps_the_system_message(builtin):
     assert conversation.messages == []
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("dropped", [1, 2])
 def test_after_undo_the_bits_are_those_of_a_conversation_without_the_turn(builtin, dropped):
     options = Options.of(24, temperature=1.8, seed=8, logprobs=2)

@@ -124,6 +124,7 @@ def test_every_text_name_and_argument_is_in_the_prompt(tokenizers, name, title):
         assert "{'city" not in text  # Python's form of an object
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -69,7 +69,7 @@ def multiply(be: CompiledBackend, kind: str, n: int, t: int) -> None:
     assert np.isfinite(be.norm_gate_up(x, None, Linear("w", matrix), Linear("w", matrix, bias), "silu")).all()
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_products_read_nothing_behind_the_last_row(kind: str):

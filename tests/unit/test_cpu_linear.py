@@ -113,6 +113,7 @@ def test_chunks_for_any_number_of_threads_give_the_same_bits(t: int):
     np.testing.assert_array_equal(create_backend("simd").linear(x, layer.linear), BE.linear(x, layer.linear))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("t", [1, SMALL_BATCH, SMALL_BATCH + 1, 20])
 @pytest.mark.parametrize("n", [700, 4001])
 def test_many_chunks_of_stored_rows(t: int, n: int):
@@ -308,7 +309,7 @@ def operations(
     }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_row_has_the_same_bits_in_any_pass(kind: str):
     rng = np.random.default_rng(11)

@@ -124,7 +124,7 @@ CASES = [
 ]
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("folder", "backend", "size"), CASES)
 def test_bits_are_those_of_one_process(folder: Path, backend: str, size: int):
     with named(backend) as (name, settings):
@@ -154,7 +154,7 @@ def tensors_read(planned: Planned, stage: Stage | None) -> set[str]:
     return names
 
 
-@pytest.mark.some(19)
+@pytest.mark.some(9)
 @pytest.mark.parametrize("folder", MICRO, ids=lambda folder: folder.name)
 def test_a_rank_reads_its_own_tensors_alone(folder: Path):
     planned = planned_of(folder)

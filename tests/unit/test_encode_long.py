@@ -42,7 +42,7 @@ def of(name: str) -> Tokenizer:
     return real(name) if name in NAMES else load_tokenizer(DATA / name)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("special", [False, True])
 def test_a_long_text_has_the_ids_of_the_other_call(name: str, special: bool):

@@ -74,7 +74,7 @@ def unlike(path: Path, out: Path, tensors: dict[str, Any], **metadata: object) -
 OFTEN = {"glm4moe", "minimaxm2", "cohere2", "hunyuan"}
 
 
-@pytest.mark.some(7)
+@pytest.mark.some(3)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     "name",

@@ -72,7 +72,7 @@ def test_bytes_that_are_not_utf_8_survive_and_can_be_printed(file_of, tmp_path):
     assert (tmp_path / "copy.gguf").read_bytes() == data
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "texts",
     [

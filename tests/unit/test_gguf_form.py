@@ -120,7 +120,7 @@ def test_names_and_types_are_those_that_the_gguf_package_knows(tmp_path: Path, m
     assert keys <= {word for word in words if isinstance(word, str)}
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("settings", "read"),
     [

@@ -84,6 +84,7 @@ def test_processors_apply_in_their_order_before_the_options_and_probabilities_st
     assert simd.generate(PROMPT, 1, processors=[second_best], logit_bias={second: -100}).token_ids == third
 
 
+@pytest.mark.some(1)
 def test_a_sampler_chooses_the_tokens(engine):
     rng_of = np.random.default_rng
 
@@ -121,6 +122,7 @@ def test_each_prompt_of_a_batch_has_its_own_and_the_text_that_it_has_alone(engin
 RUN = {"temperature": 1.0, "seed": 5, "processors": [second_best], "ignore_eos": True}
 
 
+@pytest.mark.slow
 def test_parallel_samples_and_preemption_do_not_matter(simd):
     requests = [
         simd.request(prompt, Options.of(70, **RUN), n=n) for prompt, n in ((PROMPT, 2), ("The", 1), ([7] * 9, 1))
@@ -150,6 +152,7 @@ class Faulty:
         return logits
 
 
+@pytest.mark.some(1)
 def test_a_processor_that_fails_ends_its_run_alone(engine):
     lengths = []
 

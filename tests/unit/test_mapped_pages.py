@@ -104,6 +104,7 @@ def test_pages_around_rows_are_given_back(tmp_path, monkeypatch):
     release_rows(np.zeros((2, 4), np.uint8), [1], row_bytes=4)
 
 
+@pytest.mark.slow
 @reads_proc
 def test_the_rows_that_passes_read_of_a_table_do_not_stay_in_memory(tmp_path):
     values, path = np.random.default_rng(0).standard_normal((8192, 512), dtype=np.float32), tmp_path / "table.gguf"
@@ -118,6 +119,7 @@ def test_the_rows_that_passes_read_of_a_table_do_not_stay_in_memory(tmp_path):
     assert resident(path) <= before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without large pages")
 def test_a_rank_that_cuts_matrices_maps_small_pages_of_the_file(tmp_path):
     path = tmp_path / "model.gguf"

@@ -128,6 +128,7 @@ def test_weights_are_held_once_as_they_are_stored(engine):
         assert all(np.asarray(part).flags.c_contiguous for part in (found.matrix.wq, found.matrix.ws))
 
 
+@pytest.mark.slow
 def test_loading_and_running_keep_no_other_copy(engine):
     """Memory grows by the matrices, the norms and a table of rotations. Floats would be four times that."""
     load(EMULATED, "builtin")

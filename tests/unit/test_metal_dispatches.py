@@ -165,6 +165,7 @@ def test_other_backends_have_no_dispatches():
 # ---- printed ----
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 def test_the_command_says_what_a_token_costs(monkeypatch):
     load(EMULATED, MICRO)

@@ -53,6 +53,7 @@ def wanted() -> list[np.ndarray]:
     return run(load(EMULATED, MICRO).model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["norm_qkv", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "norm_qkv")]
 )

@@ -127,7 +127,7 @@ def blocks(request: pytest.FixtureRequest, be: MetalBackend) -> Blocks:
     return made
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_row_has_the_same_bits_in_every_pass(blocks: Blocks, name: str):
     """Each row of every pass is compared with the same row alone, and one row at every place with itself."""

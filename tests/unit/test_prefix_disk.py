@@ -267,6 +267,7 @@ def killed_while_writing(path: Path, rng: random.Random) -> None:
         child.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_leaves_no_wrong_file(tmp_path: Path, n: int):
     rng, prompts = random.Random(0), [[i + 5, *range(10, 500)] for i in range(3)]

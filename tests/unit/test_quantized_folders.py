@@ -80,7 +80,7 @@ def folders(tmp_path: Path, case: str) -> tuple[Path, Path, dict[str, np.ndarray
     )
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_the_formula_bit_for_bit(tmp_path: Path, case: str):
     packed, _, wanted = folders(tmp_path, case)

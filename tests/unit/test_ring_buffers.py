@@ -32,6 +32,7 @@ def mapped(nbytes: int, fill: int = 0) -> mmap.mmap:
     return memory
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("nbytes", "fill", "n_mappings", "expected"),
     [

@@ -75,6 +75,7 @@ def test_a_shape_that_is_in_the_cache_is_read_there(cache: Path):
         assert resolve("shape:tiny") == path
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("options", [[], ["--no-cache"]])
 def test_no_cache_keeps_no_shape(cache: Path, options: list[str]):
     arguments = ["bench", "-m", "shape:tiny", "-b", "simd", "-p", "4", "-n", "2", "-r", "1", *options]

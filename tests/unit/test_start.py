@@ -22,7 +22,7 @@ finally:
 """
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("words", ["--version", "--help", *(f"{name} --help" for name in SUMMARIES)])
 def test_help_imports_no_library_that_computes(words):
     done = subprocess.run(

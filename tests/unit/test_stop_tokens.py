@@ -36,6 +36,7 @@ def test_the_stop_string_that_ended_the_run_is_told(engine, whole):
     assert (found.text, found.finish_reason, found.stop) == (whole.text.partition(stop)[0], "stop", stop)
 
 
+@pytest.mark.slow
 def test_other_ends_have_no_stop(engine):
     limited = engine.generate(PROMPT, 3, stop="never there", stop_token_ids=[0])
     assert (limited.finish_reason, limited.stop) == ("length", None)

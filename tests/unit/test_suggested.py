@@ -78,6 +78,7 @@ def test_a_gguf_file_suggests_what_its_metadata_says(hot):
     assert suggested_sampling(Path(MODEL)).values == {}
 
 
+@pytest.mark.slow
 def test_chat_samples_as_suggested_and_shows_it(hot):
     run = cli("chat", "--model", hot, "--backend", "simd", "-n", 2, "--seed", 1, stdin="Hi\n/stats\n")
     assert "sampling as hot.gguf suggests: temperature 1.5, top_k None, min_p 0.01; --no-suggested" in run.err
@@ -135,7 +136,7 @@ def test_asking_for_suggestions_of_a_file_without_any_is_a_warning():
 IDLE = "no effect at temperature 0, which always takes the most likely token; --temp T samples\n"
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("options", "warning"),
     [

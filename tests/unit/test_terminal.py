@@ -87,7 +87,7 @@ def hostile(tmp_path_factory):
     return folder
 
 
-@pytest.mark.some(7)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "args",
     [

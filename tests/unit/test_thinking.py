@@ -152,6 +152,7 @@ def test_a_template_that_reads_the_reasoning_gets_it_as_a_field(storyteller):
     assert list(conversation.ask("Thank you!"))
 
 
+@pytest.mark.slow
 def test_chat_prints_the_reasoning_on_stderr_and_quiet_drops_it(monkeypatch):
     text, markers = story()
     monkeypatch.setattr(delimiters, "MARKERS", (markers,))

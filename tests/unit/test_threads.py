@@ -67,7 +67,7 @@ def test_compiled_bits_do_not_depend_on_the_number_of_threads(file: str, monkeyp
             np.testing.assert_array_equal(run(of), run(alone), err_msg=f"{threads} threads")
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @files
 def test_bits_without_compiled_code_do_not_depend_on_the_number_of_threads(file: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(simd, "WORTHWHILE", 2000)

@@ -258,7 +258,7 @@ def test_a_file_that_would_end_the_process_is_refused(tmp_path, name):
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="no bounds on memory")
 @pytest.mark.parametrize("name", AT_USE)
 def test_an_encoding_has_limits_and_the_next_text_is_encoded(tmp_path, name):

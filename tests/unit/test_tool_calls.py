@@ -111,7 +111,7 @@ def test_a_format_reads_what_it_writes(name, i):
         assert said == ("Before é.After. " if "Before" in text else None)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("name", "i"), FORMS)
 def test_the_events_do_not_depend_on_how_the_text_is_cut(name, i):
     draw = random.Random(1)
