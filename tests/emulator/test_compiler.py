@@ -249,6 +249,7 @@ def test_warnings_do_not_bury_an_error():
     assert "warning" not in str(caught.value)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_of_several_kernels_the_wrong_one_is_blamed():
     right, wrong = (metal_kernel(name, [], ["y"], f"y[0] = {value};") for name, value in (("right", 1), ("wrong", "x")))
@@ -279,6 +280,7 @@ def test_many_instantiations_compile_as_one(monkeypatch: pytest.MonkeyPatch):
     assert len(units) == 1
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_nothing_is_compiled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

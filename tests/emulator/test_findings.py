@@ -181,6 +181,7 @@ def test_one_thread_prints(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == "thread 37 has 37\n"
 
 
+@pytest.mark.slow
 def test_overloads_and_templates_of_one_name_are_no_recursion(monkeypatch: pytest.MonkeyPatch):
     """Looked for when a kernel is compiled, and here also if it was compiled before."""
     library = instances.kernel_library

@@ -245,6 +245,7 @@ def test_operands_of_equal_elements_rely_on_no_layout(seed: int) -> None:
     np.testing.assert_allclose(found, np.tile(b.astype(np.float64).sum(axis=0), (16, 1)), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_result_of_two_simdgroups_is_no_operand_of_one() -> None:
     made = "auto first = op."
     wrong = MORE.replace(made, f"matmul2d<descriptor, execution_simdgroups<2>> both; {made.replace('op', 'both')}", 1)

@@ -67,7 +67,7 @@ def test_almost_all_tokens_are_the_most_likely_ones_of_float32(activations: str)
     assert agree.mean() >= (0.98 if activations == "f16" else 0.95)
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "activations"), [("mlx", "f16"), ("mlx", "bf16"), ("metal", "bf16")])
 def test_a_greedy_text_takes_the_most_likely_token_of_float32_or_one_as_likely(
     backend: str, activations: str, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,7 @@ def stories(engine: mlx_engine.Engine) -> dict[str, Generation]:
     return {opening: engine.generate(opening) for opening in OPENINGS}
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_story_is_long_ends_by_itself_and_does_not_repeat(stories, opening: str):
     story = stories[opening]

@@ -122,6 +122,7 @@ def test_an_answer_is_the_same_in_every_batch(settings: dict[str, int]):
     assert any(value is not None and value < 0.5 for _, values in alone()[0] for value in values)
 
 
+@pytest.mark.slow
 def test_an_answer_is_the_same_after_prefix_hits_and_backwards():
     of = engine("parallel", 2)
     scheduler = of.scheduler(slots=9)
@@ -143,6 +144,7 @@ def test_an_answer_is_the_same_after_preemption():
     assert [found(request) for request in asked] == [alone()[i] for i in which]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("jit", [True, False], ids=["compiled", "numpy"])
 def test_an_answer_is_the_same_on_simd(jit: bool):
     of = engine("simd", jit=jit)
@@ -191,6 +193,7 @@ def test_on_mlx_a_pass_ahead_changes_nothing():
     assert all(output.token_ids for request in together for output in request.outputs)
 
 
+@pytest.mark.slow
 def test_on_mlx_a_choice_that_fails_behind_a_settled_pass_is_repeated(monkeypatch: pytest.MonkeyPatch):
     of, choose, n_calls = engine("mlx"), ModelRunner._choose_late, 0
 

@@ -40,7 +40,7 @@ def test_logits_and_greedy_ids(name: str, backend: str):
         assert greedy(of, 1, backend, kv=True) == of.greedy(1)
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_gguf_files_have_the_same_model(name: str, tmp_path: Path):
     """GGUF has arrays for sizes that differ between layers, and divisors for pairs that are not rotated."""

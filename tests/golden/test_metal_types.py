@@ -45,7 +45,7 @@ def greedy(path: Path, backend: str, n: int) -> list[int]:
     return list(islice(decode(model, IDS, model.new_kv(len(IDS) + n - 1), pick, Metrics()), n))
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("column", TYPES)
 def test_a_model_decodes_as_it_is_stored(files: Files, column: str) -> None:
     stored, expanded = files(column)

@@ -121,6 +121,7 @@ def check_chunks(golden: Golden, i: int, backend: str, *chunks: int) -> None:
         assert wrong is None, f"chunks of {chunk}: {wrong}"
 
 
+@pytest.mark.slow
 def test_a_prompt_of_many_pages():
     """300 tokens: pages begin within chunks and between them."""
     ids = np.random.default_rng(0).integers(0, 512, 300).tolist()

@@ -187,6 +187,7 @@ def test_stored_weights_give_the_bits_of_expanded_ones(name: str, folder: Path):
 # ---- an order of summation that depends on the pass is detected ----
 
 
+@pytest.mark.slow
 def test_products_of_numpy_are_seen():
     """BLAS sums a single row in another order than a row of a matrix."""
     plain = engine("builtin", "simd", 1, jit=False)

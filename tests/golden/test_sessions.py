@@ -116,6 +116,7 @@ def test_a_call_that_fails_changes_nothing(builtin: Engine):
         assert (session.ids, np.asarray(session.logits()).tobytes()) == ([1, 2], before)
 
 
+@pytest.mark.slow
 def test_memory_is_shared_and_given_back(builtin: Engine):
     session = builtin.session([1] * 700, slots=3)
     session.logits()

@@ -356,7 +356,7 @@ RANKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size", "is_tensor"), RANKS)
 def test_ranks_have_the_same_bits(name, size, is_tensor):
     """The proposals travel in the message of a pass."""

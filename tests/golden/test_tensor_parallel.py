@@ -162,7 +162,7 @@ def test_logits_of_random_models(name: str, size: int):
     assert error(one, same_on_all(on_ranks(of, parallel, size, logits(ids)))) <= TOLERANCE
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture",
     ["gemma4", "olmo2", "qwen35", pytest.param("lfm2", marks=SLOW), pytest.param("qwen2moe", marks=SLOW)],

@@ -143,6 +143,7 @@ def compiled() -> None:
         compile_together(calls)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_every_type_is_right_in_every_kernel():
     for case in TYPED:

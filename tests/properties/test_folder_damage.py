@@ -19,7 +19,7 @@ def test_random_damage_is_survived_or_refused_with_one_kind_of_error(kind, tmp_p
     assert sum(counts.values()) - counts["loaded"] > count / 6
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in STARTING])
 def test_random_damage_costs_little_memory(kind, tmp_path):
     _, most = run(kind, 40, seed=2, folder=tmp_path, measure=True)

@@ -267,6 +267,7 @@ def test_large_values_that_are_sound_are_read(file_of, case):
     assert len(value) > 50_000
 
 
+@pytest.mark.slow
 def test_a_vocabulary_alone_stays_within_the_memory_it_may_take(file_of):
     rng = np.random.default_rng(0)
     tokens = ["Ġ" + "".join(map(chr, rng.integers(97, 123, n))) for n in rng.integers(1, 9, 20_000)]

@@ -91,6 +91,7 @@ def test_without_penalties_not_a_bit_changes(logits, prompt, generated):
     assert of_zero == Sampling()
 
 
+@pytest.mark.slow
 @given(LOGITS, IDS, OPTIONS)
 @FAST
 def test_the_prompt_counts_for_the_repetition_penalty_alone(logits, prompt, options):
@@ -144,6 +145,7 @@ def test_a_bias_of_100_forces_and_of_minus_100_bans(backend, logits, token, temp
     assert chosen(-100) != token
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(LOGITS, IDS, IDS, OPTIONS, st.sampled_from([0.0, 1.0]), DRAWS), min_size=2, max_size=6))
 @ON_BACKENDS
 def test_a_batch_of_rows_with_different_options_equals_one_by_one(rows):

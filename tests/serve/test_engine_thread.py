@@ -54,6 +54,7 @@ def test_a_short_answer_overtakes_a_long_one():
         assert long.result().json()["usage"]["completion_tokens"] == 60
 
 
+@pytest.mark.slow
 def test_answers_side_by_side_are_those_alone(server: Served):
     def ask(i: int) -> str:
         return server.chat(f"question {i}", temperature=1, seed=i, max_tokens=20).json()["mlx_engine"]["digest"]

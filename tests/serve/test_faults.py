@@ -65,6 +65,7 @@ def error_of(reply: bytes) -> Any:
 # ---- faults of the engine ----
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_logits_that_are_not_finite_are_an_error_of_one_request(
     server: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
@@ -87,6 +88,7 @@ def test_logits_that_are_not_finite_are_an_error_of_one_request(
     assert server.post(COMPLETIONS, body("good")).status_code == 200
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_fault_in_a_pass_ends_the_request_that_has_it(server: Served, monkeypatch: pytest.MonkeyPatch, stream: bool):
     forward = micro().model.forward

@@ -172,6 +172,7 @@ def test_32_clients_alternate_between_models_in_the_memory_of_one(both: Several,
     assert all(engine._model is None for loads in server.loads.values() for engine in loads.engines[:-1])
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_model_is_unloaded_and_none_that_is_answering():
     names = ("a", "b", "c")
     with several(*names, memory=2 * need(FILES["qwen"]) + 1000) as server:

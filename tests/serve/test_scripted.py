@@ -30,6 +30,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield made
 
 
+@pytest.mark.some(1)
 def test_an_agent_calls_its_tool_and_then_ends(engine: ScriptedEngine):
     text = engine.generate(ChatPrompt([ASKED], tools=[BASH])).text
     assert "Let me run it.\n<tool_call>\n" in text

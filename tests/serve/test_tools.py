@@ -85,6 +85,7 @@ def chat(server: Served, **more: Any) -> Any:
     return checked(reply.json(), reply_types.ChatCompletion).choices[0]
 
 
+@pytest.mark.slow
 def test_a_reply_has_reasoning_content_and_calls(smith: Served):
     choice = chat(smith)
     assert choice.finish_reason == "tool_calls"
@@ -125,6 +126,7 @@ def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(smith: Served, stop
     assert reply["output"][-1]["status"] == ("incomplete" if reason == "stop" else "completed")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("asked", ["Look.", "Look twice."])
 def test_a_stream_has_the_parts_of_the_reply(smith: Served, asked: str):
     messages = [{"role": "user", "content": asked}]
@@ -166,6 +168,7 @@ def test_openais_client_reads_calls(smith: Served):
     assert final.tool_calls[0].function.name == "look"
 
 
+@pytest.mark.slow
 def test_a_required_call_is_made_by_any_model(lottery: Served):
     quick = {"parallel_tool_calls": False, "chat_template_kwargs": NO_THINKING}
     for seed in range(3):

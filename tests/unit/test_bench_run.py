@@ -55,6 +55,7 @@ def rows(names=("simd",), tests=(SHORT,), model=MICRO, **options):
 # ---- which rows there are ----
 
 
+@pytest.mark.slow
 def test_a_row_for_each_backend_and_test_in_the_order_asked_for():
     found = rows(["scalar", "simd"], [SHORT, ONE])
     assert [(row["backend"], row["test"]) for row in found] == [

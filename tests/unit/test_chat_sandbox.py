@@ -75,7 +75,7 @@ def test_a_template_that_fails_is_one_error(name):
         assert "writes more than 1,0" in message
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no bounds on processor time")
 @pytest.mark.parametrize("name", SLOW)
 def test_a_template_that_takes_too_long_is_ended(name):

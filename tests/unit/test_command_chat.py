@@ -41,6 +41,7 @@ def test_a_script_of_two_turns_is_answered():
     assert [bool(TURN.fullmatch(line)) for line in lines[-2:]] == [True, True]
 
 
+@pytest.mark.slow
 def test_answers_alone_go_to_stdout_and_quiet_leaves_nothing_else():
     script = "Hello\n/stats\nquit\nnever\n"
     loud, quiet = chat(script), chat(script, "--quiet")
@@ -89,6 +90,7 @@ def test_commands_change_the_conversation(tmp_path):
     assert [message["role"] for message in again] == ["system", "user", "assistant"]
 
 
+@pytest.mark.slow
 def test_a_saved_conversation_is_loaded_again(tmp_path):
     path, messages = saved(tmp_path, "What is the capital of France?\n")
     result = chat("/retry\n", "--load", path)

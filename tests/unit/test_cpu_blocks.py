@@ -134,6 +134,7 @@ def test_the_smallest_and_the_largest_powers_of_two_are_exact():
         np.testing.assert_array_equal(found, exact("MXFP4", blocks))
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(seed=seeds, n=st.one_of(st.integers(1, 9), st.sampled_from([64, 65, 80, 129])), **anywhere)
 def test_rows_of_float32_of_four_places(

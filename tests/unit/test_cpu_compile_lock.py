@@ -34,6 +34,7 @@ print("found", len(library.codes(["q8_0"])["q8_0"]) == code.stat().st_size - 32)
 """
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_compiles_and_both_have_the_code(tmp_path: Path):
     library.load().format("q8_0")
     meet, cache = tmp_path / "meet", tmp_path / "cache"

@@ -105,7 +105,7 @@ def compiled() -> list[Path]:
     return [library.code_file(part) for part in library.BASE]
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("home", ["/proc/nobody", None], ids=["unwritable", "unknown"])
 def test_without_a_home_compiled_code_is_kept_in_a_temporary_folder(
     compiled: list[Path], tmp_path: Path, home: str | None
@@ -174,6 +174,7 @@ def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: l
         library.load().address("nobody")
 
 
+@pytest.mark.slow
 def test_compiled_code_runs_without_the_compiler():
     library.load(["q8_0"])
     result = python("import sys; sys.modules['numba'] = None\n" + GENERATE, MICRO)

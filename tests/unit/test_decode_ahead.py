@@ -313,6 +313,7 @@ def both(engines: dict[str, mlx_engine.Engine], prompt: list[int], n: int, **opt
     return [engines[name].generate(prompt, n, **options) for name in ("mlx", "simd")]
 
 
+@pytest.mark.slow
 def test_a_run_ends_at_an_end_token_at_the_cap_and_at_a_stop_string(engines: dict[str, mlx_engine.Engine]):
     options = {"temperature": 2.0, "seed": 3}
     whole, want = both(engines, PROMPT, 60, **options, ignore_eos=True)

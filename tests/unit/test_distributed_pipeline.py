@@ -226,7 +226,7 @@ def served(engine: Engine) -> list[list[int]]:
     return [output.token_ids for request in requests for output in request.outputs]
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["llama-micro", "gemma3-micro", "qwen3_5-micro"])
 def test_a_scheduler_with_forks_prefixes_and_few_pages_gives_the_same_tokens(folder: str):
     source = DATA / folder / "hf"

@@ -63,6 +63,7 @@ def test_a_value_counted_from_the_stage_is_named_by_the_layer_of_the_model():
     assert search.end() == FirstFault("blk.2.attn_q", 0, 1, 1, 1)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backend", ["scalar", "mlx"])
 def test_a_rank_with_a_slice_that_is_not_finite_is_named(tmp_path: Path, backend: str):
     path = damaged(tmp_path / "nan.gguf", "blk.1.attn_q.weight", NAN)  # its first block is in the slice of rank 0

@@ -91,7 +91,7 @@ def test_streams_and_schedulers_end_with_their_engine(backend: str):
     assert 0 < len(stream.generation.token_ids) < 50
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["simd", "parallel", "mlx"])
 def test_closing_ends_the_generation_of_another_thread(backend: str):
     engine, errors, begun = mlx_engine.load(MICRO, backend), list[Exception](), threading.Event()

@@ -130,6 +130,7 @@ def test_sizes_of_experts_have_no_meaning_without_them():
     assert keys == {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 704}
 
 
+@pytest.mark.slow
 def test_a_gguf_file_with_gate_and_up_in_one_tensor(tmp_path: Path):
     """llama.cpp's converter writes experts so, as published folders have them."""
     folder = DATA / "gemma4moe-micro" / "hf"

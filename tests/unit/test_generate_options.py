@@ -110,6 +110,7 @@ def batch(tmp_path):
 PROMPTS = ["Once", "Zwei über\u2028drei", "the end"]
 
 
+@pytest.mark.slow
 def test_a_batch_runs_every_line_that_is_not_blank(batch):
     result = generate("--batch-file", batch, "-n", 6)
     alone = [generate(prompt, "-n", 6).out for prompt in PROMPTS]
@@ -305,6 +306,7 @@ def test_verbose_and_quiet_are_wrong_use():
     assert (result.code, "--verbose" in only_line(result)) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_template_is_offered_to_who_has_sentences_and_did_not_ask_for_it(plain, tmp_path):
     def offered(*args, model=MODEL, **kwargs):
         return [line for line in generate(*args, "-n", 1, model=model, **kwargs).err.splitlines() if "--chat" in line]

@@ -77,7 +77,7 @@ def test_a_match_becomes_longer_without_a_search(monkeypatch):
     assert lookup.propose(3) == ([60, 61, 62], LONGEST)
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["equal", "two", "random", "alternating tails"])
 def test_no_text_takes_quadratic_time_or_much_memory(kind):
     n = 100_000

@@ -89,6 +89,7 @@ def test_reading_ahead_leaves_the_pages_of_the_views_alone(tmp_path):
     assert resident(path) == 99 * PAGE
 
 
+@pytest.mark.slow
 @reads_proc
 def test_pages_around_rows_are_given_back(tmp_path, monkeypatch):
     # Small windows: the system drops a mapping of 2 MiB as a whole.

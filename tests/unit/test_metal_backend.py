@@ -74,6 +74,7 @@ def test_a_step_of_one_token_launches_each_kernel_as_often_as_a_layer_needs_it(e
     assert engine.backend.kernels.refused == {}
 
 
+@pytest.mark.slow
 def test_many_tokens_take_two_launches_more_per_layer_for_the_norms(engine):
     engine.logits(list(range(20)))  # each kernel has been tried
     with engine.backend.session(), counted() as counts:

@@ -74,6 +74,7 @@ def test_a_kernel_that_does_not_compile_is_replaced_and_the_rest_is_not(monkeypa
     assert set(counts) >= set(NAMES) - {name}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_cores")
 def test_what_is_refused_is_known_when_the_model_is_loaded(monkeypatch, caplog):
     load(EMULATED, MICRO)

@@ -78,7 +78,7 @@ def test_pieces_of_a_matrix_join_without_a_seam(tmp_path, monkeypatch):
         np.testing.assert_array_equal(one.weight(name).data, other.weight(name).data)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gemma3"])
 def test_a_written_folder_is_the_model_of_its_dequantised_weights(tmp_path, name):
     source = DATA / f"{name}-micro" / "hf"

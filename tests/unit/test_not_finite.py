@@ -166,7 +166,7 @@ def test_the_prefix_cache_keeps_nothing_of_a_failed_prompt(odd: mlx_engine.Engin
         assert stream.generation.n_cached == 0
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 def test_a_long_prompt_is_searched_in_parts(odd: mlx_engine.Engine):
     """The token is in the second pass of the search, or in the first one, which has no logits."""
     error = not_finite(odd.model, [*[1] * 520, BAD], np.full(3, np.nan))

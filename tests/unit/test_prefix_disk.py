@@ -282,6 +282,7 @@ def test_a_process_that_is_killed_leaves_no_wrong_file(tmp_path: Path, n: int):
     assert not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_an_engine_reads_what_an_earlier_one_wrote_and_refuses_what_it_cannot_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -524,6 +525,7 @@ def test_a_session_with_calls_and_parts_is_shown(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.endswith("> What time is it?\ntool: noon\n")
 
 
+@pytest.mark.slow
 def test_generate_reads_and_writes_a_prompt_cache(tmp_path: Path):
     how = ("generate", "Once upon a time there was a fox. " * 10, "-b", "simd", "-n", "5", "--json")
     cold = json.loads(cli(*how)[0])

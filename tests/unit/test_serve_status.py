@@ -138,6 +138,7 @@ def test_the_tree_has_texts_only_if_they_are_wanted(engine: mlx_engine.Engine):
     assert {node.text for node in hidden.nodes} == {None}
 
 
+@pytest.mark.slow
 def test_the_status_has_a_bound(engine: mlx_engine.Engine):
     scheduler, monitor = scheduler_of(engine, 2000), Monitor()
     for i in range(N_NODES + 5):

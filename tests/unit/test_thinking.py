@@ -138,6 +138,7 @@ def told(storyteller, **more):
     return conversation, "".join(conversation.ask("Tell me a story."))
 
 
+@pytest.mark.slow
 def test_a_template_that_reads_the_reasoning_gets_it_as_a_field(storyteller):
     conversation, text = told(storyteller)
     assert text == story()[0]

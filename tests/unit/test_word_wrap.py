@@ -129,6 +129,7 @@ def test_a_terminal_that_gets_another_width_is_followed(monkeypatch):
     assert terminal.lines == ["Once upon a time", "there was", "a fox"]
 
 
+@pytest.mark.slow
 @given(st.text(st.sampled_from("ab \n狐é"), max_size=60), st.integers(8, 20), st.lists(st.integers(1, 7), max_size=30))
 def test_nothing_is_lost_and_no_word_is_cut(text, columns, cuts):
     words = [word for word in re.findall(r"[^ \n狐]+|狐", text) if len(word) < columns]
