@@ -132,8 +132,9 @@ class OutlineBackend:
             mapped = nbytes if views and isinstance(weight, LazyWeight) and weight.is_stored else 0
             self.n_mapped += mapped
             if f"{EXPERTS}." in weight.name:
-                held = self._held_expert(weight)
-                self.n_experts += nbytes if held is None else held
+                held = self._held_expert(weight, nbytes)
+                self.nbytes += held - nbytes
+                self.n_experts += held
                 self.n_mapped_experts += mapped
             self._multiplied.add(weight.name)
             alternative = self._as_alternative(weight, nbytes)
@@ -168,10 +169,10 @@ class OutlineBackend:
         """Return a program that is never run."""
         return OpByOp(cast(Backend, self), layers)
 
-    def _held_expert(self, weight: Weight | LazyWeight) -> int | None:
-        """Return the bytes of a matrix of an expert in a backend's slots, where it may have another format."""
+    def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
+        """Return the bytes of a matrix of an expert: `nbytes`, or others if the backend stacks it in another format."""
         if not self._backend.holds_some_experts:
-            return None
+            return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
         key = (weight.type.name, width)
         if key not in self._of_slots:

@@ -44,9 +44,8 @@ class FloatStack:
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Return what `Stack.multiply` defines."""
-        given, matrices, _ = summed_in_float32(
-            x, self.matrices.swapaxes(1, 2)
-        )  # on the CPU `mx.gather_mm` supports only float32
+        # On the CPU `mx.gather_mm` supports only float32.
+        given, matrices, _ = summed_in_float32(x, self.matrices.swapaxes(1, 2))
         return mx.gather_mm(given, matrices, rhs_indices=ids, sorted_indices=are_sorted).astype(x.dtype)
 
 
