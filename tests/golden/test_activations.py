@@ -59,7 +59,7 @@ def test_logits_of_every_architecture_are_rounded_a_few_times(activations: str):
     assert {name: error for name, error in errors.items() if not 1 / 8 <= error <= MOST_ROUNDINGS} == {}
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @ROUNDING
 def test_almost_all_tokens_are_the_most_likely_ones_of_float32(activations: str):
     pairs = [(logits(folder, "f32"), logits(folder, activations)) for folder in FOLDERS.values()]

@@ -34,6 +34,7 @@ def test_a_story_is_long_ends_by_itself_and_does_not_repeat(stories, opening: st
     assert re.fullmatch(r"[A-Z][A-Za-z ,.!?\"'-]+[.!?]\"?", opening + story.text)
 
 
+@pytest.mark.slow
 def test_other_openings_write_other_stories(stories):
     assert len({story.text for story in stories.values()}) == len(OPENINGS)
 

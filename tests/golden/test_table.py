@@ -75,7 +75,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
     return cache(lambda column, name: make[column](name, made))
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(7)
 @pytest.mark.parametrize(("column", "name", "backend"), CELLS)
 def test_logits_and_greedy_ids(
     files: Callable[[str, str], tuple[Path, Path]], column: str, name: str, backend: str

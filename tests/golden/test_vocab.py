@@ -56,7 +56,7 @@ def test_ids_are_those_of_llama_cpp_and_come_back_as_the_text(name):
         assert tokenizer.decode(ids) == text
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_written_tokenizer_json_has_the_same_ids(name, tmp_path):
     """Read by this engine and by the tokenizers library."""

@@ -123,11 +123,20 @@ def _scopes_of(source: str) -> list[tuple[str, ast.AST]]:
 def _scopes(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:
     """Every class and function with its qualified name, beginning with the node itself."""
     yield name, node
-    for child in ast.iter_child_nodes(node):
+    below = _nested(node)
+    while below:
+        child = below.pop(0)
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _scopes(child, f"{name}.{child.name}".removeprefix("."))
         else:
-            yield from (scope for scope in _scopes(child, name) if scope[1] is not child)
+            below[:0] = _nested(child)
+
+
+def _nested(node: ast.AST) -> list[ast.AST]:
+    """Return the statements, handlers and cases of a statement; no others have classes and functions in them."""
+    return [
+        child for field in ("body", "handlers", "orelse", "finalbody", "cases") for child in getattr(node, field, ())
+    ]
 
 
 def _expressions(scope: ast.AST, old: str) -> Iterator[Span]:

@@ -221,7 +221,7 @@ def drive(kind: Kind, settings: settings = SETTINGS):
     run_state_machine_as_test(lambda: CacheMachine(kind), settings=settings)
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_sequences_and_prefixes_are_lists(kind: Kind):
     drive(kind)

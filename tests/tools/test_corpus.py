@@ -102,6 +102,7 @@ def test_only_the_cast_is_named(told: list[stories.Story]) -> None:
         assert person(story, "a").she != person(story, "b").she
 
 
+@pytest.mark.slow
 def test_pronouns_of_stories_with_one_character(told: list[stories.Story]) -> None:
     checked = 0
     for story in told:

@@ -23,6 +23,7 @@ def test_compiled_kernels_have_one_result():
     assert len(bits.distinct([{"found": found}])) == 1
 
 
+@pytest.mark.slow
 def test_an_order_that_depends_on_the_pass_is_seen():
     found = list(bits.results(mlx_engine.load("builtin", "simd", jit=False)))
     assert len(bits.distinct([{"found": found}])) > 1

@@ -286,6 +286,7 @@ def test_closing_while_they_look_for_work_ends_the_threads():
         assert not any(thread.is_alive() for thread in made._workers)
 
 
+@pytest.mark.slow
 def test_pools_that_are_dropped_leave_no_threads():
     gc.collect()
     before = len(workers())

@@ -71,7 +71,7 @@ def test_threads_with_and_without_control_tokens_do_not_disturb_each_other(name:
         assert alone[0] != alone[1]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_no_text_has_fewer_tokens_than_its_bytes_need(name: str):
     tokenizer = of(name)

@@ -94,7 +94,7 @@ def cost(node: dict[str, Any]) -> int:
     return NODES[node["name"]]
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @NEEDS_COMPILER
 @pytest.mark.parametrize(
     ("depth", "per_layer"), [(0, 7), pytest.param(300, 7, marks=pytest.mark.slow), (TWO_PASSES + 7, 7)]

@@ -156,6 +156,7 @@ def test_the_status_has_a_bound(engine: mlx_engine.Engine):
     assert msgspec.json.encode(status.steps[0]) == b"[2,1,0.5,null]"
 
 
+@pytest.mark.slow
 def test_a_parent_comes_before_its_children_where_the_list_is_cut(engine: mlx_engine.Engine):
     scheduler = scheduler_of(engine, 2000)
     for i in range(N_NODES):

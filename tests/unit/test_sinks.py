@@ -50,7 +50,7 @@ def logits(model: Any) -> np.ndarray:
         return np.concatenate([model.backend.host(row) for row in rows])
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "scalar"])
 def test_every_backend_has_the_logits_of_scalar(backend: str):
     want, found = logits(with_sinks("scalar")), logits(with_sinks(backend))

@@ -22,6 +22,7 @@ class Asked:
         return CACHE if do == "cache" else {"seconds": 2.0}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("depth", "asked"), [(0, ["run", "cache"]), (4096, ["fill", "run", "cache"])])
 def test_the_tokens_before_a_test_are_read_anew(depth: int, asked: list[str]):
     process: Any = Asked()

@@ -73,6 +73,7 @@ def test_nothing_of_a_stop_string_leaves_early(text, stops, places):
             assert not unread, f"{stop!r} may still begin with {unread[0]!r}, of which a part has left"
 
 
+@pytest.mark.slow
 @LAW
 @given(TEXTS, STOPS, st.lists(st.integers(0, 30), max_size=8))
 def test_no_more_is_held_back_than_could_become_a_stop_string(text, stop, places):
