@@ -34,7 +34,7 @@ MOST = 8
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """Check that every token id has the same text in both models. Unused ids at the end, without a text, may differ.
+    """Check that every id is the same token in both models. One may have further ids at its end, if they have no text.
 
     Raises:
         OptionError: an id has different texts; the message names the first such id.
