@@ -304,7 +304,7 @@ class Lowering:
         return self._exchange(layout.ALL_COLUMNS, x, n)
 
     def _exchange(self, op: int, x: Place, width: int) -> Place:
-        """Add an exchange between ranks, which runs between two calls of the kernels. The result has `width` columns."""
+        """Add an exchange between ranks, which runs between two calls of the kernels. The result is `width` wide."""
         source = self._whole(self._place(x))
         out = self._new(width, source.is_wanted, source.head_dim)
         step = self._emit(op, source.is_wanted, OUT=out.buffer, ROW_WIDTH=width)
