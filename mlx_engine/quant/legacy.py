@@ -1,10 +1,12 @@
-"""Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1: 32 weights share a float16 scale `d` and, in the `_1` types, a float16 minimum `m`.
+"""Quantise and dequantise Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1.
+
+In a block, 32 weights share a float16 scale `d` and, in the types that end in `_1`, a float16 minimum `m`.
 
 - Q8_0: signed bytes, `weight = d * q`.
 - Q4_0: 4 bits, `weight = d * (q - 8)`. Byte `i` has weight `i` in its low half and weight `i + 16` in its high half.
 - Q4_1: 4 bits in the same order, `weight = d * q + m`.
-- Q5_0, Q5_1: `weight = d * (q - 16)` and `d * q + m`. The low four bits are stored as in Q4_0; bit `i` of the 32 bits
-  `qh` is the fifth bit of weight `i`.
+- Q5_0: 5 bits, `weight = d * (q - 16)`. Q5_1: 5 bits, `weight = d * q + m`. The low four bits of the quants are stored
+  as in Q4_0; bit `i` of the 32 bits `qh` is the fifth bit of quant `i`.
 
 Source: `quantize_row_*_ref` and `dequantize_row_*`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -39,7 +41,7 @@ def dequantize_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 34) bytes: the largest magnitude of a block becomes 127 or -127.
+    """Quantise (n, 32) weights to (n, 34) bytes. The weight of largest magnitude in a block gets the quant 127 or -127.
 
     Quants are computed with the float32 scale, which is then rounded to float16, as in ggml. If the scale overflows
     or is NaN, the quants are 0.
@@ -64,9 +66,9 @@ def dequantize_q4_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 18) bytes: the weight of largest magnitude becomes quant 0, that is -8 * d.
+    """Quantise (n, 32) weights to (n, 18) bytes. The weight of largest magnitude gets the quant 0, which means -8 * d.
 
-    The scale therefore has the opposite sign of that weight, and values at the other end, 8 * d, are clipped to 7 * d.
+    So the scale d has the opposite sign of this weight, and weights of the other sign are clipped at 7 * d.
     """
     blocks = np.empty(len(values), layout.Q4_0)
     with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 8 * 65,504, and infinities
@@ -82,10 +84,10 @@ def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _extreme(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return (n, 1): the value of largest magnitude in each block, the first one of equal magnitudes."""
+    """Return (n, 1): the value of largest magnitude in each block; of values with equal magnitude, the first one."""
     high, low = block_maximum(values), block_minimum(values)
     extreme = np.where(high > -low, high, low)
-    # Equal magnitudes, or NaN.
+    # Blocks whose largest and smallest values have equal magnitudes, or that have NaN.
     tied = np.flatnonzero(~((high > -low) | (high < -low)))
     rows = values[tied]
     extreme[tied] = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
@@ -101,7 +103,7 @@ def dequantize_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q4_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 20) bytes: the smallest weight of a block becomes 0, the largest 15."""
+    """Quantise (n, 32) weights to (n, 20) bytes. The smallest weight of a block gets the quant 0, the largest 15."""
     blocks = np.empty(len(values), layout.Q4_1)
     with np.errstate(over="ignore", invalid="ignore"):  # ranges above 15 * 65,504, and infinities
         low, high = block_minimum(values), block_maximum(values)
@@ -127,7 +129,7 @@ def dequantize_q5_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 22) bytes. Errors are smaller than ggml's, which tries one scale.
+    """Quantise (n, 32) weights to (n, 22) bytes, with smaller errors than ggml, because several scales are tried.
 
     Raises:
         ValueError: a weight is NaN or infinite.
@@ -149,7 +151,7 @@ def dequantize_q5_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q5_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 24) bytes. Errors are smaller than ggml's, which tries one scale.
+    """Quantise (n, 32) weights to (n, 24) bytes, with smaller errors than ggml, because several scales are tried.
 
     Raises:
         ValueError: a weight is NaN or infinite.
