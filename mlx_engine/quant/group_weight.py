@@ -24,8 +24,8 @@ from mlx_engine.quant.groups import GroupType, affine, fixed
 from mlx_engine.quant.types import BY_NAME
 from mlx_engine.quant.weight import Weight, cut_shape, taken
 
-# The number of groups that a thread joins at a time, and the number of threads. Most of the time is spent on page faults
-# of new memory.
+# The number of groups that a thread joins at a time, and the number of threads. Most of the time is spent on the page
+# faults of new memory.
 _PIECE, _THREADS = 1 << 16, 4
 
 
