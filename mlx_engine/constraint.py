@@ -94,7 +94,7 @@ class Constraint:
             schema: a JSON Schema (draft 2020-12 or older), as a mapping or as JSON text.
 
         Raises:
-            OptionError: the schema is invalid, or has a keyword that is not supported; the message has its path.
+            OptionError: the schema is invalid, or has a keyword that is not supported; the message gives its path.
         """
         parsed = _parsed(schema) if isinstance(schema, str) else schema
         check_schema(parsed)
@@ -109,7 +109,7 @@ class Constraint:
     def regex(cls, text: str) -> Constraint:
         """Allow the texts that a regular expression matches as a whole, in the syntax of Rust's regex crate.
 
-        Look-around and back-references do not exist there.
+        This syntax has no look-around and no back-references.
         """
         return cls("regex", _checked_text(text, "a regular expression"))
 

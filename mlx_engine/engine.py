@@ -389,7 +389,7 @@ class Engine:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's config, see the model file."""
+        """The model's config, see its file in `models/`."""
         return cast("ModelConfig", self.model.config)
 
     @property
@@ -479,8 +479,8 @@ class Engine:
     def rerank(self, query: str, documents: Sequence[str], *, instruction: str | None = None) -> list[float]:
         """Return the relevance of each document to a query, from 0 to 1, with a reranker model.
 
-        The relevance is the probability of "yes" against "no" after the prompt of Qwen3-Reranker, or after the prompt
-        in the model's files.
+        The relevance is p("yes") / (p("yes") + p("no")) after the prompt of Qwen3-Reranker, or after the prompt in the
+        model's files.
 
         Args:
             query: the query.
@@ -722,7 +722,7 @@ class Engine:
 
         `scheduler` runs the requests; None makes one for them.
         """
-        for request in requests:  # it may have been made before the weights were loaded
+        for request in requests:  # a request may have been made before the weights were loaded
             request.metrics.phases = {**self.phases, **request.metrics.phases}
         if scheduler is None and self.model and requests:
             scheduler = self.scheduler_for(requests)
@@ -969,7 +969,7 @@ class RequestBuilder:
                 start = time.perf_counter()
                 self._tokenizer = self._build_tokenizer(self._checkpoint)
                 self.phases["build_tokenizer"] = time.perf_counter() - start
-                self._checkpoint = None  # frees its metadata: 12 MB of strings, one per merge
+                self._checkpoint = None  # frees its metadata: 12 MB of strings, one per BPE merge
         return self._tokenizer
 
     def _build_tokenizer(self, checkpoint: Checkpoint) -> Tokenizer:
@@ -1134,7 +1134,7 @@ class RequestBuilder:
         return self._grammars
 
     def matcher(self, constraint: Constraint, prompt_ids: Sequence[int]) -> Matcher:
-        """Return the matcher of an answer to a prompt.
+        """Return the matcher of a constraint for an answer to a prompt.
 
         Raises:
             OptionError: the constraint is invalid, or allows no text.
@@ -1429,7 +1429,7 @@ class CheckedCheckpoint:
 
     @property
     def config(self) -> Any:
-        """The model's config, see the model file."""
+        """The model's config, see its file in `models/`."""
         return self.planned.config
 
     @cached_property

@@ -286,7 +286,7 @@ class CacheFullError(EngineError, RuntimeError):
 
 
 class DistributedError(EngineError, RuntimeError):
-    """The ranks of a run on several machines do not agree, or one of them is gone.
+    """The ranks (processes that share a model) of a run on several machines do not agree, or one of them is gone.
 
     Attributes:
         where: the rank, or "ring" for MLX's connections.

@@ -232,7 +232,7 @@ class Sampling:
         0.0, "Above 0, tokens become less likely each time they are generated; from -2 to 2.", float,
         least=-MOST_PENALTY, most=MOST_PENALTY, unset="off", metavar="X", is_rare=True,
     )  # fmt: skip
-    # Pairs by id; a mapping and pairs written as "ID=VALUE" are accepted, too.
+    # Pairs (token id, bias). A mapping, and texts such as "17=-100", are accepted, too.
     logit_bias: tuple[tuple[int, float], ...] = option(
         (), "Add a number from -100 (ban) to 100 (force) to the logits of tokens, by their ids.",
         unset="none", metavar="ID=VALUE", parameter=dict[str, float], is_rare=True,

@@ -185,7 +185,7 @@ class Backend(Primitives):
     def row_sums(self, logits: Array) -> Array:
         """Return for each row of logits (R, V) the sum of the logits or of their squares, (R,), for `bad_rows`.
 
-        A lazy backend does not wait for the values. If a logit is NaN or infinite, so is the sum, or the sum is NaN. A
+        A lazy backend does not wait for the values. If a logit is NaN or infinite, the sum is NaN or infinite, too. A
         sum of finite logits may overflow. The order of summation is not fixed.
         """
         # BLAS takes 11 us for the sum of squares of 151,936 logits; NumPy takes 22 us for their sum.

@@ -60,7 +60,7 @@ class ExpertLinear:
     """One linear layer (gate, up or down) of all experts: X matrices of the same shape (N, K).
 
     Attributes:
-        name: the stem of the GGUF tensor ("blk.0.ffn_gate_exps").
+        name: the name of the GGUF tensor without ".weight" ("blk.0.ffn_gate_exps").
         weights: the result of `Backend.stack`.
         shape: (N, K).
         nbytes: bytes of all matrices.

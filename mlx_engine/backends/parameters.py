@@ -72,7 +72,7 @@ class LowRank(NamedTuple):
     """The LoRA matrices of all adapters of a linear layer, side by side: see `weights/adapters.py`.
 
     Attributes:
-        a: (M, K), where M is the sum of the ranks of all adapters.
+        a: (M, K), where M is the sum of the ranks of all adapters and of the padding between them.
         b: (N, M).
     """
 

@@ -516,7 +516,7 @@ class PrefixFolder(SavedPrefixes):
             self.warn(error)
             self._paused_until = time.monotonic() + PAUSE
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                with contextlib.suppress(OSError):  # the description of a folder is not written on a full disk
+                with contextlib.suppress(OSError):  # on a full disk, the description of the folder cannot be written
                     self.bound(is_full=True)
 
     def warn(self, error: Exception) -> None:

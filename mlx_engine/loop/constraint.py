@@ -125,7 +125,7 @@ class Grammars:
         if compiled.is_error():
             raise _invalid(compiled.get_error(), text)
         first = compiled.deep_copy()
-        first.compute_bitmask()  # raises if the constraint allows no text, such as a schema that is its own $ref
+        first.compute_bitmask()  # detects a constraint that allows no text, such as a schema that is its own $ref
         if first.is_error():
             raise _invalid(first.get_error(), text)
         return compiled
@@ -142,8 +142,9 @@ class Matcher:
 
     def __init__(self, grammars: Grammars, compiled: Any, reasoning: Reasoning | None = None) -> None:
         self._grammars, self._compiled, self._reasoning = grammars, compiled, reasoning
-        # The parts of an answer: opening marker, reasoning, line feeds, text. `_at` is the number of ids of the opening
-        # marker so far, `_tail` the last bytes of the reasoning, which may begin the closing marker.
+        # An answer has these parts: opening marker, reasoning, line feeds, text. `_part` is the part of the next token,
+        # `_at` the number of ids of the opening marker so far, `_tail` the last bytes of the reasoning, which may begin
+        # the closing marker.
         self._part = "text" if reasoning is None else "opening" if reasoning.opening else "reasoning"
         self._at, self._tail, self._n_text, self._has_ended = 0, b"", 0, False
         self._past: list[tuple[str, int, bytes, int, bool]] = []

@@ -40,7 +40,7 @@ def forward(model: Model, *parts: SequenceInput) -> Array | None:
 
 def forward_logits(model: Model, *parts: SequenceInput) -> Array:
     """Run one forward pass as `forward` does, with at least one wanted token, and return logits (R, V)."""
-    if all(part.wanted == 0 for part in parts):  # before the tokens are committed
+    if all(part.wanted == 0 for part in parts):  # check this before any token is committed
         raise ValueError("expected a forward pass with wanted tokens, found none")
     return wanted_logits(forward(model, *parts))
 

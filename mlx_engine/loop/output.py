@@ -83,7 +83,7 @@ class Output:
 
     @property
     def marks(self) -> Sequence[int]:
-        """The indices at which the texts of control tokens begin, in the text that includes the text held back."""
+        """The indices, in the text including held-back text, at which the texts of control tokens begin."""
         return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:

@@ -50,7 +50,7 @@ class StepOutput(NamedTuple):
     """The result of one step.
 
     Attributes:
-        requests: the requests that got new tokens or of whose prompts the pass ran a chunk, and those that failed.
+        requests: the requests that got new tokens, those that ran a chunk of their prompt, and those that failed.
         ended: the requests among these that have ended.
         n_decode: number of tokens of answers that the passes ran.
         n_prefill: number of tokens of prompts that the passes ran.

@@ -79,7 +79,7 @@ class Generation:
 
     @property
     def digest(self) -> str | None:
-        """The SHA-256 of all token ids and their log-probabilities, as in server replies; None without the latter."""
+        """The SHA-256 of token ids and log-probabilities, as in server replies; None without log-probabilities."""
         if self.logprobs is None:
             return None
         return digest(self.token_ids, [token.logprob for token in self.logprobs])

@@ -39,7 +39,7 @@ class GGMLType:
         return self.name
 
 
-# The missing numbers (4, 5, 31 to 33, 36 to 38) were types that ggml has removed; a file with one raises FormatError.
+# ggml has removed the types 4, 5, 31 to 33 and 36 to 38. A file with such a type raises FormatError.
 TYPES: tuple[GGMLType, ...] = tuple(
     GGMLType(*row)
     for row in (

@@ -105,7 +105,7 @@ def _repacked(weight: Weight) -> StoredMatrix | None:
 
 def _is_finite(matrix: StoredMatrix) -> bool:
     of = matrix.layout
-    # An entry of Q6_K begins with its float.
+    # In Q6_K, the first of each `entry` values of `ws` is a float.
     parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
     return all(bool(mx.isfinite(part).all().item()) for part in parts)
 

@@ -238,7 +238,7 @@ class MlxBackend(Backend):
                     )
                 else:
                     y = _capped_attention(queries, keys, values, scores, scores.softcap, kv.window)
-                outs.append(y.squeeze(0).transpose(1, 0, 2))  # y[0] would be a copy
+                outs.append(y.squeeze(0).transpose(1, 0, 2))  # `y[0]` would copy the array
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
     def silu(self, x: Native) -> Native:
