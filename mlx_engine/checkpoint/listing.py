@@ -1,4 +1,4 @@
-"""List a checkpoint's header, metadata and tensors, whether or not a model can be built from it."""
+"""List a checkpoint's header, metadata and tensors, for `inspect`. The model need not be supported."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def _row(checkpoint: Checkpoint, name: str) -> TensorRow:
     return TensorRow(name, weight.shape, weight.type.name, weight.nbytes)
 
 
-# Our name of a size, its GGUF keys without the architecture's prefix, and its keys in config.json. The first key that a
-# file has counts.
+# For each name of a size in the summary: its GGUF keys without the architecture's prefix, and its keys in config.json.
+# The first key that a file has is used.
 _SIZES = {
     "n_layers": (("block_count",), ("num_hidden_layers", "n_layer")),
     "hidden_size": (("embedding_length",), ("hidden_size", "n_embd")),

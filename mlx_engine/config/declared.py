@@ -83,7 +83,7 @@ class Key:
         return dict.fromkeys((self.gguf if isinstance(self.gguf, str) else self.gguf[0], *self.repeated), value)
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {} if self.hf is None else {self.hf if isinstance(self.hf, str) else self.hf[0]: value}
 
 
@@ -100,7 +100,7 @@ class ActivationKey:
         return self.gguf if naming == "gguf" else self.words[s.choice(self.hf, *self.words)]
 
     def to_gguf(self, value: str) -> Mapping[str, object]:
-        """Return no key."""
+        """Return an empty mapping: there is no key for this setting."""
         return {}
 
     def to_hf(self, value: str, config: Any) -> Mapping[str, object]:
@@ -122,11 +122,11 @@ class Constant:
         return self.value(known) if callable(self.value) else self.value
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return no key."""
+        """Return an empty mapping: there is no key for this setting."""
         return {}
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return no key."""
+        """Return an empty mapping: there is no key for this setting."""
         return {}
 
 

@@ -108,5 +108,5 @@ class OfSomeLayers:
         return {}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.hf: value}
