@@ -130,7 +130,7 @@ def _read_shape(cursor: Cursor, field: str) -> tuple[int, ...]:
         raise cursor.error(what, at=at, expected=f"at most {MAX_DIMS}", found=f"{n_dims:,}", hint=_DAMAGED_RECORD)
     at = cursor.at
     dims = [cursor.u64(f"{field}, dimension {i},") for i in range(n_dims)]
-    # Dimensions of 0 count as 1 here: an empty tensor is allowed if the product of its other dimensions is small enough.
+    # Dimensions of 0 count as 1 here: an empty tensor is allowed if the product of its other dimensions is in bounds.
     if math.prod(max(dim, 1) for dim in dims) >= MAX_ELEMENTS:
         expected = f"fewer than 2**{MAX_ELEMENTS.bit_length() - 1} elements"
         raise cursor.error(f"{field}, dimensions,", at=at, expected=expected, found=f"{dims}", hint=_DAMAGED_RECORD)
@@ -258,7 +258,7 @@ class GGUFFile:
         )
 
     def close(self) -> None:
-        """Close the file. Weights that were returned stay valid: the mapping exists as long as a weight refers to it."""
+        """Close the file. Returned weights stay valid, because the mapping exists as long as a weight refers to it."""
         with contextlib.suppress(BufferError):
             self._map.close()
 

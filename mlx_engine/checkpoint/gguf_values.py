@@ -177,7 +177,7 @@ class Cursor:
         return int(value)
 
     def count(self, field: str, *, bytes_each: int) -> int:
-        """Read a number of items of at least `bytes_each` bytes; raise FormatError if the file is too short for them."""
+        """Read how many items of at least `bytes_each` bytes follow; raise FormatError if the file is too short."""
         at = self.at
         n = self.u64(field)
         if n * bytes_each > self.size - self.at:

@@ -197,9 +197,9 @@ def summary(listing: Listing) -> dict[str, object]:
 
 
 def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return config.json on one level, with the settings of the text model (of a multimodal model) and of RoPE.
+    """Return config.json with the nested settings of RoPE, and of a multimodal model's text model, on the top level.
 
-    Transformers 5 has the settings of RoPE in `rope_parameters`, with one mapping per kind of layer.
+    Transformers 5 writes the settings of RoPE to `rope_parameters`, with a mapping per kind of layer if kinds differ.
     """
     text = config.get("text_config")
     if isinstance(text, Mapping):
@@ -210,7 +210,7 @@ def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _add_defaults(known: dict[str, object], listing: Listing) -> None:
-    """Add the sizes that GGUF leaves out because they follow from others."""
+    """Add the sizes that a GGUF file may omit because they follow from others."""
     hidden, heads = known["hidden_size"], known["n_heads"]
     if known["head_dim"] is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
         known["head_dim"] = hidden // heads

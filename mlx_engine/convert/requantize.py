@@ -1,7 +1,8 @@
 """Quantise the matrices of a GGUF file or a Hugging Face folder into a new GGUF file.
 
-The embedding table is quantised too, because it is a large part of a small model, and lookups in a quantised table cost
-no time. If embeddings are tied, the table is the head and gets its type; otherwise it gets the type of all layers.
+The embedding table is quantised too, because it is a large part of a small model, and lookups in a quantised table are
+as fast. If the head is tied to the table, the table gets the type requested for the head; if not, the type of all
+layers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mlx_engine.weights.conversion import Conversion
 
 # `general.quantization_version`: the version of the block formats since 2023.
 QUANTIZATION_VERSION = 2
-# The number of values that are compared at a time: a multiple of every block size.
+# Values before and after the conversion are compared in pieces of this many, a multiple of every block size.
 PIECE = 1 << 20
 
 
@@ -40,7 +41,8 @@ PIECE = 1 << 20
 class Line:
     """Totals of one layer type: number of matrices, bytes before and after the conversion, squared errors.
 
-    `squares` are the squared errors of `n_values` values, and `power` the squares of the values that were converted.
+    `squares` is the sum of the squared errors of `n_values` values; `power` is the sum of the squares of the values
+    that were converted.
     """
 
     kind: str

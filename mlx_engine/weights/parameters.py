@@ -199,7 +199,7 @@ class Parameters:
         return LayerNorm(name, self._backend.prepare(of[0]), self._backend.prepare(of[1]), eps)
 
     def norm(self, name: str, eps: float, times: float = 1.0, *, is_layer_norm: bool = False) -> Norm:
-        """Return a norm multiplied by `times`: a layer norm if it has a bias or `is_layer_norm` is set, or an RMS norm."""
+        """Return a norm multiplied by `times`: a layer norm if there is a bias or `is_layer_norm`, else an RMS norm."""
         of_kind = self.layer_norm if is_layer_norm or f"{name}.bias" in self else self.rms_norm
         return of_kind(name, eps, times)
 

@@ -92,7 +92,7 @@ def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
         TensorMismatchError: lists all missing, unexpected and misshapen tensors.
     """
     found: dict[str, Tensor] = {}
-    # Dictionaries keep the plan's order and drop repeated names: a file may store several of the model's tensors as one.
+    # Dictionaries keep the plan's order and drop repeated names: a file may store several tensors of the model as one.
     names, missing, misshapen = set[str](), dict[str, None](), dict[str, None]()
     for tensor in plan.tensors:
         stored = tensor.stored(checkpoint.naming)

@@ -1,4 +1,4 @@
-"""`TensorLayout`: under which name and in which form a file stores a tensor of the model; convert in both directions."""
+"""`TensorLayout`: the name and form in which a file stores a tensor of the model; converts in both directions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TensorLayout:
             UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights.
         """
         if self.flipped:
-            # A block has consecutive weights of a row, so a transposed matrix cannot keep the blocks: expand the values.
+            # A block has consecutive weights of a row, so a transposed matrix cannot keep the blocks: expand them.
             rows = replace(self, flipped=False).take(weight, shape[::-1])
             type_ = rows.type if rows.type.block_size == 1 else F32
             elements = rows.as_type(type_).data.view(f"u{type_.block_bytes}").reshape(shape[::-1])
