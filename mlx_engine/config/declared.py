@@ -311,10 +311,11 @@ def number(gguf: Where, hf: Where) -> Any:
     return declared(Key(Settings.number, gguf, hf))
 
 
-# Defaults and conditions of config fields: functions of a value and of the fields that were read before.
+# ---- defaults and conditions of config fields: functions of a value and of the fields that were read before ----
 
 
-# Far above any model. A damaged file with a huge head dim would exhaust memory with rotary frequencies.
+# The largest accepted head dim, far above any model. With a huge head dim, a damaged file would make rotary tables that
+# exhaust the memory.
 WIDEST_HEAD = 65_536
 
 

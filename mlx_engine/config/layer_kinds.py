@@ -1,5 +1,6 @@
-"""Settings that differ between layers: which of two kinds a layer has (such as sliding-window or full attention), and
-numbers that only some layers have.
+"""Settings that differ between layers: which of two kinds a layer has, and numbers that only some layers have.
+
+Examples of two kinds are sliding-window and full attention, or layers with and without rotary embedding.
 """
 
 from __future__ import annotations

@@ -501,7 +501,7 @@ def chunked_context(usual: int | Any = REQUIRED) -> Any:
 
 @dataclass(frozen=True)
 class BeyondChunk(Constant):
-    """The setting of the context length with dual chunk attention; None without it. It only serves a note to the user."""
+    """The setting of the context length with dual chunk attention, for a note to the user; None without such chunks."""
 
     value: int | None = None
 

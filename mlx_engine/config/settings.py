@@ -217,7 +217,7 @@ class Settings:
         return "".join(value)
 
     def flags(self, key: str, n: int) -> tuple[bool, ...] | None:
-        """Return n flags from a list or array of booleans or of 1 and 0; None if the key is absent or the list empty."""
+        """Return n flags from a list or array of booleans or of 1 and 0; None if the key is absent or has no flags."""
         value = self._get(key, None)
         if value is None or (isinstance(value, list) and not value):
             return None

@@ -3,9 +3,9 @@
 The result is verified by reading it back: the model file must find all its tensors, and the GGUF metadata must give the
 same config as the folder.
 
-A `tokenizer.json` is converted only if every text keeps its token ids, with three exceptions. GGUF has no keys for these
-properties, so they are dropped, as in other converters: Unicode normalisation to form C (Qwen); the difference between
-U+2581 and a space in texts for SPM; and how text next to a special token is split.
+A `tokenizer.json` is converted only if every text keeps its token ids, with three exceptions. GGUF has no keys for
+these properties, so they are dropped, as in other converters: Unicode normalisation to form C (Qwen); the difference
+between U+2581 and a space in texts for SPM; and how text next to a special token is split.
 """
 
 from __future__ import annotations

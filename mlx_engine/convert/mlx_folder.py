@@ -59,7 +59,7 @@ WITH_WINDOW = {"olmo2": "olmo3"}
 
 @dataclass(frozen=True)
 class FolderForm:
-    """The files of a folder without the weights: `config` is config.json, `files` has the text of other files by name."""
+    """The files of a folder without the weights: `config` is config.json, `files` has the other texts by file name."""
 
     config: Mapping[str, Any]
     files: Mapping[str, str]

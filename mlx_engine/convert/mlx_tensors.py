@@ -1,7 +1,7 @@
 """Make the tensors of a folder for MLX: choose name, form and type of each tensor, and convert it.
 
-If the source stores a tensor in the same form as mlx-lm, its bytes are copied, even if it consists of several tensors of
-the model, such as Phi-3's fused queries, keys and values. All other tensors are assembled from the model's tensors.
+If the source stores a tensor in the same form as mlx-lm, its bytes are copied, even if it consists of several tensors
+of the model, such as Phi-3's fused queries, keys and values. All other tensors are assembled from the model's tensors.
 """
 
 from __future__ import annotations
@@ -165,12 +165,13 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
     return found.pop()
 
 
-# The names and layouts of tensors in mlx-lm's folders. Most tensors have the same name and form as in transformers. The
-# exceptions: experts are stacked, Granite 4's fused gate and up are split, GPT-2's matrices are not transposed, and the
-# text model of an image model has mlx-lm's prefix.
+# ---- names and layouts of tensors in mlx-lm's folders ----
+# Most tensors have the same name and form as in transformers. The exceptions: experts are stacked, Granite 4's fused
+# gate and up are split, GPT-2's matrices are not transposed, and the text model of a multimodal model has another
+# prefix.
 
 
-# A part of one expert, and the module of a layer that has the experts.
+# A matrix or bias of one expert, by its GGUF name. Below, _EXPERT_LIST: the end of the experts' module in a folder.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
 # mlx-lm's names of the parts of experts without a gate.
 _WITHOUT_GATE = {"up": "fc1", "down": "fc2"}

@@ -85,7 +85,7 @@ class Line:
 
 
 class Pending:
-    """A tensor of the new file, converted when `data` is accessed (once), on all cores."""
+    """A tensor of the new file, for `write_gguf`. Accessing `data`, once, converts the tensor on all cores."""
 
     def __init__(self, part: Part, type_: GGMLType, line: Line, done: Callable[[], None], where: str) -> None:
         self.name, self.shape, self.type = part.name, part.shape, type_
@@ -138,8 +138,8 @@ def requantize(
         progress: called with (tensors written, total tensors).
 
     Raises:
-        OptionError: the conversion has no type for all matrices or names a layer that the model does not have, most
-            bytes cannot have the type, source and target are the same file, or the target is not a regular file.
+        OptionError: the conversion has no type for all matrices, or names a layer that the model does not have; most
+            bytes cannot have the type; source and target are the same file; or the target is not a regular file.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError: the source is damaged, a type in it cannot be read, or a value is NaN or infinite.
         ModelError: GGUF cannot represent the configuration of a folder.
@@ -281,11 +281,11 @@ class Matrix:
 
 
 def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allow_mixed: bool) -> None:
-    """Report the matrices whose rows do not fill blocks of the requested type, and their share of the bytes.
+    """Report the matrices whose row length is not a multiple of the requested type's block size.
 
     Args:
         matrices: all matrices to convert.
-        note: called with a line for each such matrix and one for the sum.
+        note: called with a line for each such matrix, and a line with their number and fraction of the bytes.
         allow_mixed: accept that most bytes do not get the requested type.
 
     Raises:

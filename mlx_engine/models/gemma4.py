@@ -332,8 +332,8 @@ class Config(ConfigBase):
 
 
 # ---- tensors: their names, and which of them a layer has ----
-# Norm weights are stored as they are; Gemma 3 stores them minus 1. The router's norm has its own weight, and each expert
-# has a factor. Files store both next to the experts' matrices (`weights/experts.py`).
+# Norm weights are stored as they are; Gemma 3 stores them minus 1. The router's norm has its own weight, and each
+# expert has a factor. Files store both next to the experts' matrices (`weights/experts.py`).
 
 LAYER = "model.layers.*."
 TENSORS = {
