@@ -1,4 +1,6 @@
-"""Mamba2, and what hybrid models with Mamba2 mixers share: sizes, tensor table and the mixer's parameters.
+"""Mamba2.
+
+Hybrid models with Mamba2 mixers import sizes, tensor table and `mixer` from this file.
 
 Paper: "Transformers are SSMs", arXiv 2405.21060. Reference: Hugging Face transformers, models/mamba2. A layer projects
 its normed input to a gate, to the input, B and C of a state space model, and to time steps. The input, B and C are
