@@ -352,7 +352,7 @@ def divides(name: str) -> Condition:
 def halves(head_dim: int, known: Any) -> str | None:
     """Check that rotary embedding is possible with this head dim."""
     if head_dim % 2:
-        return "an even number, for its halves are rotated against each other"
+        return "an even number, because RoPE rotates pairs of elements"
     return None if head_dim <= WIDEST_HEAD else f"at most {WIDEST_HEAD:,}"
 
 

@@ -32,9 +32,9 @@ class Config(llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "rope.scaling.type": "none"},
-        # Command R+ norms each head with its own weights.
+        # Command R+ is refused: it norms each head with different weights.
         hf={"hidden_act": "silu", "mlp_bias": False, "use_qk_norm": False},
-        # transformers reads `max_position_embeddings` alone.
+        # transformers reads `max_position_embeddings` in place of this key.
         harmless=("model_max_length",),
     )
 
@@ -46,7 +46,7 @@ plan = standard.plan(Config, TENSORS, tied=True)
 
 @dataclass(frozen=True)
 class LocalConfig(Config):
-    """Command R's sizes. Tokens of local layers attend to the last `window` tokens."""
+    """Command R's settings. Tokens of local layers attend to the last `window` tokens."""
 
     only_local_rope: ClassVar[bool] = True
     rope: Rotation = rotation()

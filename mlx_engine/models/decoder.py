@@ -1,7 +1,8 @@
 """`Decoder`, the base class of all models: embeddings, layers and head; and `decoder_layers`, which runs the layers.
 
 `layer.py` defines one layer. A backend runs `decoder_layers` op by op, or compiles it once to a program
-(`Backend.compile`), so a change of a layer's definition takes effect on every backend.
+(`Backend.compile`), so a change of a layer's definition takes effect on every backend. Of the T tokens of a pass, the R
+*wanted* tokens are those whose logits or hidden states the caller needs.
 """
 
 from __future__ import annotations
@@ -205,9 +206,10 @@ class NextToken(ExtraLayer):
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
-    """Return what each layer caches, in order of the layers. Layers with `SharedAttention` cache nothing: left out.
+    """Return what each layer caches, in the order of layers.
 
-    These layers are the last ones of a model, so the index of a layer is also the index of its cache.
+    Layers with `SharedAttention` cache nothing and are left out. They are the last layers of a model, so the index of a
+    layer is also the index of its cache.
 
     Raises:
         OptionError: the type has blocks of 32 elements, and the head dim is not a multiple of 32.

@@ -126,7 +126,7 @@ class OfHead:
         return found - rotated
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds them."""
+        """Return no key: `Latent.to_gguf` adds the keys of all sizes of heads."""
         return {}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
@@ -208,7 +208,7 @@ class Latent(ConfigBase):
 
     @property
     def scale(self) -> float:
-        """The scale of scores, with YaRN's growth."""
+        """The scale of attention scores, including YaRN's factor (`mscale`)."""
         grown = yarn_attention(self.rope.factor, self.mscale) if self.mscale and self.rope.rule == "yarn" else 1.0
         return float((self.nope_dim + self.rope_dim) ** -0.5 * grown * grown)
 
@@ -222,7 +222,7 @@ class Latent(ConfigBase):
 
 @dataclass(frozen=True)
 class Config(Routed, Latent):
-    """The sizes of a model whose experts are chosen by softmax."""
+    """The sizes of a model whose router chooses experts by softmax."""
 
     normalize: ClassVar[bool] = False
     n_experts: int = declared(Count("n_routed_experts"))

@@ -181,7 +181,7 @@ def _mixer(cfg: Config, t: LayerTensors) -> Mamba2:
 
 
 def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
-    """Return the config of a folder of mlx-lm, whose weights contain the multipliers; those of keys and values do not.
+    """Return the config for a folder of mlx-lm: its weights contain the multipliers, except key and value weights.
 
     Source: mlx-lm 0.32, `Model.sanitize` of models/falcon_h1.py, and how it computes the logits of a tied head.
     """

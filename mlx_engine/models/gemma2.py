@@ -84,7 +84,7 @@ class Config(Sizes):
             "sliding_window_pattern": PATTERN,  # transformers ignores the key
             "tie_word_embeddings": True,
         },
-        # transformers reads `hidden_activation` and `sliding_window` alone.
+        # transformers reads `hidden_activation` and `sliding_window` in place of the first two keys.
         harmless=("hidden_act", "sliding_window_size", "cache_implementation"),
     )
 

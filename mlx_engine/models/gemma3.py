@@ -46,7 +46,7 @@ GGUF_ARCHITECTURE = "gemma3"
 # Every sixth layer is global, unless the file says otherwise.
 PATTERN = 6
 PATTERN_KEYS: dict[Naming, str] = {"gguf": "attention.sliding_window_pattern", "hf": "sliding_window_pattern"}
-# Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. GGUF files omit it.
+# Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. GGUF has no key for it.
 LAYERS_OF_27B = 62
 # Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
@@ -57,7 +57,7 @@ AROUND_TEXT = {
     "mm_tokens_per_image",
     "tie_word_embeddings",
     "vision_config",
-    "vocab_size",  # that of `text_config` again, where mlx-lm looks for it
+    "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
 }
 # Prefixes of the text model's tensors in a Hugging Face folder: of text models, and of models with an image encoder in
 # their old and in their new naming.

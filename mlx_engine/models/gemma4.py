@@ -71,7 +71,7 @@ AROUND_TEXT = {
     *("audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index"),
     *("eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings"),
     "vision_soft_tokens_per_image",
-    "vocab_size",  # that of `text_config` again, where mlx-lm looks for it
+    "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
 }
 # The parts of a Hugging Face folder that are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
@@ -300,7 +300,7 @@ class Config(ConfigBase):
         hf={
             "hidden_activation": "gelu_pytorch_tanh",
             "attention_bias": False,
-            "use_bidirectional_attention": (None, False, "vision"),  # of image tokens alone
+            "use_bidirectional_attention": (None, False, "vision"),  # "vision": only among image tokens
             "tie_word_embeddings": True,
             "vocab_size_per_layer_input": _same_vocabulary,
         },

@@ -2,10 +2,10 @@
 
 Paper: "Language Models are Unsupervised Multitask Learners", Radford et al., 2019. Reference: Hugging Face
 transformers, models/gpt2. Differences from Llama: learned position embeddings are added to the token embeddings; layer
-norms in place of RMS norms; every linear layer has a bias; the FFN has no gate, and GELU between its two layers.
+norms in place of RMS norms; every linear layer has a bias; the FFN has no gate, and its activation is GELU.
 
 Paper of StarCoder: "StarCoder: may the source be with you!", arXiv 2305.06161. Reference: models/gpt_bigcode.
-Difference from GPT-2: all heads share one head of keys and values.
+Difference from GPT-2: multi-query attention, in which all query heads share one KV head.
 """
 
 from __future__ import annotations

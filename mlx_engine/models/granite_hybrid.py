@@ -177,7 +177,7 @@ GATE_OF_MLX = "model.layers.0.mlp.gate_proj.weight"
 
 
 def _ffn(ending: str, size: str) -> dict[str, Row]:
-    """Return the rows of a dense FFN, or of the shared expert."""
+    """Return the table rows of a dense FFN (`ending` "", size "F"), or of the shared expert ("_shexp", "S")."""
     return {
         f"blk.*.ffn_gate{ending}.weight": Row(GATE_UP, f"{size} D", after=(size,)),
         f"blk.*.ffn_up{ending}.weight": Row(GATE_UP, f"{size} D", before=(size,)),
@@ -201,7 +201,7 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 
 
 class Model(granite.Model):
-    """A Granite model with mixers of two kinds."""
+    """A Granite model with attention in some layers and Mamba2 mixers in the others."""
 
     def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
         """Return the mixer of a layer, and the projection of its output."""

@@ -8,6 +8,9 @@ kind, add a class, a function, and a case in `mix` or `feed_forward`.
 
 With tensor parallelism a rank may have only some input columns of a matrix (`Linear.is_partial`). The functions below
 then add the products of all ranks (`Backend.all_sum`).
+
+Of the T tokens of a pass, the R *wanted* tokens (`Batch.rows`) are those whose logits or hidden states the caller
+needs. The last layer computes attention and FFN for these tokens only.
 """
 
 from __future__ import annotations
@@ -404,7 +407,7 @@ def scaled(be: Backend, x: Array, factor: float) -> Array:
 
 
 def wanted(be: Backend, y: Array, batch: Batch, want: Wanted) -> Array | None:
-    """Return the rows of the wanted tokens; None if there are none."""
+    """Return the rows of the wanted tokens; None if no token is wanted."""
     if want == "none":
         return None
     return be.take(y, batch.rows) if want == "some" else y

@@ -78,8 +78,8 @@ class KVHeads:
 class FeedForward:
     """The setting of the FFN size.
 
-    If `block_auto_adjust_ff_dim` is true in config.json, the size is computed by the rule of the first Llama: 2/3 of
-    the number, times a factor, rounded up to a multiple.
+    If `block_auto_adjust_ff_dim` is true in config.json, the size is computed as in the first Llama: 2/3 of
+    `block_ff_dim`, times a factor, rounded up to a multiple of `block_multiple_of`.
     """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:

@@ -97,7 +97,7 @@ class Conversion:
         OptionError: an option is invalid.
     """
 
-    # The types for all layers and for single ones.
+    # The types that may be chosen for all layers and for single layers.
     quants: ClassVar[tuple[str, ...]] = QUANTS
     layer_quants: ClassVar[tuple[str, ...]] = QUANTS
 

@@ -133,17 +133,17 @@ class Model(Protocol):
         """What each layer caches: KV heads, head dim and window, or the shapes of a state."""
 
     def forward(self, batch: Batch) -> Array | None:
-        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
+        """Run a forward pass and return logits (R, V) of the wanted tokens; None if no token is wanted."""
 
     def forward_hidden(self, batch: Batch) -> Array | None:
-        """Run a forward pass; return hidden states (R, D) of the wanted tokens after the last norm, or None."""
+        """Like `forward`, but return the hidden states (R, D) of the wanted tokens after the last norm."""
 
     def run_on(self, backend: Backend) -> None:
         """Use another backend; a model with compiled layers compiles them for this backend."""
         self.backend = backend
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
-        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
+        """Begin a forward pass. Return a function that waits for its logits (R, V); None if no token is wanted."""
         logits = self.forward(batch)
         return None if logits is None else lambda: logits
 

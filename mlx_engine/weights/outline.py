@@ -283,8 +283,8 @@ class Need:
     def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
         """Compare with the available bytes. Warn if the model is larger but can run.
 
-        Return True if the model is larger and has experts in the mapped file, which tokens can read when they choose
-        them.
+        Return True if the model is larger and has experts in the mapped file: an expert can be read when a token
+        chooses it.
 
         Raises:
             NotEnoughMemoryError: the model cannot run, and `allowed` is not set.

@@ -132,7 +132,7 @@ class Parameters:
             part = f"{name}.{e}"
             stored = self._own(f"{part}.weight")
             weight = self._backend.prepare(stored.as_type(self._type(part, stored.type)[0]))
-            if type(stored) is Weight:  # the bytes of other classes are made on demand
+            if type(stored) is Weight:  # subclasses compute their bytes on demand
                 release(stored.data, weight)
             bias = f"{part}.bias"
             return Linear(part, weight, self._backend.prepare(self._own(bias)) if bias in self else None)
@@ -247,7 +247,7 @@ class Parameters:
         stored = self._stored(name)
         if self._slices is None:
             return stored
-        if type(stored) is Weight:  # the bytes of other classes are made on demand
+        if type(stored) is Weight:  # subclasses compute their bytes on demand
             map_small_pages(stored.data)
         own = self._slices.own(name, stored)
         if type(own) is Weight and type(stored) is Weight:
@@ -274,7 +274,7 @@ class Parameters:
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
-            if type(source or weight) is Weight:  # the bytes of other classes are made on demand
+            if type(source or weight) is Weight:  # subclasses compute their bytes on demand
                 release((source or weight).data, self._prepared[key])
             self._nbytes[weight.type.name] += weight.nbytes
             self._done(name)
