@@ -42,7 +42,7 @@ class Tensor(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Row-major."""
+        """The row-major shape."""
 
     @property
     def type(self) -> GGMLType:

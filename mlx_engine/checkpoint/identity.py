@@ -20,7 +20,7 @@ def identity(path: Path) -> str:
     """Return a SHA-256, in hex, of the names, sizes and some bytes of a checkpoint's files.
 
     Files of at most 4 MiB are read completely. Of larger files, 256 pieces are read. These pieces differ between models
-    of another training run, quantisation or size. If only a few weights were edited, they may be equal.
+    of different training runs, quantisations or sizes. If only a few weights were edited, they may be equal.
 
     Raises:
         SourceError: a file cannot be read.

@@ -494,7 +494,7 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
         has_head: whether the model has a matrix for the head.
 
     Raises:
-        ModelError: mlx-lm cannot load the model, or would compute something else.
+        ModelError: mlx-lm cannot load the model, or would compute other results.
     """
     if getattr(config, "n_kv_arrays", 2) == 1:
         raise ModelError(
@@ -511,7 +511,7 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
         problem = f"heads of {size} elements, hidden_size / n_heads, found {config.head_dim}"
     if problem is not None:
         raise ModelError(
-            f"{where}: expected {problem}; mlx-lm's {model_type!r} supports nothing else: it would not load the folder "
+            f"{where}: expected {problem}; mlx-lm's {model_type!r} supports nothing else: it would refuse the folder "
             "or compute something else; --to q8_0 or q4_0 writes a GGUF file"
         )
 
