@@ -1,9 +1,10 @@
 """Parse the values of a GGUF header: numbers, strings and typed metadata. Every length is checked.
 
 Values become Python types: numbers become int and float, booleans bool, strings str. Arrays of numbers or booleans
-become read-only NumPy arrays, arrays of strings lists, and arrays of arrays tuples. A short string that is not UTF-8 is
-decoded with `surrogateescape`, so that it can be written back unchanged: llama.cpp accepts any bytes, and its test
-files contain such strings. A longer string that is not UTF-8 raises an error; no token has more than 32 KiB.
+become read-only NumPy arrays, arrays of strings lists, and arrays of arrays tuples. A string of at most
+32 KiB that is not UTF-8 is decoded with `surrogateescape`, so that it can be written back unchanged: llama.cpp accepts
+any bytes, and its test files contain such strings. If a longer string is not UTF-8, an error is raised: no token is
+that long.
 
 Allocations are counted, so a damaged or malicious header needs at most `8 * file size + 1 MB` of memory.
 
