@@ -236,7 +236,7 @@ def _inner(part: _Part) -> Iterator[tuple[str, Any]]:
 def _why_not(name: object, value: Any, root: Any) -> str | None:
     """Return the reason why a keyword with this value is not supported; None if it is supported."""
     if not isinstance(name, str):
-        return "the keyword is no text"
+        return "the keyword is not a string"
     if name in UNSUPPORTED and not _is_noop(name, value):
         return "the keyword is not supported; leave it out, and check the answer yourself"
     if name == "format" and value not in FORMATS:
@@ -244,7 +244,7 @@ def _why_not(name: object, value: Any, root: Any) -> str | None:
     if name != "$ref":
         return None
     if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
-        return f"{shown(value)} is no path in this schema; copy what it names into $defs, and write #/$defs/NAME"
+        return f"{shown(value)} is no path in this schema; copy the schema it names into $defs, and write #/$defs/NAME"
     return None if target(value, root) is not None else f"{value!r} names nothing in this schema"
 
 
@@ -289,7 +289,7 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _wrong(f"a JSON Schema, but is no JSON ({error})", text) from None
+        raise _wrong(f"a JSON Schema in valid JSON ({error})", text) from None
 
 
 def _text(value: object) -> str:

@@ -212,7 +212,7 @@ def load(
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
-        expected = f"at most the model's {longest:,}"
+        expected = f"at most the model's context length of {longest:,}"
         raise OptionError(
             f"context must be {expected}, not {context:,}", option="context", expected=expected, found=context
         )
@@ -575,7 +575,7 @@ class Engine:
         from mlx_engine.research import choose, ranked
 
         if isinstance(texts, str) or not len(texts) or not all(len(text) for text in texts):
-            message = f"texts must be several texts or lists of ids, and none of them empty, not {shown(texts)}"
+            message = f"texts must be a list of texts or of lists of ids, none of them empty, not {shown(texts)}"
             raise OptionError(message, option="texts", expected="texts that are not empty", found=texts)
         ids = self.prompts.ids(prompt)
         encoded = [self.prompts.checked(self.tokenizer.encode(t) if isinstance(t, str) else t) for t in texts]
@@ -1319,7 +1319,7 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
         message = "draft must be a small model with the same vocabulary if speculate is 'draft'; no model is given"
         raise OptionError(message, option="draft", expected="a model", found=None)
     if draft is not None and speculate not in (DRAFT, AUTO_SPECULATION):
-        message = f"draft is used if speculate is 'draft' or 'auto', not {shown(speculate)}; leave one of them out"
+        message = f"draft is used only if speculate is 'draft' or 'auto', not {shown(speculate)}; leave out one option"
         raise OptionError(message, option="draft", expected="speculate of 'draft' or 'auto'", found=speculate)
     if draft is not None and is_shared:
         message = "draft needs a model that this process has alone; leave out draft, or run the model on one rank"

@@ -115,7 +115,7 @@ class UnknownArchitectureError(ModelError):
         super().__init__(f"{where}: {expected}; choose another checkpoint, or add a file to mlx_engine/models")
 
 
-UNKNOWN_SETTING = "the setting is damaged, or the model needs what is not implemented here"
+UNKNOWN_SETTING = "the setting is damaged, or the model needs a feature that is not implemented here"
 
 
 class UnsupportedConfigError(ModelError):

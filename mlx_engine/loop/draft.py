@@ -154,7 +154,7 @@ class DraftModel:
     def _settle(held: _Held, ids: abc.Sequence[int]) -> None:
         """Commit the pending ids that became part of the answer, and roll back the others.
 
-        Do not commit the last id: its row gives the next proposal, so it must be run again.
+        Do not commit the last id: it must be run again, because the logits after it give the next proposal.
         """
         kv, n = held.kv, 0
         following = ids[kv.length : len(ids) - 1]

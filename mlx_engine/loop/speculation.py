@@ -124,7 +124,7 @@ def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] =
 def _why_no_lookup(model: Model, n_parameters: int) -> str:
     """Return the reason why `auto` does not use lookup in earlier text; "" if it does."""
     if not fixes_rows(model):
-        return f"on {model.backend.name} the bits of this model's rows depend on their number"
+        return f"on {model.backend.name} the bits of this model's results depend on a pass's length"
     if model.is_shared:
         return "its cost on ranks has not been measured; --speculate lookup turns it on"
     if n_parameters < FEWEST_PARAMETERS:

@@ -277,7 +277,7 @@ class Lowering:
 
     def norm(self, x: Place, norm: Norm | None) -> Place:
         if self._place(x).head_dim:
-            raise CannotCompileError("the norm of heads alone")
+            raise CannotCompileError("a norm of each head without a rotation")
         return self._place(x) if norm is None else self._norm_sum(x, norm, None)
 
     def norm_add(self, x: Place, norm: Norm | None, residual: Place) -> Place:
@@ -286,7 +286,7 @@ class Lowering:
     def _norm_sum(self, x: Place, norm: Norm | None, residual: Place | None) -> Place:
         source = self._whole(self._place(x))
         if norm is not None and norm.weight.size != source.width:
-            raise CannotCompileError("the norm of another width")
+            raise CannotCompileError("a norm of another width than its input")
         out, descriptor = self._new(source.width, source.is_wanted), None if norm is None else norm_descriptor(norm)
         added = None if residual is None else self._residual(residual, out)
         of = 0 if descriptor is None else address(descriptor)
@@ -320,7 +320,7 @@ class Lowering:
     def head_linear(self, x: Place, linear: ExpertLinear) -> Place:
         source, n_heads, (n, k) = self._whole(self._place(x)), linear.n_experts, linear.shape
         if source.width != n_heads * source.head_dim or source.head_dim < k:
-            raise CannotCompileError("products of other heads than a value has")
+            raise CannotCompileError("products per head with another number or width of heads than their input")
         blocks = [self.backend.step_block((of,)) for of in linear.weights]
         table = np.array([block.address for block in blocks], dtype=np.int64)
         out = self._new(n_heads * n, source.is_wanted, n)

@@ -8,8 +8,8 @@ values; attention; output projection with residual; norm with gate, up and activ
 Nine or more tokens take two more launches, for the norms.
 
 A row of the result has the same bits for any number of rows in the pass, and at any index in the pass. For this, our
-kernels multiply matrices of float32 and of the supported types, and norm whole rows, with one order of summation over K
-(`kernels/metal/products.h.metal`). Attention sums over keys in blocks counted from position 0
+kernels multiply matrices of float32 and of the supported types, and normalise whole rows, with one order of summation
+over the columns (`kernels/metal/products.h.metal`). Attention sums over keys in blocks counted from position 0
 (`kernels/metal/attention.py`). MLX multiplies experts, but only one row at a time. All other MLX operations work on one
 element or one row: biases, layer norms, norms of heads, activations without a gate, routing. In three cases results are
 within the tolerance, but not bit-identical: for a head dim that the attention kernel does not support; for float
@@ -116,7 +116,7 @@ class MetalBackend(MlxBackend):
         return y if linear.bias is None else y + linear.bias
 
     def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
-        """Norm whole rows in the summation order of the fused kernels. Heads are normed by MLX."""
+        """Normalise whole rows in the summation order of the fused kernels. MLX normalises heads."""
         y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
         return super().rms_norm(x, weight, eps) if y is None else y
 

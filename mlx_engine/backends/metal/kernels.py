@@ -191,14 +191,14 @@ class Kernels:
             mx.eval(kernel(*idle, **settings) if tuning is None else kernel(*idle, tuning=tuning, **settings))
         except self._refusals as error:
             self.refused[name] = str(error)
-            LOGGER.log(logging.WARNING, "kernel %s is refused, MLX's own operations run instead: %s", name, error)
+            LOGGER.log(logging.WARNING, "the GPU refuses kernel %s, MLX's own operations run instead: %s", name, error)
             return False
         self._tried[instance] = tuning
         return True
 
 
 def tile(x: mx.array) -> int:
-    """Return the number of rows of x for an instantiation's key, in which all large numbers are the same."""
+    """Return the number of rows of x for an instantiation's key; all numbers above `MOST_VECTORS` share one key."""
     return min(len(x), MOST_VECTORS + 1)
 
 
