@@ -312,7 +312,11 @@ def _wrong_bias(rule: str, found: object) -> OptionError:
 
 @dataclass(frozen=True)
 class Options:
-    """All options of a run: its limits, its constraint, and the sampling of tokens in `sampling`."""
+    """Limits of a run.
+
+    These are all options of a run, with its constraint, and with the sampling of tokens in `sampling`. `--help` shows
+    the first sentence as the title of these options.
+    """
 
     max_tokens: int | None = option(
         None, "Generate at most N tokens; -1 generates until the context is full.", int, least=0, also=UNTIL_FULL,
