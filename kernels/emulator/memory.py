@@ -140,7 +140,7 @@ class Buffer:
         return (self._first, self.start - self._first), (end, self._first + self.capacity - end)
 
     def damaged(self) -> int | None:
-        """Return the offset from `start` of a changed canary, which was written out of bounds; None if there is none."""
+        """Return the offset from `start` of a byte that was written out of bounds (a changed canary), or None."""
         for start, length in self._slack():
             found = ctypes.string_at(start, length)
             if found != _CANARIES[:length]:
