@@ -302,8 +302,7 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
 
 @jit
 def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, expanded: int) -> Any:
-    """Find the longest run of keys of a head, from key j of a block to at most `last - 1`, that is contiguous in
-    memory.
+    """Find the longest run of keys of a head, from key j of a block to at most `last - 1`, contiguous in memory.
 
     The block begins at position `start`. If `expanded` is not 0, all keys of the block are contiguous at this address.
 
@@ -332,7 +331,7 @@ def first_visible(job: Any, position: int) -> Any:
 
 @jit
 def _visible(job: Any, position: int, start: int) -> Any:
-    """Return the range [begin, end) of keys of the block at position `start` that the token at `position` attends to."""
+    """Return the range [begin, end) of keys of the block from `start` on that the token at `position` attends to."""
     return max(0, first_visible(job, position) - start), min(BLOCK, position + 1 - start)
 
 

@@ -84,7 +84,7 @@ def exp(x: Any) -> Any:
 
 @entry
 def sum_exp(row: int, n: int, top: float, out: int) -> None:
-    """Write `sum(exp(row - top))`, a float64, to address `out`, for n float32 at address `row` whose largest is `top`."""
+    """Write `sum(exp(row - top))`, a float64, to address `out`; `row` is the address of n float32, `top` the largest."""
     x, largest, sums = floats(row), splat(top), splat(0.0)
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):

@@ -198,7 +198,7 @@ def _rows_of(builder: Any, first: Any, row: Any, n: int) -> list[Any]:
 
 
 def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Operand]:
-    """Return operands for float rows or vectors, from element `first` on; each 16 columns take `step` floats of them."""
+    """Return operands for float rows or vectors, from element `first` on; 16 columns take `step` floats of them."""
     kind = ir.VectorType(_F32, register_lanes())
 
     def operand(pointer: Any) -> Operand:
