@@ -84,7 +84,7 @@ def exp(x: Any) -> Any:
 
 @entry
 def sum_exp(row: int, n: int, top: float, out: int) -> None:
-    """Write `sum(exp(row - top))`, a float64, to address `out`; `row` is the address of n float32, `top` the largest."""
+    """Write `sum(exp(row - top))`, a float64, to address `out`; at `row` are n float32, `top` their largest."""
     x, largest, sums = floats(row), splat(top), splat(0.0)
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
