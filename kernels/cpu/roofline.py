@@ -1,7 +1,7 @@
 """Kernels that measure the machine's limits: memory bandwidth, and multiply-adds in registers.
 
-Reports give the speed of other kernels relative to these limits. `mlx_engine/bench/roofline.py` has
-the NumPy references, for machines without compiled kernels.
+Reports give the speed of other kernels relative to these limits. `mlx_engine/bench/roofline.py` has the NumPy
+references, for machines without compiled kernels.
 """
 
 from __future__ import annotations

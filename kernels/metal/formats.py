@@ -15,6 +15,7 @@ from .layout import BLOCK, Layout, StoredMatrix, blocks_of, packed, unwritten
 # ---- Q8_0 ----
 
 # Q8_0 in GPU memory: bytes with their sign bit flipped, and float16 scales.
+#
 # With the sign bit flipped (`q ^ 0x80`), quants are unsigned: 0 to 255 for -128 to 127. So MLX can multiply this
 # matrix, too: with the biases `-128 * d`, the two arrays are the quants and scales of its affine format, because `d *
 # (q + 128) - 128 * d = d * q` exactly. Our kernels flip four sign bits back with one operation.
@@ -162,6 +163,7 @@ def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 # ---- Q6_K ----
 
 # Q6_K in GPU memory: quants of six bits, and for each 256 weights a float16 d and 16 signed bytes, the scales.
+#
 # `weight = (d * scale) * (q - 32)`; 16 weights share a scale. The quants of 16 weights take three uint32: two with the
 # low four bits, one with the high two. MLX's affine format has no groups of 16, so where no kernel of ours can run, the
 # matrix is expanded to floats (`_values_q6_k`).
@@ -210,6 +212,7 @@ def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 # ---- MLX's affine types ----
 
 # MLX's affine types of four and eight bits in GPU memory: `weight = scale * q + bias`.
+#
 # Quants are stored as `mx.quantize` stores them. The scale and the bias of a group are adjacent. Two bfloat16 are
 # stored as the halves of one uint32, the scale in the low half, because not every GPU supports bfloat16.
 

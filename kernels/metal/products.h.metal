@@ -1,4 +1,5 @@
 // The loop of a matrix times vectors, which most kernels share, and its order of summation over the K columns.
+//
 // The order depends only on K. It does not depend on the number of rows, vectors or SIMD-groups, on the tile of a
 // SIMD-group, or on a norm before the product. So the bits of a result do not depend on them, either.
 // The columns are cut into SEGMENTS segments, and a segment into groups of 16 columns. A segment has eight streams:

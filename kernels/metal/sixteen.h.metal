@@ -1,5 +1,6 @@
 // Operations on 16 columns at a time, which the kernels of this folder share. Each quantised type has a header of its
 // own, such as q8_0.h.metal.
+//
 // Multiply-adds are explicit calls of fma(). From x * y + z the compiler could make an fma in one instantiation of a
 // template and not in another, so that a row would have other bits in another batch.
 

@@ -11,13 +11,16 @@ the same bits:
 The order of summation does not depend on the number of queries or sequences of a pass, on pages, or on which keys are
 new in the pass:
 
-Keys are cut into blocks of BLOCK keys, counted from position 0. A score is `scale * dot(query, key)`, with the dot
-product in the order of `tile.py`; with a soft cap it becomes `cap * tanh(score / cap)`. The weight of a key is `2 **
-(score - largest)`, where `largest` is the largest score of the block. The weights of a block are added in 16 sums: sum
-l adds the weights of keys l, l + 16, ... of the block. Then halves of the 16 sums are added to halves. Values are added
-in the order of keys, from zero, by `sum = fma(weight, value, sum)`. Blocks are joined in their order, by `sum =
-fma(new, 2 ** (largest of the block - m), sum * 2 ** (largest so far - m))`, where m is the larger of the two largest
-scores. A sink is joined after the last block, as a key whose value is 0.
+- Keys are cut into blocks of BLOCK keys, counted from position 0.
+- A score is `scale * dot(query, key)`, with the dot product in the order of `tile.py`; with a soft cap it becomes
+  `cap * tanh(score / cap)`.
+- The weight of a key is 2 to the power of its score minus the largest score of the block. The weights of a block are
+  added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then halves of the 16 sums are added to
+  halves.
+- Values are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`.
+- Blocks are joined in their order. With m the larger of the largest score so far and the block's largest score,
+  `sum = fma(new, 2 ** (largest of the block - m), sum * 2 ** (largest so far - m))`.
+- A sink is joined after the last block, as a key whose value is 0.
 
 A masked key has weight 0, which changes no bit, so masked keys at the ends of a block are skipped. The running sum is
 rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.

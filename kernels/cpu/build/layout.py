@@ -37,26 +37,24 @@ TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37
 LINE = 16
 # The system adds about 50 microseconds to a sleep.
 SLEEP_MICROSECONDS = 20
-# Bytes of scratch memory of each thread. After that of the threads follows one more, for the thread that submits a job
-# (`jobs.scratch_of`).
+# Size in bytes of a scratch memory. There is one per thread of the pool, and one more for the thread that submits a
+# job (`jobs.scratch_of`).
 SCRATCH_BYTES = 4 << 20
 
 # ---- a block: linear layers that share one input ----
 
 # Words of a block:
 # - TASK_GEMV, TASK_GEMM, TASK_PREPARE: the tasks of gemv, of gemm, and of the preparation of gemm's input
-# - NORM_WEIGHT, NORM_EPS, NORM_BIAS: a norm of the input. If NORM_WEIGHT is 0, there is none; if only NORM_BIAS is 0,
-#   it
-#   is an RMS norm, and otherwise a layer norm. POST_NORM_...: a norm of the output, in the same form
+# - NORM_WEIGHT, NORM_EPS, NORM_BIAS: a norm of the input. If NORM_WEIGHT is 0, there is no norm; if only NORM_BIAS is
+#   0, it is an RMS norm; if neither is 0, a layer norm. POST_NORM_...: a norm of the output, in the same form
 # - N, K: outputs of all matrices together, and inputs; ACTIVATION: an activation function of the output, or 0
 # - CHUNK_GEMV, CHUNK_GEMM: rows of a chunk; HAND_OUT: 0 if one thread runs a small batch faster than several threads
 # - MATRICES: the number of matrices; HAS_GEMV: 0 if rows cannot be multiplied as they are stored
 # - FIXED: the number of matrices that are multiplied in fixed point (`--activations i16`), by the tasks FIXED_GEMM and
 #   FIXED_PREPARE, or for a few tokens by FIXED_GEMV and FIXED_RECORDS
 # From TABLE on each matrix has WIDTH words: WEIGHTS (an address), ROWS, BIAS (an address or 0), COLUMN (the first
-# column
-# of its products in the output), CHUNK (the number of its first chunk in a job), and from FORMAT on those of its
-# format.
+# column of its products in the output), CHUNK (the number of its first chunk in a job), and from FORMAT on those of
+# its format.
 (
     TASK_GEMV, TASK_GEMM, TASK_PREPARE, NORM_WEIGHT, NORM_EPS, NORM_BIAS, N, K, ACTIVATION, CHUNK_GEMV, CHUNK_GEMM,
     HAND_OUT, MATRICES, POST_NORM_WEIGHT, POST_NORM_EPS, POST_NORM_BIAS, HAS_GEMV,
@@ -93,8 +91,8 @@ SMALL_BATCH = 8
 # A core reads four streams of memory faster than one stream (benchmarks/ways.py). So a gemv chunk has rows from up to
 # MAX_WAYS ranges of its matrix.
 MAX_WAYS = 4
-# Bytes of stored rows in a gemv chunk, and also the size of the largest matrix that one thread multiplies alone.
-# benchmarks/chunks.py measured it: smaller chunks cost more to distribute than an even distribution gains.
+# A gemv chunk has this number of bytes of stored rows, and one thread multiplies a matrix of at most this size alone.
+# benchmarks/chunks.py measured it: distributing smaller chunks costs more time than a more even distribution saves.
 CHUNK_BYTES = 64 * 1024
 # Chunks of long jobs are larger: 1 / LONG_JOB of the job's bytes, up to MOST_CHUNK_BYTES. This makes decode of a 0.6B
 # model 3 to 5 % faster. With such chunks in all jobs, a small model would be slower, because threads would have too few

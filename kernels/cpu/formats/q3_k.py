@@ -1,9 +1,8 @@
 """CPU kernels of the format Q3_K: unpack 110-byte blocks of a GGUF file to float32 weights.
 
 A block is 32 bytes with the third bits of quants (bit j of byte i is that of weight 32 j + i), 64 bytes with the low
-two bits
-in the order of Q2_K, 12 bytes with 16 scales of 6 bits, and a float16 factor d. A weight is
-`(d * (scale - 32)) * (q - 4)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+two bits in the order of Q2_K, 12 bytes with 16 scales of 6 bits, and a float16 factor d. A weight is `(d * (scale -
+32)) * (q - 4)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A block is two float16 factors (d for scales and dmin for minima), 12 bytes with 8 scales and 8 minima of 6 bits, and
 256 quants of 4 bits. Each 32 bytes have the quants of two groups of 32 weights, those of the first group in the low
-four bits. A weight is
-`(d * scale) * q - dmin * minimum`; both products are exact, so the difference is rounded once. The NumPy references are
-in `blocks_numpy.py`.
+four bits. A weight is `(d * scale) * q - dmin * minimum`; both products are exact, so the difference is rounded once.
+The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

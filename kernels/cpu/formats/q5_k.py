@@ -1,9 +1,8 @@
 """CPU kernels of the format Q5_K: unpack 176-byte blocks of a GGUF file to float32 weights.
 
 A block has the factors, scales and minima of Q4_K, then 32 bytes of fifth bits (bit g of byte i is that of weight 32 g
-+ i), and the low 4 bits of 256 quants as in Q4_K. A weight is
-`(d * scale) * q - dmin * minimum`; both products are exact, so the difference is rounded once. The NumPy references
-are in `blocks_numpy.py`.
++ i), and the low 4 bits of 256 quants as in Q4_K. A weight is `(d * scale) * q - dmin * minimum`; both products are
+exact, so the difference is rounded once. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Gemv in fixed point (`--activations i16`): the tasks that multiply a few tokens with rows as they are stored.
 
 `fixed_numpy.py` defines the arithmetic; `formats/fixed_rows.py` has the kernels and defines a token's record. The
-kernels multiply two adjacent
-rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
+kernels multiply two adjacent rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 // Tensors: layouts of cooperative tensors, synchronisation of the threads of an operation, and matrix products.
+//
 // The specification defines neither which thread has which element of a cooperative tensor, nor the order of summation.
 // So both depend on the seed. With seed 0, or with the option `m5`, the layout is that of an M5; with seed 1 it is that
 // of simdgroup_matrix, as on older GPUs. Other seeds scatter the elements, and some of them add invalid elements.
