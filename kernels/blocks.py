@@ -52,8 +52,8 @@ def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.
     """Return the layout of one group of MLX's quantised types: its scale, its bias if it has one, its packed quants.
 
     Quants are packed from the lowest bits upwards, as in MLX, with one exception: 4-bit quants of groups with biases
-        are packed as in Q4_1. There, the low four bits of 16 bytes hold 16 quants, and the high four bits the next 16.
-        AVX2 unpacks this layout with fewer instructions.
+    are packed as in Q4_1. There, the low four bits of 16 bytes hold 16 quants, and the high four bits the next 16.
+    AVX2 unpacks this layout with fewer instructions.
 
     Args:
         size: number of weights in the group.

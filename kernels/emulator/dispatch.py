@@ -197,8 +197,8 @@ def _dispatched(
 def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignments:
     """Return the alignments that the faults of wide loads and stores ask for, by the number of the buffer.
 
-    In the emulator a buffer ends at unmapped memory, so its start may have a small alignment. The fault of an aligned
-    type is then not the kernel's mistake: MLX's buffers begin at multiples of more than any type needs.
+    In the emulator a buffer ends at unmapped memory, so its start may have a small alignment. A fault of a wide
+    load or store is then not the kernel's mistake: MLX's buffers begin at multiples of more than any type needs.
     """
     needs: Alignments = {}
     for one in failed:

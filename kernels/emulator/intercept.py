@@ -88,7 +88,7 @@ def emulate(
     layout: str = "any",
     pretend: bool = True,
 ) -> Iterator[Calls]:
-    """Within this context, replace `mx.fast.metal_kernel` in the whole process: kernels made by it run in the emulator.
+    """Within this context, replace `mx.fast.metal_kernel` in the whole process: its kernels run in the emulator.
 
     Each call of such a kernel runs once per build and seed, but in the build "races" only once. The call raises an
     error for the first run with mistakes, or if the results of two runs differ. `mx.compile` is switched off, so

@@ -320,7 +320,7 @@ class WholeKernel:
     def _dispatched(
         self, entry: Entry, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> dict[int, Any] | None:
-        """Return the buffers that the kernel may write. If it needs larger alignments, record them and return None."""
+        """Return the buffers that the kernel may write; None if it needs larger alignments, which are then recorded."""
         placed = self._place(given, run.options)
         shapes = {one.slot: self._shape(one, given[one.slot]) for one in self.parameters if one.is_tensor}
         addresses = []

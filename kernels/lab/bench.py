@@ -1,7 +1,7 @@
 """`bench`: measure a kernel with cold caches on a GPU, or count its operations in the emulator.
 
-Measured rates are compared with two memory bandwidths: the one that Apple specifies for the chip, and the one that a
-kernel reaches that only reads.
+Measured rates are compared with two memory bandwidths: the one that Apple specifies for the chip, and the measured one
+of a kernel that only reads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Timing:
         nbytes: bytes of all inputs and outputs.
         is_cold: whether caches were cold, because all copies of the inputs together are larger than any cache.
         nominal_gbs: the chip's specified memory bandwidth, if known.
-        read_gbs: memory bandwidth that a kernel that only reads reaches on this chip.
+        read_gbs: measured memory bandwidth of a kernel that only reads, on this chip.
         stock_seconds: seconds of `mx.quantized_matmul` with the same values; None if the kernel is not a product with a
             Q8_0 matrix.
         wrong: description of the first wrong element, which makes the time meaningless; None if no element is wrong.
@@ -147,7 +147,7 @@ def bench(
         executor: "metal" or "cuda", by default the one that this machine has; "emulator" counts operations instead.
 
     Raises:
-        ValueError: the sizes do not fit the experiment.
+        ValueError: the experiment does not support the sizes.
         ExecutorUnavailableError: the machine lacks the executor, or it has no GPU and `executor` is None.
     """
     chosen = executor or default_executor()

@@ -361,7 +361,7 @@ def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
     """Compile the cases as one unit; return the seconds of compilation.
 
     The code is not optimised: each case runs only a few times on small arrays, so optimisation would take longer than
-        it saves.
+    it saves.
     """
     started = time.perf_counter()
     # A case that does not compile raises again when it runs.

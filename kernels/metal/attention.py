@@ -79,7 +79,7 @@ def attention(
             `h // (H // G)`.
         store: (2, G, slots, E) float32, float16 or bfloat16, or (2, G, slots, E / 32 * 34) uint8 in Q8_0 with E a
             multiple of 32: keys, then values; with (1, G, ...) the keys are also the values. The result has the same
-                bits as with the store converted to float32.
+            bits as with the store converted to float32.
         pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
             [i * page, (i + 1) * page). Entries of pages that a sequence does not hold are never read.
         owner: (R,) int32, the sequence of each row.

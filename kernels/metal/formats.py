@@ -67,7 +67,7 @@ def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
         shape: (N, K).
 
     Raises:
-        ValueError: the bytes are not those of such a matrix.
+        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
     """
     found = blocks_of("split_q8_0", raw, shape, blocks.Q8_0, BLOCK)
     quants = found["qs"].view(np.uint8)
@@ -105,7 +105,7 @@ def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
         shape: (N, K).
 
     Raises:
-        ValueError: the bytes are not those of such a matrix.
+        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
     """
     found = blocks_of("split_q4_0", raw, shape, blocks.Q4_0, BLOCK)
     # The low four bits of 16 bytes hold 16 quants, and the high four bits the next 16.
@@ -149,7 +149,7 @@ def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
         shape: (N, K).
 
     Raises:
-        ValueError: the bytes are not those of such a matrix.
+        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
     """
     found = blocks_of("split_q4_k", raw, shape, blocks.Q4_K, SUPERBLOCK)
     # The low four bits of 32 bytes hold 32 quants, and the high four bits the next 32.
@@ -194,7 +194,7 @@ def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
         shape: (N, K).
 
     Raises:
-        ValueError: the bytes are not those of such a matrix.
+        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
     """
     found = blocks_of("split_q6_k", raw, shape, blocks.Q6_K, SUPERBLOCK)
     # In each half of a block, 64 bytes of `ql` hold the low four bits of 128 quants: quants 0 to 63 in the low halves
@@ -256,7 +256,7 @@ def join_affine(
         biases: the bytes of N * K / group numbers.
 
     Raises:
-        ValueError: the arrays are not those of such a matrix.
+        ValueError: an array has another number of bytes, or K is not a multiple of the group size.
     """
     n, k = shape
     size = of.entry * of.dtype.size // 2

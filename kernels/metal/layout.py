@@ -220,7 +220,7 @@ def blocks_of(
         block: weights per block.
 
     Raises:
-        ValueError: `raw` does not have the size of such a matrix.
+        ValueError: `raw` has another type or number of bytes, or K is not a multiple of the block size.
     """
     n, k = shape
     n_bytes = n * k // block * dtype.itemsize
@@ -234,7 +234,7 @@ def blocks_of(
 
 def packed(quants: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     """Pack quants (..., n) of 2 or 4 bits into uint32 (..., n * bits / 32), the first in the lowest bits."""
-    # View the quants that will share a byte as one word of a byte each, and shift them together into its lowest byte.
+    # Quants that will share a byte are in adjacent bytes: view them as one word, and shift them into its lowest byte.
     words = np.ascontiguousarray(quants).view(f"<u{8 // bits}")
     made = words.copy()
     for i in range(1, 8 // bits):

@@ -34,7 +34,8 @@ def matvec(
         tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
 
     Returns:
-        (V, N), rounded from float32 to `dtype`. Before, the error is at most `4 * 2**-24 * sum(|x| * |weight|)`.
+        (V, N), rounded from float32 to `dtype`. Before this rounding, the error is at most
+            `4 * 2**-24 * sum(|x| * |weight|)`.
 
     Raises:
         ValueError: x has a wrong shape or type, or `dtype` is not allowed.

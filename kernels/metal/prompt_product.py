@@ -37,7 +37,7 @@ def prompt_product(x: mx.array, weight: PromptMatrix) -> mx.array:
         weight: (N, K), of any stored type, or in MLX's affine arrays.
 
     Returns:
-        (V, N) of x's type: float32 sums, rounded once. If x is float16, each weight is rounded to float16 before.
+        (V, N) of x's type: float32 sums, rounded once. If x is float16, each weight is first rounded to float16.
 
     Raises:
         ValueError: x has a wrong shape or type.

@@ -68,7 +68,7 @@ def _wait(control: Any, polls: int) -> Any:
     """Wait after poll number `polls`; return the number of the next poll.
 
     After many polls without work the thread sleeps between polls, to free its core: for a thread of this pool that has
-        a chunk but no core, or for another process.
+    a chunk but no core, or for another process.
     """
     if polls < control[SPINS]:
         relax()

@@ -129,9 +129,8 @@ def four_rows(
 ) -> None:  # fmt: skip
     """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`, for four ranges of rows.
 
-    The rows are those of matrix m of a block (`layout.py`).
-
-    `panel` and `y` are addresses; `rows.py` describes the other arguments.
+    The rows are those of matrix m of a block (`layout.py`). `panel` and `y` are addresses; `rows.py` describes the
+    other arguments.
     """
     invoke(
         job[m + FORMAT + FOUR_ROWS],

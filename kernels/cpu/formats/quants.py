@@ -259,7 +259,7 @@ def load_5_bits(typing: Any, data: Any, low: Any, high: Any) -> Any:
     """Return 32 quants of 5 bits as floats, in two vectors.
 
     The low 4 bits are in 16 bytes from byte `low` on: those of the first 16 quants in the low four bits of the bytes,
-        those of the last 16 in the high four bits. The fifth bits are the 32 bits from byte `high` on.
+    those of the last 16 in the high four bits. The fifth bits are the 32 bits from byte `high` on.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -180,7 +180,7 @@ def _group(ids: Any, n_pairs: int, n_experts: int, first: Any, pairs: Any) -> No
         first[ids[i] + 1] += 1
     for e in range(n_experts):
         first[e + 1] += first[e]
-    # Afterwards first[e] is the end of expert e's pairs, which is the begin of the next expert's pairs.
+    # Afterwards first[e] is the end of expert e's pairs, which is the start of the next expert's pairs.
     for i in range(n_pairs):
         pairs[first[ids[i]]] = i
         first[ids[i]] += 1

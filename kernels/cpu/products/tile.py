@@ -467,7 +467,7 @@ def _sum_rows(
     """Write the weighted sums of n rows; `element(j, e)` generates the load of a register of row j from element e on.
 
     The registers of a row are processed in groups: first groups as large as `most` sums allow, then groups half as
-        large, and so on, for the rest of the row.
+    large, and so on, for the rest of the row.
     """
     width, first, together = register_lanes(), ir.Constant(_I64, 0), 8
     while together > 1 and together * len(targets) > most:
