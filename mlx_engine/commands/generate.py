@@ -60,8 +60,8 @@ NO_PROMPT = (
     "no prompt was given, neither as an argument nor with -f FILE nor through a pipe: "
     f"continuing {DEFAULT_PROMPT!r}, an example"
 )
-# Seconds without a byte after which a silent pipe is reported, or ignored if the example runs: CI and containers leave
-# pipes open.
+# Seconds to wait for data from a pipe. Then a line says that a prompt is awaited or, if no prompt is needed, the
+# example runs: in CI and containers, stdin is often an open pipe that nothing writes to.
 PATIENCE = 3.0
 
 # The ends of texts that seem to be messages, and not texts to continue.
@@ -102,8 +102,8 @@ class PromptOptions:
         typer.Option(
             "--prompt-cache",
             metavar="FILE",
-            help="Read the keys and values of the beginning of the prompt from this file, and write those of the whole "
-            "prompt and of the text to it.",
+            help="Read keys and values from this file, as far as it has the same prompt; at the end, write those of "
+            "the prompt and the generated text to it.",
         ),
         RARE,
     ] = None
@@ -545,7 +545,7 @@ def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: i
 
 
 def kv_cache(size: CacheSize) -> str:
-    """Return the line about the KV cache: its bytes, their factors, states, and the savings of sliding windows."""
+    """Return the line about the KV cache: its bytes, the shape they follow from, states, and what windows save."""
     from mlx_engine.cache.pool import kv_layers, state_of
 
     layers = kv_layers(size.layers)

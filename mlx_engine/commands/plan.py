@@ -1,4 +1,7 @@
-"""The command `plan`: estimate a model on machines that one need not have, without running anything."""
+"""The command `plan`: estimate memory, link traffic and speed of a model that several machines share.
+
+Nothing is run, and the machines need not exist: options describe them.
+"""
 
 from __future__ import annotations
 
@@ -242,7 +245,7 @@ def plan(
 
 
 def shard_of(text: str) -> ShardKind:
-    """Return a way of sharing a model; raise OptionError if there is none of this name."""
+    """Return the value of --shard, checked; raise OptionError if it is not a known kind."""
     kinds: dict[str, ShardKind] = {"pipeline": "pipeline", "tensor": "tensor"}
     if text not in kinds:
         message = f"--shard: unknown kind {shown(text)}; choose {' or '.join(kinds)}"

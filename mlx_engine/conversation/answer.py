@@ -1,10 +1,12 @@
 """Parse the text of an answer, while it is generated, into events: reasoning, text, tool calls.
 
-`AnswerReader` interprets a response template (`formats.py`). The parser consists of generators that yield when they
-need more text, so the events do not depend on how the text is cut into pieces.
+`AnswerReader` interprets a response template, which describes a model's syntax of reasoning and calls (`formats.py`).
+The parser consists of generators that yield when they need more text, so the events do not depend on how the text is
+cut into pieces.
 
-Text is held back only while it may be part of a delimiter, or of the head of a call. A call begins when its name is
-known and its arguments begin. If the head of a call does not parse, it is returned as text, unchanged.
+Text is held back only while it may be part of a delimiter, or of the head of a call, which is the text before its
+arguments. The event `CallBegin` is emitted when the call's name is known and its arguments begin. If the head of a call
+does not parse, it is returned as text, unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class AnswerReader:
         self._events: list[Event] = []
         self._reading: Generator[None, None, None] | None = None
         # The state of the current part: whether it is reasoning, whether white space at its beginning is dropped, the
-        # white space that is held back, and whether a call without an opening may begin.
+        # white space that is held back, and whether a call without an opening delimiter may begin here.
         self._is_reasoning, self._trims, self._space, self._may_be_bare = False, False, "", True
 
     @classmethod
@@ -67,9 +69,8 @@ class AnswerReader:
 
         Args:
             text: the text that follows.
-            marks: where control tokens begin, as indices of characters from the beginning of the answer, ascending
-                (`Output.marks`). Delimiters that are control tokens count only there; without `marks`, any text that
-                spells a delimiter is one.
+            marks: the character indices in the answer at which control tokens begin, ascending (`Output.marks`). Text
+                that spells a control token is a delimiter only at these indices. Without `marks`, it is one anywhere.
         """
         if self._reading is None:
             self._form = self._format.plain if marks is None else self._format.marked

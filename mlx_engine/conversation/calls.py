@@ -1,4 +1,7 @@
-"""Parse the tool calls of an answer while it is generated: arguments in JSON, tags, lines or Python become JSON."""
+"""Parse tool calls while an answer is generated. Arguments in JSON, tags, lines or Python's syntax become JSON text.
+
+Used by `answer.AnswerReader`. The parsing functions are generators: they yield when they need more text.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,11 @@ class MalformedError(Exception):
 
 
 class Cursor:
-    """A position in a text that grows. Its generators yield when they need more text.
+    """A position in a text that grows. The methods are generators, which yield when they need more text.
 
     Attributes:
-        text: the marked text, from some position on.
-        at: the index of the next character in it.
+        text: the text that is still needed, with a MARK before each control token.
+        at: the index of the next character in `text`.
         is_end: whether the text is complete.
         is_cut: whether the answer was ended by the token limit.
         is_kept: whether the text that has been read is kept, so that indices stay valid.
@@ -130,8 +133,7 @@ class CallReader:
         """Parse the calls after an opening. Return False if there are none; the cursor then stays where it was.
 
         Args:
-            name: the name in the opening.
-            is_marked: whether there is an opening.
+    
             before: called before the first call begins.
         """
         cursor, n = self._cursor, self.n_calls

@@ -1,8 +1,8 @@
 """Bounds on reading requests: a limited rate for bodies, and a limited number of threads that parse and encode.
 
-The event loop, the engine thread and the threads that parse and encode share the GIL. Reading requests must leave it
-free for most of the time, so that `/health` is answered and tokens are generated. A turn is the permission to parse and
-encode one request.
+The event loop, the engine thread and the threads that parse and encode share the GIL. Reading requests must leave the
+GIL free for most of the time, so that `/health` is answered and tokens are generated. A turn is the permission to parse
+and encode one request.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-# The largest number of turns at the same time, and of turns of large requests among them.
+# The most turns at the same time; and the most of these that large requests may have.
 TURNS, LARGE_TURNS = 2, 1
 
 # Bytes of a body above which a request is large.
 LARGE = 1 << 16
 
-# Large requests that may wait for a turn. Short ones are bounded by the slots and the queue.
+# The most large requests that may wait for a turn. The slots and the queue already bound the short ones.
 MOST_WAITING = 16
 
 # Seconds between two pieces of large bodies, each of at most 256 KiB. A piece takes the event loop about one ms.
@@ -111,12 +111,12 @@ class Bodies:
 
     @contextmanager
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
-        """Return a function that receives the messages of one body, and that waits at least once per LARGE bytes.
+        """Return a function that receives the ASGI messages of one body, for use in the `with` block.
 
-        Small bodies and bodies that arrive slowly do not wait.
-
-        The function raises ApiError if the large bodies that are being read have more than `most` bytes together, not
-        counting the first bytes of each. It calls `check` before each further message; an exception ends the reading.
+        After every LARGE bytes the function waits for SECONDS_PER_PIECE and for other large bodies; a smaller body
+        never waits. It raises ApiError if all large bodies that are being read have more than `most` bytes together,
+        without the first LARGE bytes of each. It calls `check` before each message after the first; an exception that
+        `check` raises ends the reading.
         """
         n_read = n_held = n_since = 0
 
@@ -143,13 +143,13 @@ class Bodies:
             self._n_bytes -= n_held
 
     async def wait(self) -> None:
-        """Wait for the turn to read the next piece, in order of arrival."""
+        """Wait until the next piece of a large body may be read; callers are served in order of arrival."""
         async with self._line:
             await asyncio.sleep(SECONDS_PER_PIECE)
 
 
 def _busy(why: str, headers: Mapping[str, str] | None = None) -> ApiError:
-    """Return the error for a client that has to wait."""
+    """Return the error that asks a client to try again later."""
     message = f"{why}; try again after the seconds in the header Retry-After"
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "1", **(headers or {})})
 
@@ -206,10 +206,10 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, *, is_large: bool, is_bounded: bool = False) -> AsyncIterator[Turn]:
-        """Wait for a turn. The turn ends with the block, or with the thread's work if the client has disconnected.
+        """Wait for a turn. It ends with the `with` block or, if the client has disconnected, with the thread's work.
 
         Raises:
-            ApiError: the request is large, or `is_bounded`, and MOST_WAITING others wait.
+            ApiError: MOST_WAITING other requests wait, and this one is large or `is_bounded`.
         """
         if (is_large or is_bounded) and sum(turn.is_large == is_large for turn in self._waiting) >= MOST_WAITING:
             raise _busy(f"{MOST_WAITING} other requests already wait to be read")
