@@ -168,7 +168,7 @@ def alarm(text: str) -> None:
 
 
 def safe_for(stream: TextIO | None, text: str) -> str:
-    """Return text that is safe to print: if the stream is a terminal, control characters, which act on it, are escaped."""
+    """Return text that is safe to print: for a terminal, control characters are escaped, because they act on it."""
     if stream is None or not stream.isatty():
         return text
     return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

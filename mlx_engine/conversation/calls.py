@@ -106,7 +106,7 @@ class Cursor:
 
 
 class CallReader:
-    """Parses calls at a cursor, and adds their events.
+    """Parses the calls at the position of a cursor, and appends their events to the list `events`.
 
     Attributes:
         tools: the tools by name.
@@ -130,10 +130,11 @@ class CallReader:
         self._is_open = False
 
     def read(self, name: str | None, *, is_marked: bool, before: Callable[[], None]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening. Return False if there are none; the cursor then stays where it was.
+        """Parse the calls after an opening delimiter. Return False if there are none; the cursor then does not move.
 
         Args:
-    
+            name: the name of the tool, if the opening has it.
+            is_marked: whether there is an opening; False for a call without one (`is_bare` in `formats.CallForm`).
             before: called before the first call begins.
         """
         cursor, n = self._cursor, self.n_calls
@@ -238,7 +239,7 @@ class CallReader:
         self._events += [TextDelta(", ".join(others))] if others else []
 
     def _arguments(self, name: str | None) -> Reading:
-        """Parse arguments: an object, which is emitted piece by piece; a string with the text of an object; or null."""
+        """Parse arguments: an object, which is emitted piece by piece; a string with an object's JSON text; or null."""
         char = yield from self._char()
         if char == '"':
             text = _object_text((yield from self._collected(self._string)))
@@ -404,7 +405,7 @@ class CallReader:
             self._end()
 
     def _tagged(self, types: Types | None) -> Reading:
-        """Emit a value between tags: a string piece by piece, another value when it is complete."""
+        """Emit a value between tags: a string piece by piece, a value of another type when it is complete."""
         assert self._form.tag is not None  # noqa: S101 - for mypy
         cursor, closing, value = self._cursor, self._form.tag[1], _Value(self._argue, types)
         while True:
@@ -420,11 +421,11 @@ class CallReader:
                 cursor.at = end
                 value.end()
                 return
-            value.add(cursor.text[at])  # a value may contain text that looks like tags
+            value.add(cursor.text[at])  # this closing tag is part of the value, because no call or value follows it
             cursor.at += 1
 
     def _is_after_value(self) -> Generator[None, None, bool]:
-        """Return whether another value follows, or the end of the call or of the answer."""
+        """Return whether the text at the cursor ends a value: another value, the call's end, or the answer's end."""
         assert self._form.tag is not None  # noqa: S101 - for mypy
         cursor = self._cursor
         yield from cursor.spaces()

@@ -540,7 +540,7 @@ class Models:
         return ApiError(503, message, param="model", code="model_not_loaded", headers={"Retry-After": "30"})
 
     def _fits(self, need: Need) -> bool:
-        """Return whether a model fits beside the loaded ones; True if none is loaded: loading checks the memory again."""
+        """Return whether a model fits beside the loaded ones. Without loaded ones, only `load` checks the memory."""
         others = sum(model.nbytes for model in self)
         return not others or (others + need.total <= self.memory and need.least <= available_memory())
 

@@ -1,7 +1,8 @@
 """Build a tokenizer from Hugging Face's `tokenizer.json` and the configuration files in the same folder.
 
-The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is our own, so that GGUF files
-and `tokenizer.json` stream alike; of the file's decoder only the algorithm and the prefix space are read.
+The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is implemented here, so that
+tokens of GGUF files and of a `tokenizer.json` are streamed in the same way. Of the file's decoder, only the algorithm
+and the prefix space are read.
 
 The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this process. A damaged file
 may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may backtrack
@@ -308,7 +309,10 @@ class _FolderConfig:
         )
 
     def add_bos(self, is_first: bool) -> bool:
-        """Return whether a BOS is added: as the configuration says, else `is_first`, what the post-processor does."""
+        """Return whether a BOS is added. If the configuration has no setting, return `is_first`.
+
+        `is_first` says whether the file's post-processor adds a BOS.
+        """
         asked = self._tokenizer_config.get("add_bos_token")
         return asked if isinstance(asked, bool) else is_first
 

@@ -1,8 +1,9 @@
 """Run untrusted chat templates and tokenizer.json files in a separate process.
 
 `sandbox_process.py` starts this file as a program. Jinja's sandbox denies a template access to Python, and the
-tokenizers library executes no code of a file. CPU time and memory can only be limited per process. The program imports
-no other module of this package. It reads requests from stdin, and answers each with a line of JSON on stdout.
+tokenizers library executes no code of a file. But both may use any amount of CPU time and memory, which can only be
+limited per process. The program imports no other module of this package. It reads requests from stdin, and answers each
+with a line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ def confine() -> None:
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
 
 
-# Imports open files, a few at a time.
+# The most files that the process may have open. Imports need a few at a time.
 MOST_FILES = 16
 
 

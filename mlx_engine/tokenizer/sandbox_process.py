@@ -1,7 +1,7 @@
-"""Sandbox processes, for chat templates and tokenizer.json files: started on first use, kept for the next requests.
+"""Start and use sandbox processes, which run chat templates and tokenizer.json files (`sandbox.py`).
 
-With the sandbox, a hostile template or regular expression in a downloaded model makes one request fail. Without the
-sandbox, the process would hang or fill the memory.
+A process is started on first use, and kept for the next requests. A hostile template or regular expression in a
+downloaded model makes one request fail. Without the sandbox, it would block this process or fill the memory.
 """
 
 from __future__ import annotations

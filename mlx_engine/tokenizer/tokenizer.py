@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
-# Texts longer than this are encoded by a call that releases the GIL, so that other threads can run. The call starts the
-# library's thread pool, and old versions of the library then warn in forked processes. Encoding a shorter text takes
-# less than 10 ms.
+# Texts of more characters than this are encoded by a call that releases the GIL, so that other threads can run. Shorter
+# texts take less than 10 ms, so the GIL is kept for them: the call would start the library's thread pool, and old
+# versions of the library then warn in forked processes.
 SHORT = 1 << 13
 
 # Normalisation can make text shorter: at most 4 bytes become 1, as when U+1D400 becomes "A".
