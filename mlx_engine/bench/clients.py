@@ -1,7 +1,7 @@
-"""Clients that submit requests: to an engine's scheduler, without HTTP and in one thread, or to a server.
+"""Benchmark clients that submit requests to an engine's scheduler (`Scheduled`) or to an HTTP server (`Served`).
 
 Each client runs a closed loop: it submits its next request when its last one has ended. `Load` makes the prompts, and
-`figures` computes the figures of a run.
+`figures` computes rates and latencies from the times of a run. `concurrency.py` repeats such runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scheduled:
         slots: the largest number of clients.
         longest: tokens of the longest prompt and its answer.
         prefix_cache: keep prompts and answers for later requests that share a prefix.
-        overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
+        overlap: on a lazy backend, submit each pass before the tokens of the previous pass are on the host.
         clock: read for all times.
     """
 
@@ -156,7 +156,7 @@ class _Clients:
 
 # Seconds without a byte from the server after which it counts as dead.
 PATIENCE = 300.0
-# Sets of parameters that not every server accepts, the most useful set first, the empty set last.
+# Sets of parameters that not every server accepts. `_accepted` tries them in this order, the empty set last.
 EXTRAS: tuple[dict[str, Any], ...] = (
     {"ignore_eos": True, "stream_options": {"include_usage": True}},
     {"stream_options": {"include_usage": True}},
@@ -427,8 +427,8 @@ def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
 def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
     """Return the rows per step, the bytes and operations per second of a run, and its shares of both limits.
 
-    A limit in tokens per second is the rate that the run would have if its steps took only the time to read all
-    weights, keys and values at the memory bandwidth, or only the time of all arithmetic at the peak.
+    There are two limits in tokens per second: the rate of the run if its steps took only the time to read all weights,
+    keys and values at the memory bandwidth, and the rate if they took only the time of all arithmetic at the peak.
     """
     found: Figures = {
         "n_steps": steps.n,
@@ -449,7 +449,7 @@ def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """Return the median for q = 0.5, else the smallest value that a share q of all values does not exceed."""
+    """Return the median for q = 0.5. For another q, return the smallest value that a share q of all does not exceed."""
     if not values:
         return None
     if q == 0.5:

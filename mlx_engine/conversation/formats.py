@@ -469,7 +469,7 @@ class Format:
         return str(self.template["fields"]["tool_calls"]["content"])
 
     def _value(self, value: Any) -> str:
-        """Return the text of an argument: in Python's syntax for "python-calls"; otherwise a string as it is, or JSON."""
+        """Return the text of an argument: in Python's syntax for "python-calls", else a string as it is, or JSON."""
         if self._content == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -582,7 +582,7 @@ def _probe(n: int, *, has_results: bool) -> list[Json]:
 
 
 def _as_nothing(calls: Sequence[Mapping[str, Any]]) -> str:
-    """Raise AssertionError: calls cannot be written as text while the model's format is being determined."""
+    """Raise AssertionError: calls cannot be written as text while the format is being determined."""
     raise AssertionError(f"expected a dialect with calls, found {len(calls)} calls to be written as text")
 
 

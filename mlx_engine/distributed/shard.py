@@ -1,4 +1,7 @@
-"""A run on several ranks: join the group, compare versions and files, load a part of the model, lead or follow."""
+"""Run a model on several ranks: join the group, compare versions and files, load this rank's share, lead or follow.
+
+The options `--shard` and `--split` call `join`; the engine uses the resulting `Shard` to load and run the model.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +183,7 @@ KINDS: dict[str, Callable[[Group, Sequence[int] | None, Heartbeat], Shard]] = {
 
 
 def join(kind: str, split: Sequence[int] | None = None) -> Shard:
-    """Connect this process with the other ranks of its run. `mlx.launch` has started them all.
+    """Connect this process with the other ranks of its run, all of which `mlx.launch` has started.
 
     Raises:
         OptionError: there is no such kind of sharing, or the process was not started by `mlx.launch`.

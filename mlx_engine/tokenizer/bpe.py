@@ -216,7 +216,7 @@ def spm(
     plain text `</s>` may become EOS there.
 
     Raises:
-        TokenizerError: characters without a token cannot be encoded: some byte tokens and the unknown token are missing.
+        TokenizerError: characters without a token cannot be encoded: byte tokens and the unknown token are missing.
     """
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     with refusals(vocabulary.where, "tokens and scores do not make a vocabulary"):
