@@ -1,9 +1,9 @@
-"""Time to the first token of a prompt after a restart, with its prefix from files, compared with a cold start.
+"""Measure the time to a prompt's first token after a restart: computed, and with keys and values from `--prefix-dir`.
 
     python -m benchmarks.prefix_disk [MODEL [TOKENS]]      appends to benchmarks/results/prefix_disk.jsonl
 
-For each type of keys and values, rounds are interleaved: a prompt without files, and the same prompt with a new engine
-that finds the files of an earlier one, from memory (the system's page cache) and from the disk itself.
+Three cases are interleaved, for each type of keys and values: a prompt without files; and the same prompt on a new
+engine that reads the files of an earlier engine, once from the system's page cache and once from the disk itself.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
 HEAD = """# Benchmarks
 
 This table summarises the newest rows; the sections below have the spread of each figure. The model has the shape of
-Qwen3 0.6B and Q8_0 weights, on the CPU; errors are those of a small Qwen3, bits those of the built-in model.
+Qwen3 0.6B and Q8_0 weights, and runs on the CPU. The errors were measured on a small Qwen3, the bits on the built-in
+model.
 """
 
 LEGEND = """`python -m benchmarks.report` generates this page from the samples in `benchmarks/results/`. Tests are named
@@ -34,11 +35,13 @@ fit its time budget and was extrapolated.
 Every row has the version of mlx-engine that was measured. Rows are measured again for each release; a row with an older
 version has not been measured since.
 
-The built-in model fits into a processor's cache, so its rates say nothing about memory; the 0.6B shape does not fit.
+The built-in model fits into a processor's cache, so memory does not limit its rates; the 0.6B shape does not fit.
 We have no Mac: Apple GPU speed is unmeasured. `python cli.py bench -b all` measures it.
 """
 
-LADDER_INTRO = "The factor is over `scalar` without a KV cache if it was measured, else over the first row of the test."
+LADDER_INTRO = (
+    "The factor is relative to `scalar` without a KV cache or, if that was not measured, to the first row of the test."
+)
 
 
 def read(path: Path) -> list[Row]:
