@@ -54,8 +54,8 @@ class Scheduled:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine, self._sizes, self._clock = engine, sizes, clock
-        # Room for one sequence more than there are clients, because the prefix cache also keeps a prompt that no client
-        # runs.
+        # Room for one sequence more than there are clients, because the prefix cache may also keep the prompt of a
+        # request that has ended.
         n_tokens = (slots + 1) * (longest + PAGE)
         self._settings = {
             "slots": slots,
@@ -222,7 +222,7 @@ class Served:
         return Run(found, self._clock() - start, was_cut=any(cuts))
 
     def _client(self, queue: deque[Prompt], n_gen: int, deadline: float | None, found: list[RequestTimes]) -> bool:
-        """Send requests until there are no more; return whether the deadline ended one."""
+        """Send requests until there are no more prompts; return whether the deadline ended a request."""
         connection = self._connection()
         try:
             while True:
@@ -524,7 +524,7 @@ class Load:
         }
 
     def draws(self, number: int, n_clients: int) -> random.Random:
-        """Return the random numbers of a round: no two runs have a prompt in common."""
+        """Return the random numbers of a run. Each run has its own seed, so no two runs have a prompt in common."""
         return random.Random(f"{self.seed} {number} {n_clients}")
 
     def prompts(self, target: Target, draws: random.Random, n_clients: int) -> list[Prompt]:

@@ -43,7 +43,7 @@ from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.weights.model import architecture_of, open_model
 
-# Seconds per cell: all rungs of the built-in model then take two to three minutes.
+# Seconds per cell, which is one test on one rung. All rungs of the built-in model then take two to three minutes.
 BUDGET = 10.0
 # Number of passes of the long decode test, with and without a cache.
 PASSES = 256
@@ -168,8 +168,8 @@ class Sweep:
     def _attempts(self, rung: Rung) -> list[tuple[Conversion, str | None]]:
         """Return the conversions of weights to measure, each with the reason to skip it or None.
 
-        There are two: to float32, and none. There is one if `plan.quant` names it, if the rung expands all weights to
-        float32 anyway, or if the rung is unavailable.
+        Usually there are two: F32_LAYERS converts all layers to float32, STORED converts none. There is only one if
+        `plan.quant` names it, if the rung expands all weights to float32 anyway, or if the rung is unavailable.
         """
         reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations, jit=rung.jit)
         if reason is not None:

@@ -37,7 +37,7 @@ class AnswerReader:
     def __init__(
         self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool = False
     ) -> None:
-        """Begin an answer. `is_thinking`: the prompt ends with the opening marker of the reasoning."""
+        """Begin an answer. `is_thinking` says whether the prompt ends with the opening marker of the reasoning."""
         self._format, self._tools, self._is_thinking = form, tools, is_thinking
         self._cursor, self._n_read = Cursor(), 0
         self._events: list[Event] = []
@@ -81,7 +81,10 @@ class AnswerReader:
         return self._resumed()
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """End the answer, and return the events of the text that was held back. `is_cut`: the token limit ended it."""
+        """End the answer, and return the events of the text that was held back.
+
+        `is_cut` says whether the token limit ended the answer.
+        """
         found = [] if self._reading else self.add("")
         self._cursor.is_end, self._cursor.is_cut = True, is_cut
         return found + self._resumed()
@@ -152,7 +155,7 @@ class AnswerReader:
         return None
 
     def _call(self, match: re.Match[str]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening; if there are none, emit the opening as text."""
+        """Parse the calls after an opening delimiter. If there are none, emit the delimiter as text."""
         groups = {key: value.replace(MARK, "") for key, value in match.groupdict().items() if value}
         name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
         is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)
@@ -163,7 +166,7 @@ class AnswerReader:
         return False
 
     def _bare_call(self) -> Generator[None, None, bool]:
-        """Parse a call without an opening, at the start of an answer or after another call."""
+        """Parse a call without an opening delimiter, at the start of an answer or after another call."""
         cursor, self._may_be_bare = self._cursor, False
         cursor.is_kept, at = True, cursor.at
         yield from cursor.spaces()

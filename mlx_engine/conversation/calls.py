@@ -498,7 +498,7 @@ def _object_text(text: str) -> str:
 
 
 def _lines(text: str, settings: Mapping[str, Any], types: Mapping[str, Types]) -> str:
-    """Return arguments that are lines of a key and a value, as JSON text."""
+    """Return the JSON text of arguments that are written as lines, each with a key and a value."""
     pairs = [line.partition(settings.get("kv_sep", ":")) for line in text.split(settings.get("line_sep", "\n"))]
     if any(key.strip() and not separator for key, separator, _ in pairs):
         raise MalformedError

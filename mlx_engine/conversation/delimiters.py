@@ -21,7 +21,7 @@ TAIL = 16
 
 
 class ThinkMarkers(NamedTuple):
-    """The texts before and after the reasoning of an answer, and a text in the chat template that shows their use."""
+    """The texts before and after an answer's reasoning. A chat template that contains `sign` uses these markers."""
 
     opening: str
     closing: str
@@ -66,7 +66,7 @@ class UnsupportedPatternError(ValueError):
 
 
 class _Item(NamedTuple):
-    """An element of a sequence: its source, the partial expression of a group, and the quantifier."""
+    """An element of a regular expression: its source, its partial expression if it is a group, and its quantifier."""
 
     source: str
     partial: str | None

@@ -213,7 +213,7 @@ def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:
 
 
 def _decoded(text: str) -> Mapping[str, Any]:
-    """Return the object of a JSON text. Other text, such as that of a call that was cut off, becomes an argument."""
+    """Return the object of a JSON text. Any other text, such as an incomplete call's, becomes one argument."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):

@@ -274,8 +274,8 @@ class CallForm(NamedTuple):
         is_bare: whether an answer may also begin with a call without an opening.
         content: the kind of the content.
         settings: the settings of this kind (`content_args`).
-        name_key, arguments_key: the keys of the name and of the arguments in a JSON object; None if the name is in the
-            opening, and the content is the arguments.
+        name_key, arguments_key: the keys of the name and of the arguments in a JSON object; None if the opening
+            delimiter has the name, so that the content is only the arguments.
         is_list: whether the content is a list of calls.
         tag: the opening and closing tag of a value, for "xml-inline".
         quotes: the delimiters of a string, in addition to JSON's quotes.
@@ -442,7 +442,7 @@ class Format:
                 of such calls; the arguments are an object or its JSON text.
 
         Raises:
-            OptionError: the arguments of a call are no JSON object, or the format is not known well enough.
+            OptionError: the arguments of a call are not a JSON object, or the texts of this format are not known.
         """
         if self.written is None:
             raise OptionError(f"tools: calls cannot be written in the format {self.name}", option="tools")
@@ -648,7 +648,10 @@ def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
 
 
 def _spelled(tokenizer: Tokenizer) -> Format | None:
-    """Return the format whose opening is a control token, for a chat template with tools that renders no calls."""
+    """Return the first format of the table whose opening delimiter is a control token of the tokenizer.
+
+    Used if a chat template takes tools but renders no calls.
+    """
     for name, template in TABLE.items():
         opening = template["fields"]["tool_calls"].get("open")
         if isinstance(opening, str) and opening in tokenizer.special_tokens:

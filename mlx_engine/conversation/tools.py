@@ -78,7 +78,7 @@ def with_choice(
         message = f"tools: the constraint of an answer with tools must be a JSON Schema, not a {content.kind}"
         raise OptionError(message, option="tools", expected="a JSON Schema", found=content.kind)
     made = Constraint.grammar(grammar(tokenizer, form, tools, choice, None if content is None else content.text))
-    # The grammar of gpt-oss has channels.
+    # The grammar of gpt-oss includes the reasoning, which is in a channel. Other grammars apply after the reasoning.
     return made if form.name == "harmony" else made.after_reasoning()
 
 
@@ -119,7 +119,8 @@ class _Grammar:
     def of(self, tools: Sequence[Tool], choice: ToolChoice, content: str | None) -> str:
         """Return the whole grammar."""
         written = self._written
-        # Each alternative has the text before a call and the call itself, so that the alternatives differ by the tool.
+        # `_call` joins the text before a call and the beginning of the call to one literal, because this literal
+        # decides whether another call follows or the answer ends.
         another = " | ".join(self._call(tool, after=written.between) for tool in tools)
         several = f"({another})*" if choice.is_parallel and self._form.is_parallel else ""
         ending = f"{several} {self._text(written.after)}"
@@ -194,7 +195,7 @@ class _Grammar:
         The beginning `without` of this text is left out, because another rule has matched it.
         """
         function, call = tool["function"], self._written.call
-        for end in self._ends:  # the end of an answer is a token
+        for end in self._ends:  # an end-of-text token ends the answer and is not part of its grammar
             call = call.removesuffix(end)
         schema = _supported(function)
         fields: dict[str, Callable[[], str]] = {
@@ -212,7 +213,7 @@ class _Grammar:
         return self._rule("call_of", " ".join(part for part in parts if part))
 
     def _arguments(self, schema: Any, root: Any) -> str:
-        """Return the element of arguments, or of a value in them."""
+        """Return the elements that match a call's arguments, or a value in them, in JSON or the format's variant."""
         quotes = self._settings.get("string_delims")
         if not quotes:
             return self._rule("json", f"%json {json.dumps(schema, ensure_ascii=False)}")

@@ -97,7 +97,7 @@ class Shard(ABC):
         self.run_passes(cast(Decoder, model), nothing if self._heartbeat is None else self._heartbeat.sleep)
 
     def end(self, *, timeline: bool) -> bool:
-        """End the other ranks after the last pass; set `timeline` if requested. Only rank 0 calls this method.
+        """End the other ranks after the last pass. With `timeline`, also make the drawing. Only rank 0 calls this.
 
         Return False if the ranks cannot end in this way, because a pass was interrupted.
         """
@@ -199,7 +199,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
     importlib.import_module("mlx.core")  # slow, so before the ranks have to connect in time
     heartbeat = Heartbeat(int(os.environ[RANK]), [host for host, _, _ in addresses])
-    heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
+    heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 later listens for MLX's ring
     group = heartbeat.connected(Ring)
     group.on_loss, heartbeat.report = heartbeat.wait, lambda: group.report
     return KINDS[kind](group, split, heartbeat)

@@ -1,4 +1,4 @@
-"""The routes that generate text: from a parsed request to a reply or a stream."""
+"""The handlers of the routes that generate text: parse a request, run it, and send a reply or a stream."""
 
 from __future__ import annotations
 

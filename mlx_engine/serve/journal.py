@@ -171,7 +171,7 @@ class Choice(msgspec.Struct, frozen=True):
     Attributes:
         token_ids: its tokens; for a cancelled request, the tokens until then.
         logprobs: their log-probabilities: little-endian float32, as base64.
-        digest: SHA-256 of both, see `loop/logprobs.py`.
+        digest: SHA-256 of token ids and log-probabilities, see `loop/logprobs.py`.
         finish_reason: the reason why it ended; null if it was cancelled.
     """
 
@@ -212,7 +212,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         prompt_ids: the tokens of the prompt.
         options: keyword arguments of `Options.of` that are not at their defaults, and the seed that was used.
         choices: the answers.
-        timings: the receipt, see `replies.timings`.
+        timings: the result of `replies.timings`.
     """
 
     id: str
@@ -296,7 +296,7 @@ class Recorder:
         slots: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a recorder; the arguments are the same for all lines. `clock` is that of the calls' times."""
+        """Make a recorder. Every line names this model, backend and slots. `clock` is the clock of the calls' times."""
         self.journal, self._clock = journal, clock
         self._about = {"version": mlx_engine.__version__, "backend": backend, "slots": slots, "model": model}
 

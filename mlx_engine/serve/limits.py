@@ -93,10 +93,12 @@ TURNS, LARGE_TURNS = 2, 1
 # Bytes of a body above which a request is large.
 LARGE = 1 << 16
 
-# The most large requests that may wait for a turn. The slots and the queue already bound the short ones.
+# The most large requests that may wait for a turn, and the most short ones of routes that need no slot (`is_bounded`).
+# The slots and the queue bound all other short requests.
 MOST_WAITING = 16
 
-# Seconds between two pieces of large bodies, each of at most 256 KiB. A piece takes the event loop about one ms.
+# Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py), and takes
+# the event loop about one ms.
 SECONDS_PER_PIECE = 0.006
 
 T = TypeVar("T")
@@ -170,13 +172,14 @@ class Turn:
     async def run(self, work: Callable[[], T]) -> T:
         """Return the result of `work`. If the caller is cancelled, the thread continues until it calls `check`."""
         self.running = future = asyncio.get_running_loop().run_in_executor(None, work)
-        # If the caller is cancelled just when the work has failed, asyncio would log the error as never retrieved.
+        # Retrieve the error here, too: if the caller is cancelled when the work fails, asyncio would log it as never
+        # retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.wait({future})  # unlike `await future`, this does not cancel the future
             return future.result()
         finally:
-            del future  # an exception of the work refers to this frame
+            del future  # the traceback of an error refers to this frame, and would keep the future and its error alive
 
     def check(self) -> None:
         """Raise ClientGoneError if the client has disconnected. The thread calls this between two pieces of work."""
@@ -209,7 +212,7 @@ class Turns:
         """Wait for a turn. It ends with the `with` block or, if the client has disconnected, with the thread's work.
 
         Raises:
-            ApiError: MOST_WAITING other requests wait, and this one is large or `is_bounded`.
+            ApiError: the request is large or `is_bounded`, and MOST_WAITING others of its size (large or short) wait.
         """
         if (is_large or is_bounded) and sum(turn.is_large == is_large for turn in self._waiting) >= MOST_WAITING:
             raise _busy(f"{MOST_WAITING} other requests already wait to be read")

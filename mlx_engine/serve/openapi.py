@@ -168,7 +168,7 @@ class Limits(NamedTuple):
         """Return the bounds.
 
         Raises:
-            ApiError: the server has one model for its whole life, which is not loaded.
+            ApiError: the server has a single model, which is not loaded.
         """
         service = models.default.service
         names = None if service.any_model else [name for model in models for name in model.service.models]
@@ -206,7 +206,7 @@ def document(models: Models) -> Schema:
         "info": {"title": "mlx_engine", "version": mlx_engine.__version__},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        # With the empty alternative, a key may be left out.
+        # The empty alternative {} says that a request may have no key.
         "security": [{"key": []}] if models.default.service.api_key is not None else [{}, {"key": []}],
     }
 
@@ -236,7 +236,7 @@ def _json(kind: type[msgspec.Struct]) -> Schema:
 
 
 def _event(op: Operation) -> Schema:
-    """Return the schema of an event: a chunk as JSON, an error as JSON, or the word that ends the stream."""
+    """Return the schema of an event: a chunk as JSON, an error as JSON, or "[DONE]", which ends the stream."""
     assert op.chunk is not None  # noqa: S101 - for mypy
     as_json = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(op.chunk), _ref(op.failure)]}}
     data = [{"const": "[DONE]"}, as_json] if op.is_ended_by_done else [as_json]
@@ -346,12 +346,12 @@ def _items(most: int | None) -> Schema:
 
 
 def _content() -> Schema:
-    """Return the schema of a text, or of parts with text and of kinds that are left out."""
+    """Return the schema of a content: a text, or a list of parts with text and of ignored parts."""
     return {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": _parts()}}]}
 
 
 def _parts(*others: str) -> list[Schema]:
-    """Return the schemas of parts with text, and of parts that are left out: all but images, documents and `others`."""
+    """Return the schemas of parts with text, and of ignored parts, which may not be media or of the types `others`."""
     texts = [_part(kind, {key: TEXT}) for kind, key in TEXT_PARTS.items()]
     left_out = {"type": "string", "not": {"enum": [*TEXT_PARTS, *MEDIA, *others]}}
     return [*texts, _object({"type": left_out})]

@@ -221,7 +221,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_messages(self) -> int | None:
-        """The number of messages of a conversation; None for prompts that are no conversations."""
+        """The number of messages of a conversation; None for other prompts."""
         return None
 
     @property
@@ -717,7 +717,7 @@ def asked(given: Parameters) -> Asked:
 
 
 def asked_format(form: ResponseFormat, param: str) -> Asked:
-    """Return the constraint of an answer's format in another API, in the parameter of this name.
+    """Return the constraint of a response format, which another API has in the parameter `param`.
 
     Raises:
         ApiError: it is invalid.

@@ -296,12 +296,12 @@ class Models:
 
     @property
     def fault(self) -> BaseException | None:
-        """The error that ends the server: that of its only engine thread."""
+        """The error that ended the engine thread of a server with a single model, and so ends the server; or None."""
         return self.default.service.worker.fault if self.is_alone else None
 
     @property
     def health(self) -> str:
-        """The state of the server: "ok", or the state of an engine thread that is not well."""
+        """The state of the server: "ok", or why it cannot answer: "loading", "closing", "stalled" or "dead"."""
         if self.is_alone:
             return self.default.service.worker.state
         if self.is_closing:

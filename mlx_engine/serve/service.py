@@ -150,7 +150,7 @@ class Service:
         return max(context, 1 << 17)
 
     def check_messages(self, n: int) -> None:
-        """Check that there are no more messages than the context has tokens; a template writes several tokens for each.
+        """Check that there are not more messages than the context has tokens: a template writes some for each message.
 
         Raises:
             ContextLengthError: the context has fewer tokens than there are messages.

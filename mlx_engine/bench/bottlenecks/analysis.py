@@ -237,7 +237,7 @@ def ranked(
 ) -> list[dict[str, float | str | None]]:
     """Rank operations and the time between them by gain, or by time if the limits are unknown.
 
-    Unless `is_sure`, the time between operations may be noise and has no gain.
+    `is_sure` says whether the time between operations is more than noise. If not, it has no gain.
     """
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
@@ -357,7 +357,8 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
     says = {line.op.role: advice(line, _bits(line.op, held)) for line in lines}
     says[BETWEEN] = between(n_calls, rest, lazy=lazy)
     left = kind.whole - sum(line.ms for line in lines)
-    # Shares are of the longer one of plain pass and sum, so that they never exceed 100%.
+    # Shares are relative to the plain pass or to the sum of the operations, whichever is longer. So no share exceeds
+    # 100%.
     longer = max(kind.whole, kind.whole - left)
     ranking = ranked(lines, longer, max(0.0, left), is_sure=rest["q1"] > 0)
     return {
@@ -442,10 +443,10 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, of: None,
     clock: Clock = time.perf_counter,
 ) -> list[Round]:
-    """Run a warm-up round, then `repetitions` rounds, or fewer if the `budget` of seconds ends; at least one.
+    """Run a warm-up round, then `repetitions` rounds. Start no further round after `budget` seconds.
 
-    If there is time for one round only, the warm-up round counts. `between` is called before every run and after the
-    last.
+    If the budget allows only the warm-up round, this round is the result. `between` is called before every run and
+    after the last one.
     """
     ids = random.Random(0).choices(range(engine.config.vocab_size), k=test.depth + test.n_prompt)
     start, rounds = time.perf_counter(), list[Round]()

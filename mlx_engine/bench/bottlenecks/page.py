@@ -19,7 +19,7 @@ TITLE = {"decode": "a decode step", "prefill": "prefill"}
 
 
 def page(report: Report, rounds: str | None = None) -> str:
-    """Return the whole page; `rounds` is the section of `compare.py`."""
+    """Return the whole page. `rounds` is the comparison with an earlier report (`compare.section`), if there is one."""
     return "\n\n".join(part for part in _parts(report, rounds) if part) + "\n"
 
 
