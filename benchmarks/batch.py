@@ -3,9 +3,10 @@
     python -m benchmarks.batch [MODEL [DEPTH]]      appends to benchmarks/results/batch.jsonl, every sample kept
 
 The compiled CPU backend runs B sequences, each after DEPTH tokens of its own; the numbers of sequences are interleaved.
-A step reads one token of every sequence and chooses the next. The limit by memory is the rate if a step took only the
-time to read all weights, keys and values once at the memory bandwidth; the limit by arithmetic, if a step took only the
-time of all multiplications at the peak. Bandwidth and peak are measured on this machine between the steps.
+A step reads one token of every sequence and chooses the next. There are two limits. The limit by memory is the rate if
+a step took only the time to read all weights, keys and values once at the memory bandwidth. The limit by arithmetic is
+the rate if a step took only the time of all multiplications at the peak. Bandwidth and peak are measured on this
+machine between the steps.
 """
 
 from __future__ import annotations

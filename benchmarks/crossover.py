@@ -31,8 +31,8 @@ RESULTS = Path(__file__).parent / "results" / "crossover.jsonl"
 WIDTHS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
 TYPES = (F32, Q8_0, Q4_0, Q4_1)
 BACKENDS = ("simd", "parallel")
-# Of each width, as many matrices are made as have TOTAL bytes in the smallest format, which exceeds a processor's last
-# cache; but at most MOST.
+# For each width, as many matrices are made as take TOTAL bytes in the smallest format, but at most MOST. TOTAL exceeds
+# the size of a processor's last-level cache.
 TOTAL, MOST = 64 * 2**20, 4000
 ROUNDS = 15
 # A product counts as slower only above this factor, because rounds differ by as much.
@@ -87,7 +87,7 @@ def timed(backend: CompiledBackend, linears: Sequence[Linear], x: np.ndarray) ->
 
 
 def crossover(rows: Sequence[Row], type_: str = Q8_0.name) -> int:
-    """Return the least width above which no backend is slower with that type than with F32."""
+    """Return the least measured width from which on no backend is slower with that type than with F32."""
     slower = [row["width"] for row in rows if row["medians_us"][type_] > TOLERANCE * row["medians_us"][F32.name]]
     return min(int(row["width"]) for row in rows if row["width"] > max(slower, default=0))
 

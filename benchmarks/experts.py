@@ -38,8 +38,8 @@ SHAPE = "qwen3-30b-a3b"
 GROUPS = Path("/sys/fs/cgroup")
 # Published for Qwen3-30B-A3B on about a thousand tokens of prose, code and mathematics: 65 of 128 experts have 90 % of
 # the choices, the first one 4.3 %, and 1 - entropy / log(128) is 0.111
-# (mcp-tool-shop-org.github.io/gpu-container/handbook/derisk). Shares that fall by this factor from expert to expert
-# have 90 % in 65 experts, 3.5 % in the first, and 0.107.
+# (mcp-tool-shop-org.github.io/gpu-container/handbook/derisk). If the shares fall by this factor from expert to expert,
+# 65 experts have 90 % of the choices, the first one has 3.5 %, and the last figure is 0.107.
 SKEW = 0.9663
 # Tokens that are read before the measured ones, so that the most used experts are in memory.
 WARM = 64

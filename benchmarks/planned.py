@@ -50,8 +50,8 @@ from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import outlined
 
 BACKEND, MEMORY = "parallel", 1 << 40
-# Tokens of a prompt, prompts, and generated tokens. Passes are short, so that some are not disturbed by other programs;
-# the first pass of each kind is not counted.
+# The number of tokens of a prompt, of prompts, and of generated tokens. Passes are short, so that other programs do not
+# disturb all of them. The first pass of each kind is not counted.
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
 # How often one process and two ranks over loopback are measured.
 REPEATS = 3
@@ -94,7 +94,7 @@ class Setup(NamedTuple):
     n_layers: int
 
     def split(self, n: int) -> list[int]:
-        """Return the layers of n ranks of a pipeline. The last rank, with the head, has at most as many."""
+        """Return the number of layers of each of n ranks. The last one, which has the head, has no more than others."""
         return [self.n_layers // n + (i < self.n_layers % n) for i in range(n)]
 
 
@@ -141,7 +141,7 @@ def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times
     while scheduler.has_work:
         scheduler.step()
         ends.append(time.perf_counter())
-    # Without the first steps, which read prompts, and the last, which run fewer requests.
+    # Leave out the first steps, which read prompts, and the last ones, which run fewer requests.
     ends = ends[len(split) * 4 : -len(split) * 4]
     turns = [late - early for early, late in zip(ends, ends[passes(kind, len(split)) :], strict=False)]
     engine.close()

@@ -43,7 +43,7 @@ def main(source: str = "shape:qwen3-0.6b", n_tokens: str = "2048") -> None:
 
 
 def measure(source: str, n_tokens: int, kv_type: str, folder: Path) -> Row:
-    """Return every sample and the medians, seconds to the first token by way."""
+    """Return every sample and the medians: the seconds to the first token, for each of the three cases."""
     samples: dict[str, list[float]] = {way: [] for way in WAYS}
     rates = []
     first_token(source, n_tokens, kv_type, folder)  # writes the files

@@ -151,7 +151,7 @@ Line = tuple[str, str, str, str, Row]
 
 
 def summary(results: Mapping[str, Sequence[Row]]) -> str:
-    """Return the table. `results` has all rows by the name of their benchmark; one without rows has no line."""
+    """Return the table. `results` has all rows by the name of their benchmark; benchmarks without rows have no line."""
     makers = (("peers", compared_with_llama), ("rows", rows_in_one_pass), ("batch", sequences), ("bits", bits_line))
     lines = [line for name, lines_of in makers if results.get(name) for line in lines_of(results[name])]
     head = ["", OURS, "compared with", "factor", "version, processor"]
@@ -189,12 +189,12 @@ def compared_with_llama(rows: Sequence[Row]) -> Iterator[Line]:
 
 
 def rows_in_one_pass(rows: Sequence[Row]) -> Iterator[Line]:
-    """Yield the rate of several rows in one pass over that of one row."""
+    """Yield the rate of several rows in one pass, divided by the rate of one row."""
     yield _several(f"{SEVERAL} tokens of one sequence in one pass: tokens/s", "1 token", rows[-1])
 
 
 def sequences(rows: Sequence[Row]) -> Iterator[Line]:
-    """Yield the rate of several sequences over that of one, at each depth."""
+    """Yield the rate of several sequences, divided by the rate of one, at each depth."""
     newest = {row["depth"]: row for row in rows}
     for depth in sorted(newest):
         yield _several(f"{SEVERAL} sequences, each after {depth:,} tokens: tokens/s", "1 sequence", newest[depth])

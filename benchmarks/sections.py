@@ -100,7 +100,7 @@ def later(rows: Sequence[Row]) -> str:
 
 
 def tests_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return rows by test, of contests whose title is their test."""
+    """Return rows by test. Contests that compare something other than the speed of a test are left out."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         if row["contest"] == row.get("test"):
@@ -167,7 +167,7 @@ def rate(row: Row | None) -> str:
 
 
 def factor(ours: Row | None, theirs: Row | None) -> str:
-    """Return median over median, then the smallest and the largest factor of a round."""
+    """Return the median of our rates divided by that of theirs, then the smallest and the largest ratio of a round."""
     if ours is None or theirs is None:
         return "-"
     mine, other = rates(ours), rates(theirs)
@@ -262,7 +262,7 @@ def ourselves(rows: Sequence[Row]) -> str:
 
 
 def growths(row: Row) -> list[float]:
-    """Return the time of late passes over early ones, of every run."""
+    """Return for every run the time of late passes, divided by the time of early ones."""
     found = (growth_of({"passes_s": [passes]}) for passes in row["passes_s"])
     return [growth for growth in found if growth is not None]
 

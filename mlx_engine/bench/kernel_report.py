@@ -214,7 +214,7 @@ def _prompts(found: Row) -> str:
 
 
 def _by_type(tokens: Sequence[Row]) -> Iterator[tuple[tuple[str, str], list[Row]]]:
-    """Yield the rows of each type of activations and kernel for prompts; float32 has no choice of kernels."""
+    """Yield the rows of each type of activations with each kernel for prompts; for float32 there is only one kernel."""
     for key, ours in groupby(tokens, lambda row: (str(row.get("activations")), str(row.get("tensors", "")))):
         yield key, list(ours)
 

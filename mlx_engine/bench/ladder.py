@@ -41,7 +41,7 @@ RUNGS = (
     Rung("metal", "metal"),
     Rung("cuda", "cuda"),
 )
-# The suffix of a row that measures the best rung without a KV cache. This is no further rung.
+# The suffix of a row that measures the best rung without a KV cache. Such a row does not count as a rung of its own.
 NO_CACHE = ", no cache"
 
 

@@ -100,7 +100,10 @@ def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Ou
 
 
 def machine_bandwidth(threads: int) -> float | None:
-    """Return the bytes per second at which this many threads read memory; None if they mostly read their cache."""
+    """Return the bytes per second that this many threads read from memory.
+
+    None if the size of the caches is unknown, or so large that the caches would serve most reads.
+    """
     cache = cache_bytes()
     if cache is None or 2 * cache > MOST_BYTES:
         return None

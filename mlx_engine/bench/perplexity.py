@@ -91,7 +91,7 @@ class Result:
 
     @property
     def logits_error(self) -> float | None:
-        """The relative error of the logits against the reference's, in the Frobenius norm; None without its logits."""
+        """The relative error of the logits in the Frobenius norm; None if the reference's logits are unknown."""
         wrong, size = np.sum(self.squares, axis=0) if self.squares else (0.0, 0.0)
         return math.sqrt(wrong / size) if size else None
 
@@ -127,7 +127,7 @@ class Result:
 
 
 def _standard_error(values: np.ndarray) -> float | None:
-    """Return the standard error of the mean; None of a single value."""
+    """Return the standard error of the mean; None for a single value."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 

@@ -105,7 +105,8 @@ def engines(
     `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
-    if len(backends) > 1:  # of several backends, those without these activations are listed; a single one is an error
+    # Among several backends, those without these activations are listed. For a single backend, they are an error.
+    if len(backends) > 1:
         reasons = {name: reason or refused(name, activations, jit=jit) for name, reason in reasons.items()}
     path = resolve(model)
     checkpoint = open_model(path, allow_settings)

@@ -287,7 +287,7 @@ def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: Concurrenc
     """Check that --shard can be used: only modes with one engine on one backend can measure a shared model.
 
     Raises:
-        OptionError: this mode cannot, or there are several backends.
+        OptionError: this mode cannot measure a shared model, or there are several backends.
     """
     modes = {"--sweep": mode.sweep, "--compare": mode.compare is not None, "--url": clients.url is not None}
     refuse("--shard", [flag for flag, is_given in modes.items() if is_given])

@@ -101,7 +101,7 @@ def remove(
 
 
 def everything_kept(prefix_dir: Path | None) -> list[Kept]:
-    """Return all items on disk, and the prefixes in a folder that was given to `serve` or `chat`."""
+    """Return all items on disk. `prefix_dir` is a folder of prefixes, such as --prefix-dir of `serve`, or None."""
     from mlx_engine.cache.disk import parts_of
 
     items = kept()
@@ -204,7 +204,8 @@ def _kernels() -> Iterator[Kept]:
     remove_dead(emulator)
     found = {
         "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
-        # Without unfinished files: `remove_dead` has deleted those of dead processes, the others are being written.
+        # Unfinished files are left out: `remove_dead` has deleted those of dead processes, and other processes are
+        # still writing the rest.
         "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
         "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
     }

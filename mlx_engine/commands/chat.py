@@ -266,7 +266,7 @@ def functions_of(path: Path) -> list[Function]:
         OptionError: the file cannot be read or run, or defines no function.
     """
     text = read_text(None, path, "--tools")
-    module = types.ModuleType(f"tools of {path.name}")  # not the file's name: a module of Python may have it
+    module = types.ModuleType(f"tools of {path.name}")  # the file's own name may be that of another module
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where annotations are looked up
     try:
@@ -407,7 +407,10 @@ def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Con
 
 
 class AnswerPrinter(TextWriter):
-    """Prints the pieces of one answer: reasoning dimmed in a terminal, else on stderr, or nowhere with `quiet`."""
+    """Prints the pieces of one answer. Reasoning is dimmed in a terminal; elsewhere it goes to stderr.
+
+    With `quiet`, reasoning that would go to stderr is not printed.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(sys.stdout)
@@ -655,7 +658,7 @@ def _use(conversation: Conversation, changed: dict[str, Any]) -> None:
     """Set some options of all further answers.
 
     Raises:
-        OptionError: a value is invalid, or the model's vocabulary lacks a token; no option is set.
+        OptionError: a value is invalid, or the model's vocabulary lacks a token. Then no option is set.
     """
     options = conversation.options
     sampling = {f.name for f, _ in declared(Sampling)} & changed.keys()
@@ -690,7 +693,7 @@ def _value(options: Options, name: str) -> Any:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Format an option's value. If the option is not set, return what help calls its default, or "off", as for /set."""
+    """Format an option's value. Without a value, return the default that the help names, or "off", which /set takes."""
     if value is None or value == ():
         unset = next(about.unset for f, about in declared() if f.name == name)
         return "off" if unset in (None, "none") else unset
@@ -825,7 +828,7 @@ def kept_history() -> History | None:
 
     class Kept(FileHistory):
         def store_string(self, string: str) -> None:
-            with contextlib.suppress(OSError):  # a full disk ends no conversation
+            with contextlib.suppress(OSError):  # a full disk must not end the conversation
                 super().store_string(string.encode(errors="replace").decode())
 
     file = history_file()
@@ -847,13 +850,13 @@ def kept_history() -> History | None:
 
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
-    """In the `with` block, do not show typed text: it would be in the middle of an answer. The next prompt shows it."""
+    """In the `with` block, hide typed text, which would appear inside an answer. The next prompt shows it."""
     try:
         import termios
 
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
-    except Exception:  # no terminal, or no POSIX terminal; `termios.error` is no OSError
+    except Exception:  # no terminal, or not one of POSIX; `termios.error` is not an OSError
         yield
         return
     silent = list(before)

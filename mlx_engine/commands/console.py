@@ -80,7 +80,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def with_flags(error: EngineError, command: Callable[..., Any]) -> str:
-    """Return the message of an error, in which the options of a command have the names of their flags.
+    """Return the message of an error, with Python names of options replaced by the flags of a command.
 
     A name of a single word is replaced only at the beginning, because elsewhere it may be an ordinary word.
     """
@@ -301,7 +301,7 @@ class TextWriter:
             self.write("\n")
 
     def _fit_to_terminal(self) -> bool:
-        """Return whether to wrap words. If the terminal's width has changed, it has reflowed: correct the position."""
+        """Return whether to wrap words. If the terminal has a new width, it has moved the text: update the position."""
         width = columns_of(self._out)
         if width != self._width and width:
             self._column %= width

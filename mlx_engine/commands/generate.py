@@ -168,9 +168,10 @@ class PromptOptions:
         return self.prompt if self.prompt_option is None else self.prompt_option
 
     def read(self, *, is_example: bool) -> list[str]:
-        """Return the prompt, or the non-blank lines of the batch file. "-" is stdin, and so is a pipe without a prompt.
+        """Return the prompt, or the non-blank lines of the batch file. The prompt "-" means stdin.
 
-        A text of a file or of stdin is returned without a byte order mark and without its last line end.
+        Without a prompt, stdin is read if it is a pipe or a file. If it is a terminal or has no text, the example
+        prompt is returned. A text of a file or of stdin is returned without a byte order mark and its last line end.
 
         Args:
             is_example: whether to run the example prompt if stdin is a pipe without data for a few seconds.
@@ -393,7 +394,10 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object, with log-probabilities if asked for, and "stop" or "error" if one ended it."""
+    """Return the run as one JSON object, with log-probabilities if they were requested.
+
+    If a stop text or an error ended the run, the object has it under "stop" or "error".
+    """
     from mlx_engine.backends import types_of
     from mlx_engine.loop.speculation import speculation_of
 
@@ -592,7 +596,7 @@ def _tokens(generation: Generation, engine: Engine) -> str:
 
 
 def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the lines about the duration of runs: in all, and of the forward passes; of one run, also its rates."""
+    """Return the lines about the total time of runs and the time of their passes; for a single run, also its rates."""
     passes = sum(sum(generation.metrics.shares) for generation in generations)
     n_tokens = _count([i for generation in generations for i in generation.token_ids], "token")
     alone = f": {rates(generations[0])}" if len(generations) == 1 else ", prompts included"

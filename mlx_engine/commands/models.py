@@ -151,7 +151,7 @@ def keys_of(name: str) -> Keys | None:
         tuple(
             FieldKeys(f.name, hf[f.name], gguf[f.name])
             for f in fields(config)
-            if type(f.metadata[SETTING]) is not Constant  # it has no key
+            if type(f.metadata[SETTING]) is not Constant  # a constant has no key
         ),
         tuple(config.expected.hf),
         tuple(config.expected.gguf),

@@ -74,7 +74,7 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
     """Return the requests of a journal, their model, and where it is loaded from; report the lines that are left out.
 
     Raises:
-        OptionError: no request is of the model.
+        OptionError: no request is for the model.
         EngineError: the journal or the model cannot be read.
     """
     from mlx_engine.checkpoint.identity import identity

@@ -113,7 +113,7 @@ class AddressOptions:
 
         key = self.api_key
         sound = key is None or (key != "" and key.isascii() and key.isprintable() and key == key.strip())
-        if not sound:  # a key is not printed
+        if not sound:  # the message must not reveal the key
             message = "--api-key must be printable ASCII, not empty and without spaces at its ends"
             raise OptionError(message, option="--api-key", found=f"{len(key or '')} characters")
         for name in self.allow_host or ():
@@ -202,7 +202,7 @@ class CapacityOptions:
 
     @property
     def kv_bytes(self) -> int | None:
-        """Bytes for keys and values; None for what the machine can spare. Raise OptionError if the size is invalid."""
+        """Bytes for keys and values; None for all that can be spared. Raise OptionError if the size is invalid."""
         return None if self.kv_memory is None else bytes_of("--kv-memory", self.kv_memory)
 
     @property

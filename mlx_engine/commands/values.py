@@ -102,7 +102,7 @@ def bytes_of(option: str, text: str) -> int:
     """Parse a size: 2GiB (or 2G) is 2 * 1024**3 bytes, 2GB is 2 * 1000**3.
 
     Raises:
-        OptionError: the text is no size.
+        OptionError: the text is not a size.
     """
     match = SIZE.fullmatch(text.strip())
     if match is None:

@@ -52,7 +52,7 @@ def chat_ids(
     The conversation is rewritten to the forms that the template supports. Arguments: see `tokenizer.chat.chat_ids`.
 
     Raises:
-        OptionError: the messages are no list of messages, or the template does not read one of the variables.
+        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, it exceeds its limits, or a part of the conversation is missing from
             the prompt in every form.
         TokenizerError: the vocabulary cannot encode the text.
@@ -92,7 +92,7 @@ def _in_tags(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _tools(prompt: ChatPrompt, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
-    is_list = isinstance(prompt.tools, list | tuple)  # anything else is refused by an error that names it
+    is_list = isinstance(prompt.tools, list | tuple)  # any other value is refused later, by an error that names it
     return rewritten_tools(prompt.tools, dialect) if is_list else prompt.tools
 
 

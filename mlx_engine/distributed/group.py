@@ -192,7 +192,8 @@ class Ring(Group):
 def launched() -> bool:
     """Return whether `mlx.launch` has started this process as one of several."""
     path = Path(os.environ.get(HOSTFILE) or os.devnull)
-    return RANK in os.environ and path.exists() and path.stat().st_size > 1  # for a single rank the file is "\n"
+    # For a single rank, `mlx.launch` writes a file with "\n" alone.
+    return RANK in os.environ and path.exists() and path.stat().st_size > 1
 
 
 def gather_values(group: Group, value: Any) -> list[Any]:

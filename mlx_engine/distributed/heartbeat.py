@@ -239,7 +239,7 @@ class Heartbeat:
     def close(self, code: int) -> None:
         """End the run, on rank 0: the other ranks end with this exit code. Wait until they have ended.
 
-        If the code is 0, they end when they have run all passes; else at once.
+        If the code is 0, they first run all passes that rank 0 has begun. With any other code, they end at once.
         """
         self._is_closing = True
         self._say(code=code)

@@ -60,9 +60,9 @@ class StageRunner:
         self._width = self._hidden + (stage.n_layers - stage.first) * n_inputs
 
     def run(self, message: Message) -> Array | None:
-        """Run this rank's layers of a pass. Return logits (R, V) on the last rank, if any are wanted; else None.
+        """Run this rank's layers of a pass. On the last rank, return logits (R, V), or None if none are wanted.
 
-        The other ranks send the hidden states (T, ...) to the next one.
+        On any other rank, send the hidden states (T, ...) to the next rank, and return None.
         """
         model, stage = self._search.model_of(message), self._model.stage
         be = model.backend
@@ -220,9 +220,9 @@ N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
 # The number of cached tokens for which ranks are balanced. The best split for an empty cache is slow after many tokens:
-# in Qwen3 0.6B, a layer's keys and values of 4,096 tokens take twice the bytes of its weights, and the head has none.
-# Balanced for 1,024 tokens, two ranks are 1.8 times as fast as one, both with an empty cache and after 4,096 tokens,
-# computed from the bytes that they read.
+# in Qwen3 0.6B, a layer's keys and values of 4,096 tokens take twice the bytes of its weights, while the head has no
+# keys and values. If two ranks are balanced for 1,024 tokens, they are 1.8 times as fast as one, both with an empty
+# cache and after 4,096 tokens. This factor was computed from the bytes that they read.
 CONTEXT = 1024
 
 
@@ -297,7 +297,7 @@ def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cu
 
     Raises:
         NotEnoughMemoryError: no split fits into the memory of the ranks.
-        OptionError: there are more ranks than layers that can be cut apart.
+        OptionError: there are more ranks than parts into which the layers can be cut.
     """
     n, size, most = len(layers), len(machines), len(cuts) + 1
     if size > most:

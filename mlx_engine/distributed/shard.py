@@ -108,7 +108,7 @@ class Shard(ABC):
         return True
 
     def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
-        """End the run on all ranks with an exit code. If it is 0, the ranks end after the last pass, else at once.
+        """End the run on all ranks with an exit code: with 0 after the last pass, with any other code at once.
 
         Rank 0 also prints the errors of other ranks.
         """

@@ -176,7 +176,7 @@ SPLITS: dict[str, Split] = {
 
 
 def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
-    """Return the name in `SPLITS` of a pre-tokenizer of a `tokenizer.json`; None if it has none."""
+    """Return the name that `SPLITS` has for a pre-tokenizer of a `tokenizer.json`; None if it has none."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     if [step and step["type"] == "ByteLevel" for step in steps] != [False] * (len(steps) - 1) + [True]:
         return None

@@ -142,7 +142,7 @@ ITEM_BYTES = array("I").itemsize
 
 
 class History:
-    """Texts of conversations and their token ids, the least recently used dropped first. Thread-safe.
+    """Texts of conversations and their token ids. The least recently used ones are dropped first. Thread-safe.
 
     The history keeps the token ids of earlier prompts and answers, so that a conversation continues with the ids that
     the model generated. Texts are marked (see the module), so that a control token in a message differs from one of the

@@ -178,13 +178,13 @@ class Loaded:
 
     Attributes:
         tokens: the tokens.
-        numbers: their ids.
+        numbers: the ids of the tokens.
         special: for each added token, by its id in decimal, whether it is special.
         parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
         unknown: the token for unknown characters.
         first: the first id that the post-processor adds before a text, if any.
         last: the ids that the post-processor adds after a text.
-        trims: whether an added token also matches the white space around it.
+        trims: whether any added token also matches the white space around it.
         byte_fallback: whether unknown characters are written as tokens of their bytes.
     """
 
@@ -285,7 +285,7 @@ class _FolderConfig:
         return [i for i in flat if type(i) is int and i >= 0]
 
     def token_id(self, role: str, ids: dict[str, int], vocab_size: int) -> int | None:
-        """Return the id for a role: the token named in tokenizer_config.json, else the first listed id.
+        """Return the id for a role: the token named in tokenizer_config.json or, without a name, the first listed id.
 
         Raises:
             TokenizerError: the vocabulary has no such token.

@@ -307,7 +307,7 @@ def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[di
 
 
 def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
-    """Register special tokens with `core`: control and unknown are found on request, user-defined always."""
+    """Register the special tokens with `core`. It finds control and unknown tokens on request, user-defined always."""
     control = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     always = vocabulary.ids_of(TokenType.USER_DEFINED)
     for special, ids in ((True, control), (False, always)):

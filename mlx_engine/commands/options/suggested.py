@@ -72,7 +72,7 @@ class Suggested:
 def choose_sampling(
     invocation: typer.Context, given: Sampling, opened: CheckedCheckpoint, *, suggested: bool
 ) -> Chosen:
-    """Return the given options; with `suggested`, with the suggested values where the command line has none.
+    """Return the given options. With `suggested`, options that the command line lacks get the suggested values.
 
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
