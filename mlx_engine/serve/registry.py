@@ -151,7 +151,7 @@ class Use:
         return self.granted.done()
 
     async def comments(self, seconds: float) -> AsyncIterator[bytes]:
-        """Yield comments of a stream, one every so many seconds, until the model can be used.
+        """Yield a comment of a stream every `seconds` seconds, until the model can be used.
 
         Raises:
             ApiError: as `within`.
@@ -421,7 +421,8 @@ class Models:
         waiting, model.waiting = model.waiting, []
         for use in waiting:
             use.granted.set_exception(again(error))
-            use.granted.exception()  # read it: if the client has left, nobody else does, and asyncio would log that
+            # If the client has left, nothing else reads the exception, and asyncio would log an unread exception.
+            use.granted.exception()
 
     def _check_waiting(self, model: ServedModel) -> None:
         """Raise ApiError if a request for a model that is not loaded cannot wait."""
@@ -666,7 +667,7 @@ class Models:
 
 
 async def _in_daemon(work: Callable[[], T]) -> T:
-    """Return the result of `work`, run in a daemon thread: it may be a long download, which must not delay the exit."""
+    """Run `work` in a daemon thread, and return its result. So a long download does not delay the exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
