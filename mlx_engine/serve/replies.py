@@ -565,7 +565,7 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.
         agreeing_tokens: tokens that the prompt has in common with an earlier prompt and its answer.
-        cause: why no more tokens were cached; null if all tokens that can be cached were. "disabled": the server has no
+        cause: why no more tokens were cached; null if the cache had all tokens it can have. "disabled": there is no
             prefix cache. "first_use": no earlier request began with the same token. "differs": the cache continues with
             another token, because the history was edited or the template differs. "retokenized": the cache continues
             with the same text in other tokens. "evicted": the next token was cached before, and was evicted. "window":
@@ -655,7 +655,10 @@ def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], n_top: int) -> list[object]:
-    """Return `prompt_logprobs`: for each token of a prompt, it and likely tokens by id; null for the first token."""
+    """Return vLLM's `prompt_logprobs`: for each token of a prompt, its log-probability and those of likely tokens.
+
+    Each entry is an object by token id. The first token has no log-probability, so its entry is null.
+    """
     found: list[object] = [None]
     for token in tokens:
         ranked = [(token.token_id, token.logprob, token.rank)]
