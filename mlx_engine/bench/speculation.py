@@ -138,7 +138,7 @@ def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row
                 off = _answered(engine, text, None, ())
                 on = _answered(engine, text, way, off["ids"])
                 if on["ids"] != off["ids"]:
-                    depends = f"on {engine.backend.name} the bits of this model's rows depend on their number"
+                    depends = f"on {engine.backend.name} the bits of this model's results depend on a pass's length"
                     why = "report this as a bug" if fixes_rows(engine.model) else depends
                     raise EngineError(f"{text['name']}: the answer with proposals differs; {why}")
                 if repetition:  # the first repetition compiles kernels
