@@ -14,12 +14,12 @@ from numba import types
 from numba.core import config
 
 from ...cached import cached_property
-from .library import ENTRIES, folder
+from .library import ENTRIES, features, folder
 
 config.CACHE_DIR = str(folder())
-# For a named processor, Numba would otherwise add features of this machine's processor, for example AVX-512.
-if config.CPU_NAME and config.CPU_FEATURES is None:
-    config.CPU_FEATURES = ""
+# Without this, Numba would add features of this machine's processor to those of a named processor, for example AVX-512,
+# and AMX where the system does not permit it.
+config.CPU_FEATURES = features()
 
 # Division by zero follows IEEE 754: kernels must not raise, because their callers in compiled code cannot catch.
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "cache": True}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, opened
+from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, features, opened
 from .prebuilt import Target
 
 # The thread ends this process when the parent's end of the pipe is closed.
@@ -106,8 +106,10 @@ def _started(
     code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), triple=triple, alive=alive)
     # Numba would colour the messages of errors, most of which it catches itself.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
+    # Those of this process, which runs the code: the system may permit AMX to the child alone.
+    environment["NUMBA_CPU_FEATURES"] = target.features if target else features()
     if target:
-        environment |= {"NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": target.features}
+        environment["NUMBA_CPU_NAME"] = target.processor
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
     # Unbuffered, because a selector sees no bytes that wait in a buffer. In a new session, because Ctrl-C would
     # otherwise end the process, and this program would report a failed compilation before it ends.

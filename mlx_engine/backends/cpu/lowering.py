@@ -205,7 +205,7 @@ class Lowering:
         self._read(step, layout.A_AT, source)
         if added is not None:
             self._read(step, layout.B_AT, added)
-        self.inputs = max(self.inputs, block.n_inputs)
+        self.inputs = max(self.inputs, layout.product_floats(block.n_inputs))
         self.kept.append(block)
         return out
 
@@ -312,7 +312,7 @@ class Lowering:
             N_KV_HEADS=k, ROW_WIDTH=n,
         )  # fmt: skip
         self._read(step, layout.A_AT, source)
-        self.inputs = max(self.inputs, 2 * layout.whole_vectors(k) + layout.whole_vectors(n))
+        self.inputs = max(self.inputs, layout.whole_vectors(k) + layout.product_floats(k) + layout.whole_vectors(n))
         self.kept += [blocks, table]
         return out
 
@@ -528,8 +528,7 @@ class Lowered:
         x: buffer of the input, the hidden states before the first layer.
         y: location of the result.
         floats: scratch floats per token, for all values.
-        inputs: K of the widest product, rounded up to whole vectors: packing needs this many floats per token of the
-            pass.
+        inputs: floats of scratch memory per token of the pass that the widest product needs.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
         kv: the number of KV heads, the head dim and the number of arrays of the store, by layer; None for a layer
@@ -575,7 +574,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
         x=x.buffer,
         y=y,
         floats=n_floats,
-        inputs=layout.whole_vectors(lowering.inputs),
+        inputs=lowering.inputs,
         experts=lowering.experts,
         parts=lowering.parts,
         kv=[lowering.kv.get(layer) for layer in range(1 + max((*lowering.kv, *lowering.states), default=-1))],
