@@ -16,6 +16,14 @@ def whole_vectors(n: int) -> int:
     return -(-n // LANES) * LANES
 
 
+def product_floats(n: int) -> int:
+    """Return the floats of scratch memory that a product with n columns needs for each token.
+
+    The largest are tokens in fixed point for tiles of AMX: 40 words for 32 columns.
+    """
+    return whole_vectors(n + n // 4)
+
+
 # Bytes of a cache line.
 LINE_BYTES = 64
 

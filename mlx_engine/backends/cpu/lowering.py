@@ -222,7 +222,7 @@ class Lowering:
         self._read(step, layout.A_AT, source)
         if added is not None:
             self._read(step, layout.B_AT, added)
-        self.inputs = max(self.inputs, block.n_inputs)
+        self.inputs = max(self.inputs, layout.product_floats(block.n_inputs))
         self.kept.append(block)
         return out
 
@@ -329,7 +329,7 @@ class Lowering:
             N_KV_HEADS=k, ROW_WIDTH=n,
         )  # fmt: skip
         self._read(step, layout.A_AT, source)
-        self.inputs = max(self.inputs, 2 * layout.whole_vectors(k) + layout.whole_vectors(n))
+        self.inputs = max(self.inputs, layout.whole_vectors(k) + layout.product_floats(k) + layout.whole_vectors(n))
         self.kept += [blocks, table]
         return out
 
@@ -545,8 +545,7 @@ class Lowered:
         x: the buffer of the input, which is the hidden states before the first layer.
         y: the location of the result.
         floats: number of scratch floats per token for all values.
-        inputs: number of scratch floats per token for packing the inputs of a product: the largest K, rounded up to
-            whole SIMD vectors.
+        inputs: number of scratch floats per token for packing the inputs of the widest product.
         experts: the mixtures of experts.
         parts: number of scratch floats per token and block of keys for the partial results of attention.
         kv: for each layer, the number of KV heads, the head dim and the number of arrays of the KV store; None for a
@@ -592,7 +591,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
         x=x.buffer,
         y=y,
         floats=n_floats,
-        inputs=layout.whole_vectors(lowering.inputs),
+        inputs=lowering.inputs,
         experts=lowering.experts,
         parts=lowering.parts,
         kv=[lowering.kv.get(layer) for layer in range(1 + max((*lowering.kv, *lowering.states), default=-1))],
