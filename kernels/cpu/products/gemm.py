@@ -30,13 +30,14 @@ from ..build.layout import (
     ROWS,
     STRETCH,
     TILE_ROWS,
+    WEIGHTS,
     WIDTH,
     K,
 )
 from ..build.memory import floats, number
 from ..build.vectors import PART
 from ..formats.float32 import copy
-from ..formats.format import FORMAT_SCRATCH, expand, prefetch_weights
+from ..formats.format import FORMAT_SCRATCH, expand, row_bytes
 from .linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gate_row, gates, matrix_of, put_row
 from .norms import norm
 from .tile import KEPT, add_dots, keep_dots, tile_vectors
@@ -70,8 +71,11 @@ def _add_products(
     """
     expanded = scratch + FORMAT_SCRATCH
     n_columns, together = job[K], _rows_expanded(n_tokens)
+    stored = row_bytes(job, m, n_columns)
+    # Bytes of the next rows that are prefetched while a tile multiplies 16 columns.
+    step = ceil_div(stored * TILE_ROWS * LANES, n_columns * ceil_div(n_tokens, tile_vectors()))
     for r in range(0, n_rows, together):
-        n = min(together, n_rows - r)
+        n, ahead = min(together, n_rows - r), job[m + WEIGHTS] + (first + r + together) * stored
         for column in range(0, n_columns, STRETCH):
             depth = min(STRETCH, n_columns - column)
             for i in range(n):
@@ -79,20 +83,18 @@ def _add_products(
                 expand(
                     job, m, n_columns, first + r + i, column, depth, expanded, to, PART, together * _PART_ROW, scratch
                 )
-                if column + STRETCH < n_columns:
-                    prefetch_weights(job, m, n_columns, first + r + i, column + STRETCH, STRETCH)
-                else:
-                    prefetch_weights(job, m, n_columns, first + r + i + together, 0, min(n_columns, STRETCH))
-            _add_stretch(job, expanded, together, n, column, t, n_tokens, sums, at + r, row)
+            ahead = _add_stretch(job, expanded, together, n, column, t, n_tokens, sums, at + r, row, ahead, step)
 
 
 @jit
 def _add_stretch(
-    job: Any, expanded: int, together: int, n: int, column: int, t: int, n_tokens: int, sums: Any, at: int, row: int
-) -> None:
+    job: Any, expanded: int, together: int, n: int, column: int, t: int, n_tokens: int, sums: Any, at: int, row: int,
+    ahead: int, step: int,
+) -> int:  # fmt: skip
     """Add the products of n expanded rows and a span of tokens over the stretch that begins at `column`.
 
-    Memory for the sums between two sweeps follows the memory of `together` expanded rows.
+    Memory for the sums between two sweeps follows the memory of `together` expanded rows. Meanwhile prefetch memory
+    from address `ahead` on, `step` bytes for each 16 columns of each tile; return the address after it.
     """
     whole = ceil_div(min(STRETCH, job[K] - column), LANES) * LANES
     weights, kept, x = floats(expanded), floats(expanded + 4 * GEMM_ROWS * STRETCH), floats(job[X])
@@ -115,9 +117,11 @@ def _add_stretch(
                     else:
                         add_dots(
                             weights, at_w, _PART_ROW, x, at_x, x_row, n_vectors, whole, kept, keep, sums,
-                            at + i * row + r, row,
+                            at + i * row + r, row, ahead, step,
                         )  # fmt: skip
+                        ahead += whole // LANES * step
                     i, after, keep = after, end, keep + KEPT
+    return ahead
 
 
 @task
