@@ -18,6 +18,15 @@ def whole_vectors(n: int) -> int:
 # Bytes of a cache line.
 LINE_BYTES = 64
 
+
+def input_row(n: int) -> int:
+    """Return the floats from one input row of n elements to the next in scratch memory: an odd number of vectors.
+
+    With K = 1024 the same column of all rows would otherwise be in one set of the L1 cache.
+    """
+    return (n + LANES - 1) // LANES // 2 * 2 * LANES + LANES
+
+
 # Activations of a product, or of the gate of a gated feed-forward network; 0 is none. The last is for a gate only.
 SILU, GELU, CLAMPED_SWIGLU, GELU_ERF, RELU2 = 1, 2, 3, 4, 5
 

@@ -99,15 +99,23 @@ def _zeros(builder: Any, kind: Any, n: int) -> list[Any]:
     return places
 
 
-def _for_steps(builder: Any, n: Any, step: int, unrolled: int, body: Callable[[Any], None]) -> None:
-    """Generate an unrolled loop of `body(i)` for i = 0, step, 2 step, ... < n; n is a multiple of step."""
+def _for_steps(
+    builder: Any, n: Any, step: int, unrolled: int, body: Callable[[Any], None],
+    begin: Callable[[Any, int], None] = lambda i, count: None,
+) -> None:  # fmt: skip
+    """Generate an unrolled loop of `body(i)` for i = 0, step, 2 step, ... < n; n is a multiple of step.
+
+    Each iteration begins with `begin(i, count)`, where `count` bodies follow.
+    """
     size = step * unrolled
     whole = builder.and_(n, ir.Constant(_I64, -size))
     with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), whole, ir.Constant(_I64, size), _I64) as (i, _):
+        begin(i, unrolled)
         for u in range(unrolled):
             body(builder.add(i, ir.Constant(_I64, step * u)))
     if unrolled > 1:
         with cgutils.for_range_slice(builder, whole, n, ir.Constant(_I64, step), _I64) as (i, _):
+            begin(i, 1)
             body(i)
 
 
@@ -217,7 +225,8 @@ def _sweep(
 ) -> list[Any]:  # fmt: skip
     """Return one register of sums for each (row, vector) pair; the pairs of the first vector come first.
 
-    For each LANES columns prefetch the bytes at each pointer of `after`; they advance by `step` bytes.
+    For each LANES columns prefetch the bytes at each pointer of `after`, and advance it by `step` bytes. Prefetching
+    between the two steps of an iteration would make LLVM write sums of six vectors to the stack (AVX-512).
     """
     kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
@@ -226,16 +235,20 @@ def _sweep(
         # Hold rows or vectors in registers, whichever are fewer, and load the others one at a time.
         held, loaded = (rows, vectors) if len(rows) <= len(vectors) else (vectors, rows)
         registers = [load(column) for load in held]
-        for pointer in after:
-            n_steps = builder.udiv(column, ir.Constant(_I64, LANES))
-            _prefetch(builder, _at(builder, pointer, builder.mul(n_steps, step)))
         for i, load in enumerate(loaded):
             one = load(column)
             for j, other in enumerate(registers):
                 r, t = (j, i) if held is rows else (i, j)
                 _add_product(builder, other, one, sums[t * len(rows) + r])
 
-    _for_steps(builder, n, LANES, _UNROLLED, add)
+    def prefetch(column: Any, count: int) -> None:
+        for pointer in after:
+            at = builder.mul(builder.udiv(column, ir.Constant(_I64, LANES)), step)
+            for _ in range(count):
+                _prefetch(builder, _at(builder, pointer, at))
+                at = builder.add(at, step)
+
+    _for_steps(builder, n, LANES, _UNROLLED, add, prefetch)
     return [builder.load(s) for s in sums]
 
 

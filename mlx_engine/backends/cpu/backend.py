@@ -240,7 +240,7 @@ class CompiledBackend(SimdBackend):
         scratch = (
             0
             if n == 1 and block.has_gemv and not block.n_fixed
-            else self.scratch_address(n * layout.whole_vectors(block.n_inputs))
+            else self.scratch_address(n * layout.input_row(block.n_inputs))
         )
         self.run_entry(
             self.library.project, block.address, n, address(x), 0 if added is None else address(added), scratch,

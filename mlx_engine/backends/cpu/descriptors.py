@@ -233,7 +233,7 @@ class ExpertBlock:
     def floats(self, n_tokens: int) -> int:
         """Return the floats of scratch memory for a pass of `n_tokens` tokens, including the scratch of products."""
         own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
-        return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
+        return own + n_tokens * layout.input_row(max(self.width, self.inner))
 
 
 def norm_fits(norm: Norm | None) -> bool:

@@ -312,7 +312,7 @@ class Lowering:
             N_KV_HEADS=k, ROW_WIDTH=n,
         )  # fmt: skip
         self._read(step, layout.A_AT, source)
-        self.inputs = max(self.inputs, 2 * layout.whole_vectors(k) + layout.whole_vectors(n))
+        self.inputs = max(self.inputs, layout.whole_vectors(k) + layout.whole_vectors(n) + layout.input_row(k))
         self.kept += [blocks, table]
         return out
 
@@ -575,7 +575,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
         x=x.buffer,
         y=y,
         floats=n_floats,
-        inputs=layout.whole_vectors(lowering.inputs),
+        inputs=layout.input_row(lowering.inputs),
         experts=lowering.experts,
         parts=lowering.parts,
         kv=[lowering.kv.get(layer) for layer in range(1 + max((*lowering.kv, *lowering.states), default=-1))],
