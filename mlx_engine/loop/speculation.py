@@ -61,7 +61,7 @@ PROMISING = 0.5
 # The assumed time of a pass by its rows, before any is measured: 1 for one row, and the added time of each row up to
 # the fourth and of each further row. CPU kernels multiply four rows in about the time of one; after that arithmetic is
 # the limit.
-PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.25, 4
+PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
 # Rows whose times are kept, the number of new times that change them, and the weights of a longer and a shorter time.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
 # A token that is less likely to be right than this is not proposed.
