@@ -589,7 +589,7 @@ def chunks(rows: Sequence[Row]) -> str:
 
 SPECULATION_INTRO = """A text is answered with and without proposed tokens, interleaved; the ids are the same. Rates are
 of the tokens after the first, medians of the rounds; the factor is relative to no proposals. The drafter "recorded"
-proposes the tokens of the known answer, each of them right with the given probability; this shows the factor at a given
+proposes the tokens of the known answer, of which about the given share is right; this shows the factor at a given
 acceptance rate for models with random weights. Other drafters with a probability also run their own passes first. The
 factor of llama.cpp is that of its LlamaPromptLookupDecoding relative to llama.cpp without it, on the same file and
 text, interleaved; its answer may change, because in llama.cpp the bits of a row depend on the number of rows in the

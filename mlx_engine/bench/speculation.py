@@ -3,7 +3,7 @@
 A file has a JSON object per line: `prompt`, a text or messages; and optionally `name`, `max_tokens`, `prediction`, and
 `right`, a probability. A prompt is answered `copies` times at once; with `prompts` in place of `prompt`, a list of
 different prompts is answered at once. Each drafter that is loaded gets a row. With `right`, the tokens of the answer
-without proposals are proposed, and each is right with this probability. This measures the factor at a given acceptance
+without proposals are proposed, and this share of them is right. This measures the factor at a given acceptance
 rate, also of a model with random weights. With `drafter`, "mtp" or "draft", this drafter runs too, so that its time is
 counted. Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
 """
@@ -40,14 +40,16 @@ RECORDED = "recorded"
 
 
 class Recorded:
-    """The drafter of an answer that is known: each token that it proposes is right with a given probability.
+    """The drafter of an answer that is known: a given share of the tokens that it proposes are right.
 
-    Wrong tokens have the same positions in every run.
+    Wrong tokens have random positions, which depend on `seed` alone. Their number is exact: if each token were drawn by
+    itself, 76 % of the 256 tokens of one answer would be right where 80 % are meant.
     """
 
-    def __init__(self, answer: Sequence[int], right: float) -> None:
-        rng = random.Random(0)
-        self._ids, self._n = [i if rng.random() < right else i + 1 for i in answer], 0
+    def __init__(self, answer: Sequence[int], right: float, seed: int = 0) -> None:
+        n_wrong = round(len(answer) * (1 - right))
+        wrong = set(random.Random(seed).sample(range(len(answer)), n_wrong))
+        self._ids, self._n = [i + (at in wrong) for at, i in enumerate(answer)], 0
 
     def extend(self, ids: Sequence[int]) -> None:
         """Add new ids of the answer."""
@@ -69,8 +71,9 @@ class Recordings:
         self._answers, self._right = answers, right
 
     def __call__(self, sequence: AnswerSequence) -> Recorded:
-        """Return a drafter."""
-        return Recorded(self._answers[sequence.request], self._right)
+        """Return a drafter; each request has wrong tokens at other positions."""
+        seed = list(self._answers).index(sequence.request)
+        return Recorded(self._answers[sequence.request], self._right, seed)
 
     def end(self, sequence: AnswerSequence) -> None:
         """Keep nothing."""
@@ -83,7 +86,9 @@ class RecordedPasses:
         self.name, self.most, self.share = drafter.name, drafter.most, drafter.share
         self.costs, self.n_hidden = drafter.costs, drafter.n_hidden
         self._drafter = drafter
-        self._recorded = {request: Recorded(answer, right) for request, answer in answers.items()}
+        self._recorded = {
+            request: Recorded(answer, right, seed) for seed, (request, answer) in enumerate(answers.items())
+        }
 
     def propose(self, wanted: Mapping[AnswerSequence, int], budget: int) -> Mapping[AnswerSequence, Sequence[int]]:
         """Run the drafter, and return as many ids of the known answer as it proposes."""
