@@ -589,7 +589,7 @@ def chunks(rows: Sequence[Row]) -> str:
 
 SPECULATION_INTRO = """Each text is answered with and without proposed tokens, interleaved; the ids are the same. Rates
 count the tokens after the first, and are medians of the rounds; the factor is relative to no proposals. The drafter
-"recorded" proposes the tokens of the known answer, each of them right with the given probability; this shows the factor
+"recorded" proposes the tokens of the known answer, of which the given share is right; this shows the factor
 at a given acceptance rate for models with random weights. Other drafters with a probability first run their own passes,
 and their tokens are then replaced in the same way. llama.cpp's factor is its speed with LlamaPromptLookupDecoding
 relative to its speed without, on the same file and text, interleaved. Its answer may change, because in llama.cpp the

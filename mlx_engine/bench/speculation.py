@@ -4,8 +4,8 @@ The file has a JSON object per line, with these keys:
 
 - `prompt`: a text or messages, answered `copies` times at once; or `prompts`: several prompts, answered at once.
 - `name`, `max_tokens`, `prediction`: optional.
-- `right`, optional: a probability. The tokens of the answer without proposals are then proposed, and each is right with
-  this probability. So the speedup at a given acceptance rate can be measured, also with random weights.
+- `right`, optional: a fraction. The tokens of the answer without proposals are then proposed, and this fraction of them
+  is right. So the speedup at a given acceptance rate can be measured, also with random weights.
 - `drafter`, optional: "mtp" or "draft". Without it, every loaded drafter gets a row. With `right`, the drafter runs and
   its time counts, but its tokens are replaced as above.
 
@@ -44,14 +44,16 @@ RECORDED = "recorded"
 
 
 class Recorded:
-    """Proposes the tokens of a known answer, some replaced by wrong ones: each is right with a given probability.
+    """Proposes the tokens of a known answer, with some of them replaced by wrong ones.
 
-    The wrong tokens are at the same positions in every run.
+    Wrong tokens have random positions, which depend on `seed` alone. Their number is exact: if each token were drawn by
+    itself, 76 % of the 256 tokens of one answer would be right where 80 % are meant.
     """
 
-    def __init__(self, answer: Sequence[int], right: float) -> None:
-        rng = random.Random(0)
-        self._ids, self._n = [i if rng.random() < right else i + 1 for i in answer], 0
+    def __init__(self, answer: Sequence[int], right: float, seed: int = 0) -> None:
+        n_wrong = round(len(answer) * (1 - right))
+        wrong = set(random.Random(seed).sample(range(len(answer)), n_wrong))
+        self._ids, self._n = [i + (at in wrong) for at, i in enumerate(answer)], 0
 
     def extend(self, ids: Sequence[int]) -> None:
         """Add new ids of the answer."""
@@ -73,8 +75,9 @@ class Recordings:
         self._answers, self._right = answers, right
 
     def __call__(self, sequence: AnswerSequence) -> Recorded:
-        """Return a drafter."""
-        return Recorded(self._answers[sequence.request], self._right)
+        """Return a drafter; each request has wrong tokens at other positions."""
+        seed = list(self._answers).index(sequence.request)
+        return Recorded(self._answers[sequence.request], self._right, seed)
 
     def end(self, sequence: AnswerSequence) -> None:
         """Keep nothing."""
@@ -87,7 +90,9 @@ class RecordedPasses:
         self.name, self.most, self.share = drafter.name, drafter.most, drafter.share
         self.costs, self.n_hidden = drafter.costs, drafter.n_hidden
         self._drafter = drafter
-        self._recorded = {request: Recorded(answer, right) for request, answer in answers.items()}
+        self._recorded = {
+            request: Recorded(answer, right, seed) for seed, (request, answer) in enumerate(answers.items())
+        }
 
     def propose(self, wanted: Mapping[AnswerSequence, int], budget: int) -> Mapping[AnswerSequence, Sequence[int]]:
         """Run the drafter. In place of the tokens that it proposes, return as many of the known answer."""

@@ -67,7 +67,7 @@ PROMISING = 0.5
 # The assumed time of a pass before any pass has been measured, in units of a pass with one row: the time that each row
 # up to the fourth adds, and the time that each further row adds. CPU kernels multiply four rows in about the time of
 # one row, because memory bandwidth is the limit; with more rows, arithmetic is the limit.
-PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.25, 4
+PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
 # The number of rows up to which times are kept; the number of new measurements after which the curve is computed again;
 # and the weights of a measurement that is longer, and of one that is shorter, than the average so far.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
