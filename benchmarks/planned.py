@@ -4,8 +4,8 @@
 
 Each rank has one thread and is pinned to a core; with more ranks than cores they share them. A single process gives the
 memory bandwidth and the arithmetic of a host. A process on each core shows how much the processes slow each other. Two
-ranks over loopback give the time of the software per message. The plan computes all other values. Times are the
-shortest of several passes, so that they are not disturbed by other programs on the cores.
+ranks, over loopback and over a relay without delay, give the time of the software per message. The plan computes all
+other values. Times are the shortest of several passes, so that they are not disturbed by other programs on the cores.
 """
 
 from __future__ import annotations
