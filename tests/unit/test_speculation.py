@@ -261,7 +261,7 @@ def test_a_benchmark_calls_another_answer_a_bug_only_where_bits_are_fixed(engine
     with pytest.raises(EngineError, match="differs; report this as a bug"):
         list(bench.rows(engine, [text], 1))
     monkeypatch.setattr(bench, "fixes_rows", lambda model: False)
-    with pytest.raises(EngineError, match="differs; on parallel the bits of this model's rows depend"):
+    with pytest.raises(EngineError, match="differs; on parallel the bits of this model's results depend"):
         list(bench.rows(engine, [text], 1))
 
 
