@@ -4,9 +4,9 @@
 
 Each rank has one thread and is pinned to a core; if there are more ranks than cores, ranks share cores. The inputs of
 the plan are measured first. A single process gives a host's memory bandwidth and arithmetic rate. A process on each
-core shows how much processes slow each other. Two ranks over loopback give the time that the software needs per
-message. The plan computes all other values. Times are the shortest of several passes, because other programs on the
-cores disturb some of them.
+core shows how much processes slow each other. Two ranks, over loopback and over a relay without delay, give the time
+that the software needs per message. The plan computes all other values. Times are the shortest of several passes,
+because other programs on the cores disturb some of them.
 """
 
 from __future__ import annotations
@@ -277,7 +277,8 @@ def main() -> None:
         shape(given.layers).write(of.path, "planned")
         host = host_of(Path(folder), given.shard, given.layers)
         rates = f"{host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s"
-        print(f"a host: {rates}; {os.cpu_count()} cores, {host.together:.2f} times as long while all work")
+        slower = f"a token takes {host.together:.2f} times as long while every core computes one"
+        print(f"a host: {rates}; {os.cpu_count()} cores; {slower}")
         direct, relayed = overhead_of(of, host, None), overhead_of(of, host, NO_DELAY)
         print(f"software per message: {direct * 1e3:.2f} ms, {relayed * 1e3:.2f} ms with a relay\n")
         heads = [f"{what} {which}" for what in ("token", "prompt", "several") for which in ("plan", "run", "ratio")]

@@ -415,8 +415,8 @@ def rate_rows(found: Summary) -> Iterator[tuple[str, str]]:
 
 def _least(n: int | None) -> str:
     if n is None:
-        return "as a pipeline, no number of machines like the last one holds it"
-    return f"the smallest number of machines like the last one, as a pipeline: {n:,}"
+        return "no pipeline of machines like the last host holds the model"
+    return f"a pipeline of machines like the last host needs at least {n:,} of them"
 
 
 def _rate(value: float) -> str:
