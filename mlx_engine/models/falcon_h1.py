@@ -2,7 +2,8 @@
 
 Paper: "Falcon-H1", arXiv 2507.22448. Reference: Hugging Face transformers, models/falcon_h1. Both mixers read the same
 normed hidden states, and both outputs are added to the hidden states. config.json has multipliers of activations (from
-the parametrization muP). GGUF files and folders of mlx-lm have none: their weights already contain the multipliers.
+the parametrization muP). GGUF files have no multipliers, because their weights contain them. In folders of mlx-lm the
+weights contain most multipliers (`as_mlx_has_them`).
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ TENSORS["blk.*.ffn_norm.weight"] = replace(TENSORS["blk.*.ffn_norm.weight"], ggu
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table. Tensors of GGUF files are multiplied by the multipliers (`Row.times`)."""
+    """Return the tensor table. The tensors in GGUF files are the folder's times the multipliers (`Row.times`)."""
     (into,), (keys,), (logits,) = cfg.attention_in, cfg.keys, cfg.of_logits
     times = {
         "token_embd": cfg.of_embeddings[0], "output": logits, "blk.*.attn_q": into, "blk.*.attn_k": into * keys,
@@ -181,7 +182,10 @@ def _mixer(cfg: Config, t: LayerTensors) -> Mamba2:
 
 
 def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
-    """Return the config for a folder of mlx-lm: its weights contain the multipliers, except key and value weights.
+    """Return the config for a folder of mlx-lm, whose weights contain most of the multipliers.
+
+    The key weights lack `keys`, and the value weights lack `attention_in`. The returned config applies the latter to
+    the output of attention, where it has the same effect.
 
     Source: mlx-lm 0.32, `Model.sanitize` of models/falcon_h1.py, and how it computes the logits of a tied head.
     """
