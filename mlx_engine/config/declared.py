@@ -215,7 +215,7 @@ class ConfigBase:
         return keys
 
     def to_hf(self) -> dict[str, object]:
-        """Return this config as keys of config.json, with the settings of `expected` and their implemented values."""
+        """Return this config as keys of config.json, with the first implemented value of each setting in `expected`."""
         keys: dict[str, object] = {}
         for key, allowed in self.expected.hf.items():
             value = allowed[0] if isinstance(allowed, tuple) else allowed

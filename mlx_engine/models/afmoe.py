@@ -78,7 +78,7 @@ class Model(standard.Model):
     """The usual decoder; embeddings may be scaled."""
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return the embeddings (T, D), times the square root of D unless `mup_enabled` is false in config.json."""
+        """Return the embeddings (T, D), times the square root of D if the config's `is_scaled` is set."""
         x = super().embed(ids, positions)
         return self.backend.scale(x, self.config.hidden_size**0.5) if self.config.is_scaled else x
 

@@ -145,9 +145,9 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 class Model(Decoder):
     """A Falcon-H1 model.
 
-    The multipliers cost nothing at run time where they can be moved: those of a mixer's input, B and C into the weights
-    of its convolution, that of the logits into the last norm, and those of queries and keys into the scale of the
-    scores, because rotary embedding is linear.
+    Some multipliers cost nothing at run time, because they are moved: the multipliers of a mixer's input, B and C into
+    the weights of its convolution, the multiplier of the logits into the last norm, and the multipliers of queries and
+    keys into the scale of the scores. The last move is possible because rotary embedding is linear.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
@@ -209,5 +209,6 @@ def plan(checkpoint: Checkpoint) -> Plan:
     if mamba2.is_mlx(checkpoint):
         config = as_mlx_has_them(made.config, is_tied=is_tied)
         made = replace(made, config=config, tensors=tensors(config, table(config, checkpoint), HEADS[is_tied]))
-    # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers.
+    # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers. The
+    # conversion to GGUF is then refused.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)

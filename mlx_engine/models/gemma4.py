@@ -95,8 +95,9 @@ def flat(checkpoint: Checkpoint) -> Settings:
     """Return the settings of a GGUF file with single values in place of the arrays of KV heads and FFN sizes.
 
     Raises:
-        UnsupportedConfigError: layers of one kind (local or global) have different numbers of KV heads, the FFN sizes
-            do not depend on shared keys and values alone, or the number or the kinds of layers are invalid.
+        UnsupportedConfigError: layers of one kind (local or global) have different numbers of KV heads; FFN sizes are
+            neither equal, nor doubled in exactly the layers that share keys and values; or the number or the kinds of
+            layers are invalid.
     """
     found = dict(checkpoint.settings)
     s = Settings(found, where=checkpoint.where)

@@ -48,7 +48,7 @@ class LayerTensors(NamedTuple):
     """The tensors of layer i: `linear("attn_q")` reads `blk.{i}.attn_q`.
 
     Attributes:
-        eps: the epsilon of all norms.
+        eps: the epsilon of the norms that the methods return.
         layer_norms: whether norms without a bias are layer norms too; by default they are RMS norms.
     """
 

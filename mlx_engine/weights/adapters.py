@@ -1,11 +1,11 @@
 """LoRA adapters: low-rank products that are added to the linear layers of a model, chosen per sequence.
 
 An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W (N, K) it has A (r, K) and B (N, r), and
-the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (alpha / r). All adapters of a
-model are stacked: the rows of all A are one matrix (M, K), the columns of all B one matrix (N, M). Each row (token) of
-a pass computes `B (mask * (A x))`, where its mask (M,) is 1 in the columns of the adapter of its sequence and 0 in the
-others. So one pass runs sequences with different adapters. The other adapters only add zeros, so the bits of a sequence
-do not depend on them.
+the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (usually alpha / r). All adapters
+of a model are stacked, with zeros as padding: the rows of all A are one matrix (M, K), the columns of all B one matrix
+(N, M). Each row (token) of a pass computes `B (mask * (A x))`, where its mask (M,) is 1 in the columns of the adapter
+of its sequence and 0 in the others. So one pass runs sequences with different adapters. The other adapters only add
+zeros, so the bits of a sequence do not depend on them.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
 """

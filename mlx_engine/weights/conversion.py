@@ -52,7 +52,8 @@ GROUPS = {
         "ffn_up",
         "ffn_down",
     ),
-    # The matrices of Gemma 4's per-layer inputs (`layer.PerLayer`), and their embedding table.
+    # The matrices of Gemma 4's per-layer inputs (`layer.PerLayer`), and their embedding table, which only `quantize`
+    # converts.
     "per_layer": ("inp_gate", "proj", "per_layer_model_proj", "per_layer_token_embd"),
 }
 
@@ -85,7 +86,7 @@ AUTO_MIN_DIM = 32
 
 @dataclass(frozen=True)
 class Conversion:
-    """The types that linear layers are converted to; embedding tables and norms are never converted.
+    """The types that linear layers are converted to on load; embedding tables and norms are then never converted.
 
     Attributes:
         quant: "keep", or the type for all linear layers and the head.

@@ -103,7 +103,7 @@ class Routed(ConfigBase):
         return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; a key says that scores are sigmoids, for which llama.cpp has no default."""
+        """Return this config as GGUF keys; for sigmoid scores llama.cpp needs the key `expert_gating_func`."""
         keys = super().to_gguf()
         return keys if self.scoring == "softmax" else {**keys, "expert_gating_func": SIGMOIDS}
 
