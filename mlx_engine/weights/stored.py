@@ -87,7 +87,7 @@ class TensorLayout:
 
         Raises:
             UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights, or a block spans two
-            groups of `columns`.
+                groups of `columns`.
         """
         if self.flipped:
             # A block has consecutive weights of a row, so a transposed matrix cannot keep the blocks: expand them.
