@@ -375,8 +375,10 @@ class SplitGGUFFile(GGUFFile):
     """All parts of a split GGUF file as one file: the metadata of the first part, and the tensors of all parts.
 
     The parts are named NAME-00001-of-00005.gguf and so on. The first part has the metadata of the model. Each part has
-    its own number, counted from 0, the number of parts, and the number of tensors in all parts. Source: llama.cpp,
-    tools/gguf-split, and `llama_split_path` in src/llama.cpp.
+    its own number, counted from 0, the number of parts, and the number of tensors in all parts. `data_offset` is the
+    sum of the parts' data offsets. `TensorInfo.offset` counts from the start of the part that has the tensor.
+
+    Source: llama.cpp, tools/gguf-split, and `llama_split_path` in src/llama.cpp.
     """
 
     def __init__(self, parts: Sequence[GGUFFile]) -> None:

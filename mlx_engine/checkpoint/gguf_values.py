@@ -70,7 +70,9 @@ DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in
 
 
 def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
-    """Decode up to `n` strings from the start of `piece`; return them and the bytes read, or None if not applicable.
+    """Decode up to `n` strings from the start of `piece`; return them and the bytes read.
+
+    Return None if the guess below is wrong or uncertain, or if `piece` has no complete string.
 
     A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A string is stored as a
     length of 8 bytes and a text. A length below 256 is one byte and seven zeros. Texts rarely contain such a sequence,

@@ -2,7 +2,8 @@
 
 The stored type of a metadata value follows from its Python type. A bool becomes BOOL, a str STRING, and a float
 FLOAT32. An int gets the first of UINT32, INT32, INT64 and UINT64 that can hold it. NumPy numbers and arrays keep the
-type of their dtype. All elements of a list must have one type. An empty list becomes an array of strings, and an empty
+type of their dtype. A list of ints gets the first of these types that can hold all of them; a list of ints and floats
+gets FLOAT32. Other elements of a list must all have one type. An empty list becomes an array of strings, and an empty
 tuple an array of arrays, because the reader returns them in this way. `Value` sets another type;
 `GGUFFile.typed_metadata()` returns all values with the types that they had in the file.
 """
@@ -71,7 +72,7 @@ def write_gguf(
     32 bytes.
 
     Raises:
-        OptionError: GGUF cannot store a key, value, name or shape.
+        OptionError: GGUF cannot store a key, value, name or shape, or the version or alignment is invalid.
         SourceError: the file cannot be written.
     """
     if version not in VERSIONS:

@@ -29,10 +29,11 @@ def download(repo: str, file: str | None) -> Path:
     """Download a GGUF file of `repo`, or its safetensors folder, if it is not in the hub's cache. Return the path.
 
     `file` is the name of a file, or a type such as Q4_K_M, which chooses the only GGUF file with this type in its name.
-    Without `file`, choose the only GGUF file of the repository, or its only Q8_0 file.
+    Without `file`, choose the only GGUF file of the repository, or its only Q8_0 file; if it has no GGUF files, choose
+    the safetensors folder. Without a network, return the model in the cache.
 
     Raises:
-        SourceError: no network, no such repository or file, or several candidate files.
+        SourceError: no network and no cached model, no such repository or file, or several candidate files.
     """
     name = HubName(repo, file)
     _check_file_name(repo, file)

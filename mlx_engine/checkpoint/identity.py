@@ -17,7 +17,7 @@ PIECES, PIECE_BYTES = 256, 16 << 10
 
 
 def identity(path: Path) -> str:
-    """Return a SHA-256, in hex, of the names, sizes and some bytes of a checkpoint's files.
+    """Return a SHA-256, in hex, of the sizes and some bytes of a checkpoint's files, and of the names in a folder.
 
     Files of at most 4 MiB are read completely. Of larger files, 256 pieces are read. These pieces differ between models
     of different training runs, quantisations or sizes. If only a few weights were edited, they may be equal.

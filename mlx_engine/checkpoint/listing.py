@@ -20,7 +20,8 @@ from mlx_engine.quant.weight import Weight
 class TensorRow:
     """One tensor of a listing.
 
-    `type` is spelled as in the file; `nbytes` is None for a safetensors type that cannot be read.
+    `type` is spelled as in the file; for a matrix that MLX has quantised it is the name of its `GroupType`. `nbytes` is
+    None for a tensor of a folder whose type cannot be read.
     """
 
     name: str

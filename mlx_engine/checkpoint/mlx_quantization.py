@@ -3,7 +3,7 @@
 A quantised matrix NAME (..., N, K) is stored as NAME.weight, uint32 (..., N, K * bits / 32), NAME.scales (..., N, K /
 group size), and in the mode "affine" NAME.biases of the scales' shape. The setting `quantization` (or
 `quantization_config`) has "bits", "group_size" and "mode" for all matrices. Under the key NAME it may have other values
-for a single matrix.
+for a single matrix, or false if this matrix is not quantised.
 
 Source: `load_model` and `quantize_model` of mlx-lm 0.32, mlx_lm/utils.py.
 """
@@ -118,7 +118,7 @@ def group_entries(files: Mapping[str, SafetensorsFile], quantization: Quantizati
         quantization: the folder's settings.
 
     Raises:
-        FormatError: the three tensors of a matrix do not fit together, or do not fit the settings.
+        FormatError: the tensors of a matrix do not fit together, or do not fit the settings.
     """
     stems = [name.removesuffix(SCALES) for name in files if name.endswith(SCALES)]
     return {stem + WEIGHT: _entry(files, stem, quantization.of(stem)) for stem in stems if stem + WEIGHT in files}

@@ -27,7 +27,7 @@ class Checkpoint:
         naming: the convention of the names of tensors and settings: "gguf", or "hf" (Hugging Face transformers).
         architecture: GGUF's general.architecture, or config.json's model_type.
         settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json, without the
-            settings of MLX's quantisation.
+            settings of a quantisation that is read.
         metadata: all GGUF metadata; empty for a folder.
         shapes: every tensor's row-major shape. A quantised matrix has the shape of its weights, not of its quants.
         weight: a function that returns a stored tensor by name; its bytes are read from disk when they are first used.

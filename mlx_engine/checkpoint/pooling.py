@@ -41,7 +41,7 @@ class Pooling:
     Attributes:
         kind: which hidden states are used: the last token's ("last"), the mean of all, or the first token's ("cls").
         is_normalized: whether the vector is scaled to length 1.
-        is_declared: whether the files have these settings; if not, they are the defaults.
+        is_declared: whether the files name a kind of pooling; if not, `kind` and `is_normalized` are the defaults.
         missing: a step in the files that is not implemented; None if all steps are implemented.
         ranking: how the model ranks documents; None if it is not a reranker.
     """

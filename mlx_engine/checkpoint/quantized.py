@@ -2,7 +2,7 @@
 
 The config.json of such a folder has a `quantization_config` with a `quant_method`. A quantised layer consists of
 several tensors: quants, scales, zero points. A reader per method finds the layers, and returns each as one weight with
-exactly the values that the method defines. Activations stay float32, even if the config asks to quantise them.
+exactly the values that the method defines. The config may ask to quantise activations, too; this is ignored.
 """
 
 from __future__ import annotations
@@ -129,9 +129,10 @@ _PIECE = 1 << 20
 class Groups:
     """A matrix (N, K) of `bits`-bit integers q in G groups of columns, with a scale and a zero point per row and group.
 
-    A weight is `scale * (q - zero)`: one product in float32 of a widened scale and a small integer. If 32 consecutive
-    columns always share a scale, and this scale is a float16, then Q4_0 or Q8_0 can represent the same values, and
-    backends multiply the matrix as stored. Other matrices are expanded to float32.
+    A weight is `scale * (q - zero)`: one product in float32 of a widened scale and a small integer. If each block of 32
+    columns has one scale, all scales are float16 values, and every possible `q - zero` is from -128 to 127, then Q4_0
+    or Q8_0 can represent the same values, and backends multiply the matrix as stored. Other matrices are expanded to
+    float32.
 
     Attributes:
         name: the weight's name.
@@ -278,7 +279,9 @@ _GPTQ_V1 = ("gptq", None)
 
 
 def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
-    """Find the layers of GPTQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where g is `g_idx[k]`.
+    """Find the layers of GPTQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`.
+
+    The group g of column k is `g_idx[k]`, or `k // group_size` if there is no `g_idx`.
 
     `qweight` (K * bits / 32, N) int32 packs the quants of 32 / bits columns into a word, the first in the lowest bits.
     `scales` is (G, N). `qzeros` (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq" stores
@@ -370,7 +373,7 @@ def fp8_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
     There is a scale per block of rows and columns, per row, or one for the matrix. Published models have
     `weight_scale_inv` for blocks of 128 x 128; in spite of this name, the stored number is the factor, not its inverse.
-    Scales of activations are ignored, because activations stay float32.
+    Scales of activations are ignored.
 
     Source: `weight_dequant`, github.com/deepseek-ai/DeepSeek-V3, inference/kernel.py; OCP 8-bit Floating Point
     Specification (OFP8), revision 1.0, E4M3.
@@ -436,9 +439,10 @@ _COMPRESSED_OPTIONAL = ("weight_zero_point", "weight_g_idx", "input_scale", "inp
 
 
 def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
-    """Find the layers of compressed-tensors: integers or FP8 with scales per row, per group of columns or per matrix.
+    """Find the layers of compressed-tensors: integers with scales per row, group of columns or matrix, and FP8.
 
-    `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where g is the group of column k (`weight_g_idx`).
+    `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where the group g of column k is `weight_g_idx[k]`, or
+    `k // (K / G)` without this tensor.
     - "int-quantized" and "naive-quantized" store 8-bit integers as `weight`, I8.
     - "float-quantized" stores `weight` as F8_E4M3 (see `fp8_layers`).
     - "pack-quantized" stores 4- or 8-bit integers plus 2**(bits - 1) as `weight_packed` (N, K * bits / 32) I32, the

@@ -95,7 +95,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
 
     Raises:
         SourceError: the file cannot be opened.
-        FormatError: the file is not valid safetensors; the message says where, expected and found.
+        FormatError: the file is not valid safetensors; the message says where, what was expected and what was found.
     """
     try:
         refuse_other_paths(path, "a safetensors file")

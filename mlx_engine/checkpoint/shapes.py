@@ -1,8 +1,8 @@
 """Write checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each checkpoint is written once, to the user's cache folder, and kept there: GPT-2 and Gemma 3 as Hugging Face folders,
-the others as Q8_0 GGUF files. The models generate noise, but their timings are valid, because speed does not depend on
-the values of weights.
+Each checkpoint is written once, to the user's cache folder, and kept there unless `not_kept` is used: GPT-2 and Gemma 3
+as Hugging Face folders, the others as Q8_0 GGUF files. The models generate noise, but their timings are valid, because
+speed does not depend on the values of weights.
 """
 
 from __future__ import annotations
@@ -716,7 +716,7 @@ _temporary: Path | None = None
 
 
 def shape_path(name: str, progress: Progress | None = None) -> Path:
-    """Return the path of the checkpoint of this shape. If it does not exist, write it first and print its path.
+    """Return the path of the checkpoint of this shape. If it does not exist, write it first; print its path if kept.
 
     For a folder, `progress` is called with (pieces written, total pieces).
 

@@ -24,8 +24,8 @@ KINDS = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
 def resolve(source: str | Path, progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the path of a model, given its name; the docstring of this module lists the forms of names.
 
-    A `Path` is never read as another form of name. `progress` is called with (done, total) pieces while a shape is
-    written for the first time.
+    A `Path` is never read as another form of name. `progress` is called with (done, total) pieces while a shape whose
+    checkpoint is a folder is written for the first time.
 
     Raises:
         SourceError: nothing of this name exists, or it cannot be downloaded.
@@ -136,7 +136,7 @@ def _from_address(text: str) -> HubName:
     path = unquote(parts.path).strip("/")
     match, (first, *rest) = HUB_ID.fullmatch(path), path.split("/")
     if match is not None and first not in NO_MODELS:
-        # The page of a repository shows the details of one file.
+        # If the page of a repository shows the details of a file, the query of its address names this file.
         shown = parse_qs(parts.query).get("show_file_info", [None])
         return HubName(match["repo"], match["file"] or shown[0])
     is_page = len(rest) >= 3 and first not in NO_MODELS and rest[1] in (*FILE_PAGES, "tree")

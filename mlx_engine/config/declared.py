@@ -54,7 +54,7 @@ class Key:
         kind: the method of `Settings` that reads the key, such as `Settings.whole`.
         gguf: the GGUF key without the architecture's prefix; None if GGUF has no key. The value is then None, or False
             for a flag.
-        hf: the key in config.json; None if config.json has no key.
+        hf: the same for config.json.
         repeated: GGUF keys that must have the same value if they are present.
         condition: checks the value.
     """
@@ -154,7 +154,7 @@ class ConfigBase:
     """The base class of configs. The declaration of each field reads and writes the field."""
 
     expected: ClassVar[Expected] = Expected()
-    # Class variables for `models/standard.py`:
+    # Class variables for `models/standard.py` and `layer.Attention.read`:
     # layer_norms: all norms are layer norms, even without biases.
     # is_parallel: attention and FFN read the same hidden states (a parallel block).
     # norms_after_rope: heads of queries and keys are normed after the rotary embedding, not before.
@@ -171,7 +171,7 @@ class ConfigBase:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The attention window of each layer, in tokens; None for all tokens.
+        """The attention window of each layer, in tokens; None for all tokens, negative for chunks (`first_visible`).
 
         A config with a window has the field `window`, and `is_local` if some layers have no window.
         """
@@ -215,7 +215,7 @@ class ConfigBase:
         return keys
 
     def to_hf(self) -> dict[str, object]:
-        """Return this config as keys of config.json, with the settings of `expected` and their implemented values."""
+        """Return this config as keys of config.json, with the first implemented value of each setting in `expected`."""
         keys: dict[str, object] = {}
         for key, allowed in self.expected.hf.items():
             value = allowed[0] if isinstance(allowed, tuple) else allowed
@@ -281,7 +281,7 @@ def n_layers() -> Any:
 
 
 def whole_or_none(gguf: Where, hf: Where) -> Any:
-    """Declare a field that is a whole number >= 1, or None if the value is null or the naming has no key."""
+    """Declare a field that is a whole number >= 1, or None if the value is null or this kind of file has no key."""
     return declared(Key(Settings.whole_or_none, gguf, hf))
 
 

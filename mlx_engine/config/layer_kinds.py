@@ -42,7 +42,7 @@ class LayerKinds:
         return (*found[:-1], False) if naming == "hf" and self.ends_with_second else found
 
     def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the list of flags, or the interval n if it must be written; no key if GGUF has none."""
+        """Return the list of flags, or n if it must be written; no key if GGUF has none, or no layer has a window."""
         if "gguf" in self.flags:
             return {} if self.if_window and not any(value) else {self.flags["gguf"]: list(value)}
         n = _interval(value)

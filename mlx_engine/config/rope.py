@@ -42,7 +42,7 @@ class Rotation:
             training context.
         high: "llama3" and "yarn" do not change a frequency if its pair makes more than `high` rotations over the
             training context.
-        context: length of the training context in tokens; unused by "default" and "linear".
+        context: length of the training context in tokens; unused by "default", "linear" and "proportional".
         attention_factor: factor of cosines and sines, for "yarn" and "longrope".
         truncate: for "yarn": whether the indices of the pairs that correspond to `low` and `high` are rounded.
         short: for "longrope": divisor of each frequency up to the training context.
@@ -177,7 +177,10 @@ BY_LENGTH = ("dynamic", "longrope")
 
 
 def yarn_attention(factor: float, times: float = 1.0) -> float:
-    """Return YaRN's factor of cosines and sines, which compensates for the flatter softmax over a longer context."""
+    """Return YaRN's factor of cosines and sines, which compensates for the flatter softmax over a longer context.
+
+    `times` is the setting `mscale` or `mscale_all_dim` of DeepSeek.
+    """
     return 0.1 * times * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -280,7 +283,7 @@ class RotationSetting:
     def to_gguf(self, value: Rotation) -> Mapping[str, object]:
         """Return the keys of a rotation.
 
-        GGUF has no keys for "llama3" and "dynamic". The divisors of "longrope" are tensors.
+        GGUF has no keys for "llama3", "dynamic" and "proportional". The divisors of "longrope" are tensors.
         """
         keys: dict[str, object] = {self.gguf: value.theta} if self.always or value.theta != self.theta else {}
         if self.partial and value.n_rotated is not None:
@@ -366,7 +369,7 @@ class RotationSetting:
             return r
         if rule == "linear":
             return replace(r, rule=rule, factor=s.number("factor"))
-        # The default is the value outside of this mapping (Phi-3), or the model's context length.
+        # The default is the value outside of this mapping (Phi-3), or the model's context length, except for longrope.
         usual = original or (REQUIRED if rule == "longrope" else getattr(known, "context_length", 1))
         context = s.whole(ORIGINAL, usual)
         if original not in (None, context):
@@ -472,7 +475,7 @@ def rotation(
         grows: whether files may have Llama 4's attention scaling.
         part: with `partial`, the default of the fraction of each head that is rotated, in config.json.
         truncates: `Rotation.truncate` for GGUF files, which have no key for it.
-        alpha: whether the rule "dynamic" may have Hunyuan's `alpha`, which other models ignore.
+        alpha: whether the rule "dynamic" may have Hunyuan's `alpha`, which is an error in other models.
     """
     return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates, part, alpha))
 

@@ -182,7 +182,7 @@ class Settings:
         return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
 
     def choice(self, key: str, default: Any, *others: str) -> str:
-        """Return one of several words."""
+        """Return a word: `default`, also if the key is absent, or one of `others`."""
         value = self._get(key, default)
         words = others if default is REQUIRED else tuple(dict.fromkeys((default, *others)))
         if not isinstance(value, str) or value not in words:
@@ -217,7 +217,7 @@ class Settings:
         return "".join(value)
 
     def flags(self, key: str, n: int) -> tuple[bool, ...] | None:
-        """Return n flags from a list or array of booleans or of 1 and 0; None if the key is absent or has no flags."""
+        """Return n flags from a list or array of booleans or of 1 and 0; None for an absent key or an empty list."""
         value = self._get(key, None)
         if value is None or (isinstance(value, list) and not value):
             return None
@@ -246,7 +246,7 @@ class Settings:
         return value
 
     def expect(self, key: str, *allowed: object) -> None:
-        """Check that the setting is absent or has one of the allowed values; None allows null."""
+        """Check that the setting is absent, null or one of the allowed values; None alone allows no other value."""
         value = self._get(key, allowed[0])
         if not isinstance(value, _COMPARABLE) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)

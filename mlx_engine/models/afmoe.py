@@ -75,10 +75,10 @@ NAMES = Names(router="router.gate", bias="expert_bias", shared="shared_experts")
 
 
 class Model(standard.Model):
-    """The usual decoder with scaled embeddings."""
+    """The usual decoder; embeddings may be scaled."""
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return the embeddings (T, D), times the square root of D."""
+        """Return the embeddings (T, D), times the square root of D if the config's `is_scaled` is set."""
         x = super().embed(ids, positions)
         return self.backend.scale(x, self.config.hidden_size**0.5) if self.config.is_scaled else x
 

@@ -39,7 +39,7 @@ def decoder_layers(
     if first is not None and last is not None:
         n = first.hidden_size
         x, inputs = be.columns(inputs, 0, n), be.columns(inputs, n, n + last.columns[1])
-    if want == "none":  # the layers after the last one that writes keys and values have no effect
+    if want == "none":  # layers after the last one that writes keys and values, or a state, have no effect
         layers = layers[: 1 + max((i for i, w in enumerate(layers) if writes(w)), default=-1)]
     for i, w in enumerate(layers):
         here = want if i == len(layers) - 1 else "every"
@@ -66,7 +66,7 @@ class Decoder(Model):
         """Build a model.
 
         Args:
-            config: the sizes of the model, at least hidden_size and vocab_size.
+            config: the sizes of the model, at least hidden_size and vocab_size; norm_eps if there is no `output_norm`.
             parameters: the checkpoint's weights. If they have no matrix `output`, the embedding table is also the head.
             backend: runs the operations.
             layers: the parameters of all layers. The model keeps only the layers of this process's pipeline stage.

@@ -100,13 +100,13 @@ class OfHead:
     """The setting of a size of a head: the elements of its key without rotary embedding, or the elements of its value.
 
     GGUF files have the sizes of a head under `attention.key_length_mla` and `attention.value_length_mla`, and the
-    sizes of the cached latent under the same keys without `_mla`. Older files have no keys with `_mla`, and the sizes
-    of a head under the others.
+    sizes of the cached latent under the same keys without `_mla`. Older files have only the keys without `_mla`, which
+    are then the sizes of a head.
 
     Attributes:
         part: "key" or "value".
         hf: the key in config.json.
-        usual: the default, a function of the fields that were read before.
+        usual: the default, or a function of the fields that were read before; REQUIRED if there is no default.
     """
 
     part: str
@@ -164,7 +164,7 @@ class DenseLayers:
 
 
 def one_or_all(s: Settings, key: str, config: Any) -> None:
-    """Check the number of KV heads: 1 in GGUF files, because heads share the latent, or as many as query heads."""
+    """Check that there are as many KV heads as query heads, or 1 in GGUF files, because heads share the latent."""
     s.expect(key, 1 if key.startswith("attention.") else config.n_heads, config.n_heads)
 
 

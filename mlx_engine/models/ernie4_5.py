@@ -40,7 +40,7 @@ plan = standard.plan(Config, {**llama.TENSORS, **llama.INTERLEAVED}, tied=True)
 
 
 def shared_size(s: Settings, key: str, config: Any) -> None:
-    """Check that the FFN size of all shared experts together is their number times the FFN size of one expert."""
+    """Check that the FFN size of all shared experts together is 0, or their number times the FFN size of one expert."""
     s.expect(key, 0, config.n_shared * config.expert_size)
 
 
@@ -69,7 +69,8 @@ class MoeConfig(Routed, Config):
             "expert_shared_feed_forward_length": shared_size,
         },
         hf={"hidden_act": "silu", "use_bias": False, "moe_layer_interval": 1, "moe_layer_end_index": to_the_end},
-        # `moe_norm_min` bounds the sum by which weights are divided, but no sum is so small; settings of training.
+        # `moe_norm_min` is a lower bound of the sum by which weights are divided, but no sum is so small. The other
+        # keys are settings of training.
         harmless=(
             "moe_norm_min", "moe_capacity", "moe_gate", "moe_use_aux_free", "output_router_logits",
             "router_aux_loss_coef",

@@ -2,7 +2,8 @@
 
 Paper: "Falcon-H1", arXiv 2507.22448. Reference: Hugging Face transformers, models/falcon_h1. Both mixers read the same
 normed hidden states, and both outputs are added to the hidden states. config.json has multipliers of activations (from
-the parametrization muP). GGUF files and folders of mlx-lm have none: their weights already contain the multipliers.
+the parametrization muP). GGUF files have no multipliers, because their weights contain them. In folders of mlx-lm the
+weights contain most multipliers (`as_mlx_has_them`).
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ TENSORS["blk.*.ffn_norm.weight"] = replace(TENSORS["blk.*.ffn_norm.weight"], ggu
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table. Tensors of GGUF files are multiplied by the multipliers (`Row.times`)."""
+    """Return the tensor table. The tensors in GGUF files are the folder's times the multipliers (`Row.times`)."""
     (into,), (keys,), (logits,) = cfg.attention_in, cfg.keys, cfg.of_logits
     times = {
         "token_embd": cfg.of_embeddings[0], "output": logits, "blk.*.attn_q": into, "blk.*.attn_k": into * keys,
@@ -144,9 +145,9 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 class Model(Decoder):
     """A Falcon-H1 model.
 
-    The multipliers cost nothing at run time where they can be moved: those of a mixer's input, B and C into the weights
-    of its convolution, that of the logits into the last norm, and those of queries and keys into the scale of the
-    scores, because rotary embedding is linear.
+    Some multipliers cost nothing at run time, because they are moved: the multipliers of a mixer's input, B and C into
+    the weights of its convolution, the multiplier of the logits into the last norm, and the multipliers of queries and
+    keys into the scale of the scores. The last move is possible because rotary embedding is linear.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
@@ -181,7 +182,10 @@ def _mixer(cfg: Config, t: LayerTensors) -> Mamba2:
 
 
 def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
-    """Return the config for a folder of mlx-lm: its weights contain the multipliers, except key and value weights.
+    """Return the config for a folder of mlx-lm, whose weights contain most of the multipliers.
+
+    The key weights lack `keys`, and the value weights lack `attention_in`. The returned config applies the latter to
+    the output of attention, where it has the same effect.
 
     Source: mlx-lm 0.32, `Model.sanitize` of models/falcon_h1.py, and how it computes the logits of a tied head.
     """
@@ -205,5 +209,6 @@ def plan(checkpoint: Checkpoint) -> Plan:
     if mamba2.is_mlx(checkpoint):
         config = as_mlx_has_them(made.config, is_tied=is_tied)
         made = replace(made, config=config, tensors=tensors(config, table(config, checkpoint), HEADS[is_tied]))
-    # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers.
+    # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers. The
+    # conversion to GGUF is then refused.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)

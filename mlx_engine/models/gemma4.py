@@ -3,11 +3,12 @@
 Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 
 - global layers have another head dim, and perhaps another number of KV heads, than local layers; RoPE rotates a part of
-  each of their heads; with `attention_k_eq_v`, one projection gives the keys and the values of global layers;
+  each head of a global layer; with `attention_k_eq_v`, one projection gives the keys and the values of global layers;
 - values are normed per head, without a weight; attention scores have the scale 1; logits have a soft cap;
 - the last `num_kv_shared_layers` layers have no keys and values of their own: they attend to the keys and values of the
-  last earlier layer of their kind (local or global);
-- each layer adds a per-layer input (`layer.PerLayer`), computed from a second embedding table and the embeddings;
+  last layer of their kind (local or global) that has its own;
+- unless `hidden_size_per_layer_input` is 0, each layer adds a per-layer input (`layer.PerLayer`), computed from a
+  second embedding table and the embeddings;
 - each layer's output is multiplied by a number;
 - in 26B-A4B each layer has a mixture of experts in parallel with a dense FFN. Both read the same hidden states, each
   after its own norm; their outputs are normed and added. The router's input has a third norm, and the output of each
@@ -79,9 +80,10 @@ NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 NOT_ROTATED = 1e30
 
 # ---- GGUF files have arrays with a value per layer, where config.json has one size for each kind of layer ----
-# Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces each array by the two sizes, under keys that only this
-# module uses; `arrays` does the opposite. Like llama.cpp, `flat` derives from the tensors whether keys and values are
-# one projection.
+# Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the array of KV heads by one number for local and one for
+# global layers, and the array of FFN sizes by the first size and a flag; the second value of each has a key that only
+# this module uses. `arrays` does the opposite. Like llama.cpp, `flat` derives from the tensors whether keys and values
+# are one projection.
 
 FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
 IS_LOCAL = "attention.sliding_window_pattern"
@@ -90,10 +92,12 @@ GLOBAL_KV_HEADS, IS_WIDE, K_IS_V = "global kv heads", "wide ffn", "k is v"
 
 
 def flat(checkpoint: Checkpoint) -> Settings:
-    """Return the settings of a GGUF file with whole numbers in place of arrays.
+    """Return the settings of a GGUF file with single values in place of the arrays of KV heads and FFN sizes.
 
     Raises:
-        UnsupportedConfigError: layers of one kind (local or global) have different sizes.
+        UnsupportedConfigError: layers of one kind (local or global) have different numbers of KV heads; FFN sizes are
+            neither equal, nor doubled in exactly the layers that share keys and values; or the number or the kinds of
+            layers are invalid.
     """
     found = dict(checkpoint.settings)
     s = Settings(found, where=checkpoint.where)
@@ -122,7 +126,7 @@ def flat(checkpoint: Checkpoint) -> Settings:
 
 
 def _each(s: Settings, found: Mapping[str, object], key: str, n: int, where: str) -> list[int]:
-    """Return n whole numbers: those of an array, or n times one number."""
+    """Return n whole numbers: the elements of an array, or a single number repeated n times."""
     value: Any = found.get(key)
     values = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(values, list):
@@ -332,8 +336,8 @@ class Config(ConfigBase):
 
 
 # ---- tensors: their names, and which of them a layer has ----
-# Norm weights are stored as they are; Gemma 3 stores them minus 1. The router's norm has its own weight, and each
-# expert has a factor. Files store both next to the experts' matrices (`weights/experts.py`).
+# Norm weights are stored as they are; Gemma 3 stores them minus 1. The weight of the router's norm, and a factor for
+# each expert, are in EXPERT_TENSORS. `weights/experts.py` adds the matrices of the router and of the experts.
 
 LAYER = "model.layers.*."
 TENSORS = {
@@ -368,7 +372,8 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
     """Return the plan of a table's tensors.
 
-    Layers that share keys and values do not read their own projections of keys and values, if the file has them.
+    A file may have tensors that its layers do not use, and which are not read: the projections of keys and values in
+    layers that share keys and values, and those of values in layers whose keys are also the values.
     """
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}
@@ -405,8 +410,8 @@ class Model(ScaledEmbeddings):
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D + L*I): the scaled embeddings, then the inputs (T, I) of all L layers if there are any.
 
-        A per-layer input is the sum of a projection of the embeddings and of the second table's row, divided by the
-        square root of 2.
+        A per-layer input is (a + b) / sqrt(2): a is a normed projection of the scaled embeddings, b is the row of the
+        second table times the square root of I.
         """
         x, be, of = super().embed(ids, positions), self.backend, self.config
         if not of.per_layer_size:
@@ -476,7 +481,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     unused += [name for name in checkpoint.shapes if any(part in name for part in NOT_TEXT) and text is not settings]
     made = with_mixture(checkpoint, planned(config, table(config, stem), unused), stem)
-    # GGUF has no key for the rotated part of a head. The other pairs have a huge divisor of their frequency instead.
+    # GGUF has no key for the rotated part of a head. Instead, pairs that are not rotated have a huge divisor of their
+    # frequency.
     rope = config.rope.for_heads(config.global_head_dim)
     plain = Rope.plain(config.global_head_dim, config.rope.theta)
     divisors = [f / slow if slow else NOT_ROTATED for f, slow in zip(plain.frequencies, rope.frequencies, strict=True)]

@@ -35,7 +35,7 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Sigmoids(Routed):
-    """Settings of mixtures whose router chooses experts by sigmoids plus a bias, in groups; the keys of DeepSeek-V3."""
+    """DeepSeek-V3's settings of mixtures whose router chooses experts by sigmoids plus a bias, in groups."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     n_experts: int = declared(Count("n_routed_experts"))

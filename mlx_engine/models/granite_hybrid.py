@@ -2,8 +2,8 @@
 
 Reference: Hugging Face transformers, models/granitemoehybrid. Differences from Granite 3: Mamba2 mixers; in models with
 Mamba2 mixers, attention usually has no rotary embedding; gate and up are one matrix. In models with experts, the dense
-FFN is the shared expert. GGUF files of models with attention in all layers and without experts have the architecture of
-Granite 3.
+FFN is the shared expert. Models without experts whose layers all have attention with rotary embedding become GGUF files
+with the architecture of Granite 3.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class LayerTensors(NamedTuple):
     """The tensors of layer i: `linear("attn_q")` reads `blk.{i}.attn_q`.
 
     Attributes:
-        eps: the epsilon of all norms.
+        eps: the epsilon of the norms that the methods return.
         layer_norms: whether norms without a bias are layer norms too; by default they are RMS norms.
     """
 
@@ -129,7 +129,8 @@ class Attention:
         scores: the scale of the scores, their soft cap and sinks.
         head_dim: E.
         n_kv_heads: G.
-        window: number of latest tokens that a token attends to, itself included; None for all tokens.
+        window: number of latest tokens that a token attends to, itself included; None for all tokens. A negative number
+            -C means chunks of C tokens: a token attends to the earlier tokens of its chunk, and to itself.
         norms_after_rope: whether heads are normed after the rotary embedding, not before.
     """
 
@@ -172,8 +173,8 @@ class SharedAttention:
     Attributes:
         norm: the norm of query heads.
         layer: the index of the layer whose keys and values are read. It must be the last layer with this window that
-            computes its own keys and values: if no later pass needs them, earlier layers with this window share memory
-            with it (`Stores.are_kept`), and their keys and values are overwritten.
+            computes its own keys and values. If no later pass reads keys and values (`Stores.are_kept` is False), this
+            layer overwrites those of earlier layers with this window, because these layers share memory.
     """
 
     q: Linear
@@ -233,7 +234,7 @@ class ShortConv:
     Attributes:
         projections: to the gate of the input, the gate of the output, and the input; each is (C, D), for C channels.
         conv: the convolution over W tokens.
-        state: the shape (W - 1, C) of the state, which has the last inputs of the convolution.
+        state: a tuple of one shape, (W - 1, C): the state has the last inputs of the convolution.
     """
 
     projections: tuple[Linear, Linear, Linear]
@@ -311,7 +312,10 @@ def row_normed(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns |
 def heads(
     be: Backend, w: Attention, i: int, q: Array, k: Array, v: Array, positions: Sequence[int]
 ) -> tuple[Array, Array, Array]:
-    """Return queries (T, H, E), keys (T, G, E) and values (T, G, E); query and key heads are normed and rotated."""
+    """Return queries (T, H, E), keys (T, G, E) and values (T, G, E).
+
+    Query and key heads are normed if `w.norms` has norms of heads, and rotated if there is a `w.rope`.
+    """
     norms = None if isinstance(w.norms, RowNorms) else w.norms
     if norms is None and w.rope is None:
         return be.heads(q, w.head_dim), be.heads(k, w.head_dim), be.heads(v, w.head_dim)
@@ -332,7 +336,10 @@ def heads(
 def shared_attention(
     be: Backend, w: SharedAttention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
 ) -> Array | None:
-    """Return the attention output (R, H*E) of the wanted tokens, computed from the keys and values of another layer."""
+    """Return the attention output (R, H*E) of the wanted tokens, from the keys and values of another layer.
+
+    Return None if no token is wanted.
+    """
     (q,) = be.norm_project(x, norm, [w.q])
     q = be.note(f"blk.{i}.q_rope", be.norm_rope(q, w.head_dim, w.norm, w.rope, batch.positions))
     return attend(be, w.scores, q, [], views[w.layer], batch, want)
@@ -612,7 +619,8 @@ def decoder_layer(
         x: hidden states (T, D) before the layer.
         batch: the new tokens, and the slots of their keys and values.
         want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
-            are computed for all tokens, attention and the FFN for wanted tokens only.
+            are computed for all tokens, attention and the FFN for wanted tokens only. A mixer with a state computes its
+            output for all tokens.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
         inputs: (T, L*I), the layers' own inputs; read only if layers have `input`.
         masks: (T, M), which columns of the stacked LoRA adapters each row uses (`weights/adapters.py`); None without

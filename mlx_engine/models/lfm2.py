@@ -48,7 +48,10 @@ ATTENTION, CONVOLUTION = "full_attention", "conv"
 
 
 class KVHeads:
-    """The setting of each layer's number of KV heads, 0 for a convolution; config.json has `layer_types` for it."""
+    """The setting of each layer's number of KV heads, 0 for a convolution.
+
+    config.json has one number, and lists the layers with attention in `layer_types` or `full_attn_idxs`.
+    """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[int, ...]:
         """Return the number for each layer."""
@@ -78,8 +81,8 @@ class KVHeads:
 class FeedForward:
     """The setting of the FFN size.
 
-    If `block_auto_adjust_ff_dim` is true in config.json, the size is computed as in the first Llama: 2/3 of
-    `block_ff_dim`, times a factor, rounded up to a multiple of `block_multiple_of`.
+    Unless `block_auto_adjust_ff_dim` is false in config.json, the size is computed as in the first Llama: 2/3 of
+    `block_ff_dim` (or of `intermediate_size`), times a factor, rounded up to a multiple of `block_multiple_of`.
     """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
@@ -124,7 +127,7 @@ class Config(ConfigBase):
         harmless=(
             "block_dim",
             "block_mlp_init_scale",
-            "block_norm_eps",  # an older name of norm_eps, next to it
+            "block_norm_eps",  # repeats norm_eps under its older name
             "block_out_init_scale",
             "block_use_xavier_init",
             "conv_dim",

@@ -47,7 +47,8 @@ class Config(ConfigBase):
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
     )  # fmt: skip
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
-    # 2,048 is transformers' default. Files of the first Llama have only `max_sequence_length`, which it does not read.
+    # 2,048 is transformers' default. Files of the first Llama have only `max_sequence_length`, which transformers does
+    # not read.
     context_length: int = whole("context_length", ("max_position_embeddings", 2048))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(rules=EVERY_RULE)
@@ -94,8 +95,8 @@ TENSORS = {
 }
 # Settings that other models may have in config.json, but only with the value False: they have no biases.
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
-# Only GGUF files of the architecture "llama" permute the rows of each query and key head, so that rotary pairs are
-# (2j, 2j + 1). These table rows undo the permutation: in this engine pairs are (j, j + E/2).
+# GGUF files of "llama" and of some other architectures permute the rows of each query and key head, so that rotary
+# pairs are (2j, 2j + 1); folders do not. These table rows undo the permutation: in this engine pairs are (j, j + E/2).
 PERMUTED = {
     name: replace(TENSORS[name], heads=heads)
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))

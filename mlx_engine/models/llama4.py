@@ -3,7 +3,7 @@
 Reference: Hugging Face transformers, models/llama4. Differences from Llama:
 - every layer, or every second layer, has a mixture of experts. A token uses one expert, whose input is multiplied by
   the sigmoid of its router logit. The output of a shared expert is added without a gate;
-- every fourth layer has no rotary embedding, and scales its queries by a factor that grows with the position;
+- every fourth layer has no rotary embedding, and may scale its queries by a factor that grows with the position;
 - in the other layers, tokens attend only to earlier tokens of the same chunk, and query and key heads may be normed
   without weights.
 """

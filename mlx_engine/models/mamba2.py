@@ -73,7 +73,7 @@ class HeadDim:
         return int(inner // known.n_value_heads)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Sizes.to_gguf` adds it."""
+        """Return no key: `Sizes.to_gguf` adds the width of all heads."""
         return {}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
@@ -197,7 +197,7 @@ class Config(Sizes):
     value_dim: int = declared(HeadDim("head_dim"))
     conv_bias: bool = said(("use_conv_bias", True))
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
-    # A state space model has no limit on the context; llama.cpp's converter writes the same number.
+    # A state space model has no limit on the context; the default is the number that llama.cpp's converter writes.
     context_length: int = whole("context_length", ("max_position_embeddings", 1 << 20))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", 1e-5))
 

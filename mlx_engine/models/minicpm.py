@@ -1,7 +1,8 @@
 """MiniCPM 1B and 2B, and MiniCPM4.
 
 Paper: "MiniCPM", arXiv 2404.06395. Reference: llama.cpp, models/minicpm. The layers are Granite's, with the scale
-`head_dim**-0.5` of the scores. The multipliers are computed from other numbers in config.json.
+`head_dim**-0.5` of the scores. config.json does not have the residual multiplier and the divisor of the logits, but
+numbers from which they are computed (`Multiplier`).
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def text_plan(
 
     Args:
         checkpoint: the checkpoint, perhaps with an image encoder.
-        planned: returns the plan of the text model, given the checkpoint with the text model's tensors alone and its
-            settings; None for the settings of the checkpoint.
+        planned: returns the plan of the text model, given the checkpoint with the text model's tensors alone, and the
+            text model's settings; these are None if they are all settings of the checkpoint.
         around: the keys next to `text_config` that do not change the text model.
 
     Raises:

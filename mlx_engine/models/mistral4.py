@@ -1,8 +1,8 @@
 """Mistral Small 4, the text model.
 
 Reference: Hugging Face transformers, models/mistral4. Differences from DeepSeek-V2: the router chooses experts within
-the best groups, and their weights add up to 1; queries are scaled by a factor that grows with the position (Llama 4's
-attention scaling).
+the best groups; with `norm_topk_prob`, the weights of a token's experts add up to 1; queries are scaled by a factor
+that grows with the position (Llama 4's attention scaling).
 """
 
 from __future__ import annotations

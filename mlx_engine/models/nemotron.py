@@ -1,7 +1,7 @@
 """Nemotron-4 and Minitron, dense.
 
 Reference: Hugging Face transformers, models/nemotron. Differences from Llama: layer norms with biases, whose weights
-are stored minus 1; RoPE rotates a part of each head; the FFN has no gate, and its activation is the square of ReLU.
+folders store minus 1; RoPE rotates a part of each head; the FFN has no gate, and its activation is the square of ReLU.
 """
 
 from __future__ import annotations

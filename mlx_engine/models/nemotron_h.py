@@ -107,7 +107,7 @@ class Kinds:
         if naming == "hf":
             found = kinds_of(s)
             if {MLP, MOE} <= {*found}:
-                raise s.error(PATTERN, "FFNs without experts, or with experts in all", "both")
+                raise s.error(PATTERN, "all FFNs with experts, or all without experts", "both")
             return found
         n = known.n_layers
         of_ffn = MOE if s.whole_or_zero("expert_count") else MLP

@@ -31,7 +31,7 @@ from mlx_engine.weights.table import Row
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """The settings of a Qwen3 model. The fields below differ from Llama's in defaults or in RoPE scaling."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), "num_key_value_heads", condition=divides("n_heads")

@@ -3,8 +3,8 @@
 Reference: Hugging Face transformers, models/qwen3_5. Three of four layers are gated delta networks ("Gated Delta
 Networks", arXiv 2412.06464): a convolution over queries, keys and values, and a matrix per value head as the state. The
 other layers have Qwen3's attention with two differences: RoPE rotates only the first quarter of each head, and the
-output is multiplied by a sigmoid gate. Norm weights are stored minus 1; only the norm of a delta network's output is
-stored as it is.
+output is multiplied by a sigmoid gate. Folders of transformers store norm weights minus 1, except the norm of a delta
+network's output.
 
 Reference of the mixtures: models/qwen3_5_moe. Every FFN is a mixture of experts plus a shared expert with a sigmoid
 gate, as in Qwen2-MoE. The weights of a token's experts add up to 1.
@@ -56,7 +56,7 @@ from mlx_engine.weights.table import Head, Row, Table, layer_tensors, stem_of, t
 
 # More rows than any known model has; the bound protects against damaged settings (see `_check_rows`).
 MOST_ROWS = 1 << 20
-# The projections of a delta net, in the order of `DeltaNet`.
+# The projections of a delta net, in the order of `DeltaNet.projections`.
 PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
 # Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
@@ -150,7 +150,7 @@ class ValueDim:
         return int(inner // known.n_value_heads)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds it."""
+        """Return no key: `Config.to_gguf` adds the width of all value heads."""
         return {}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
@@ -161,8 +161,9 @@ class ValueDim:
 # ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
 # Value heads of a delta network: in the model and in GGUF files, value head h reads key head h % G, with G key heads.
 # In folders, the value heads that read the same key head are next to each other; they are reordered on load.
-# Heads of attention: in both kinds of files the rotated elements are the first ones of a head. On load they are moved
-# to the beginning of each half of the head, so that backends can rotate whole heads with the pairs (j, j + E/2).
+# Heads of attention: in both kinds of files the rotated elements are the first ones of a head. On load one half of them
+# is moved to the beginning of each half of the head, so that backends can rotate whole heads with the pairs
+# (j, j + E/2).
 
 # Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
 STEMS = ("model.", "model.language_model.", "language_model.model.")
@@ -238,8 +239,8 @@ def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table, experts: Extra
     """Return the tensors of the layer of multi-token prediction (MTP).
 
     The list is empty unless the checkpoint has exactly one such layer, with all tensors, and without its own embedding
-    table or head. In folders the layer is the module `mtp`, in GGUF files the layer after the last one. `experts`
-    returns its expert tensors; None in dense models.
+    table or head. In folders the layer is the module `mtp`, in GGUF files the layer after the last one. `experts` is a
+    function that returns the expert tensors of this layer; it is None for dense models.
     """
     i, prefix = cfg.n_layers, next((name[: -len(FC)] for name in checkpoint.shapes if name.endswith(FC)), "")
     plus = table["output_norm.weight"].plus
@@ -441,8 +442,8 @@ def plan(
 ) -> Plan:
     """Return the config and the expected tensors of a checkpoint, without the experts of its layers.
 
-    `experts` returns the expert tensors of the layer of multi-token prediction, and None in dense models. `delta`
-    returns the rows of delta networks.
+    `experts` is a function that returns the expert tensors of the layer of multi-token prediction; it is None for dense
+    models. `delta` returns the rows of delta networks.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.

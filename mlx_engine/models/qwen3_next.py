@@ -3,7 +3,8 @@
 Reference: Hugging Face transformers, models/qwen3_next. The layers are those of Qwen3.5 with a mixture of experts.
 Difference: folders store the four projections of a delta network as two matrices, which have the rows of key head 0 and
 of its value heads, then those of key head 1, and so on. The value heads of a key head are next to each other in GGUF
-files, too. Older GGUF files have the first of the two matrices (`ssm_in`), newer ones have its parts.
+files, too. Older GGUF files have both matrices (`ssm_in`, `ssm_ba`), newer ones have the parts of the first, and the
+second.
 """
 
 from __future__ import annotations

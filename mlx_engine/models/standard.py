@@ -5,10 +5,11 @@ A model file whose layers are of this kind needs no code of its own, only settin
     Model = standard.Model
     plan = standard.plan(Config, TENSORS)
 
-In addition to the sizes, the config may have `windows` and `has_rope` (a value per layer), `local_rope` (the rotary
-embedding of layers with a window), `activation`, `routing`, `logit_scale`, and the class variables of `ConfigBase`. A
-layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts if there is a router
-tensor, and gated if there is a gate tensor.
+In addition to the sizes, the config may have `window`, `is_local` and `has_rope` (the last two have a value per layer),
+`local_rope` (the rotary embedding of layers with a window), `activation`, `logit_scale`, `rope_dim` (the number of
+elements that `rope` rotates, in place of `head_dim`), and the class variables of `ConfigBase`. With experts it derives
+from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts if there
+is a router tensor, and gated if there is a gate tensor.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Model(Decoder):
 
 
 def has_rope(config: Any) -> tuple[bool, ...]:
-    """Return whether each layer has rotary embedding."""
+    """Return, for each layer, whether it has rotary embedding."""
     if config.only_local_rope and any(config.windows):
         return tuple(window is not None for window in config.windows)
     return tuple(getattr(config, "has_rope", (True,) * config.n_layers))

@@ -1,11 +1,11 @@
 """LoRA adapters: low-rank products that are added to the linear layers of a model, chosen per sequence.
 
 An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W (N, K) it has A (r, K) and B (N, r), and
-the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (alpha / r). All adapters of a
-model are stacked: the rows of all A are one matrix (M, K), the columns of all B one matrix (N, M). Each row (token) of
-a pass computes `B (mask * (A x))`, where its mask (M,) is 1 in the columns of the adapter of its sequence and 0 in the
-others. So one pass runs sequences with different adapters. The other adapters only add zeros, so the bits of a sequence
-do not depend on them.
+the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (usually alpha / r). All adapters
+of a model are stacked, with zeros as padding: the rows of all A are one matrix (M, K), the columns of all B one matrix
+(N, M). Each row (token) of a pass computes `B (mask * (A x))`, where its mask (M,) is 1 in the columns of the adapter
+of its sequence and 0 in the others. So one pass runs sequences with different adapters. The other adapters only add
+zeros, so the bits of a sequence do not depend on them.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
 """
@@ -178,7 +178,7 @@ def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, P
     """Return the adapters' folders by name. A list has entries NAME=PATH, or PATH, whose last part is then the name.
 
     Raises:
-        OptionError: a name is empty, occurs twice, or is "base".
+        OptionError: a name is empty, occurs twice, or is "base", or `given` is a single path and no list.
     """
     if isinstance(given, str | Path):
         message = f"adapters must be several folders, such as [{str(given)!r}], not {shown(given)}"
@@ -237,8 +237,8 @@ def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
         if of is None:
             known = sorted({name.rsplit(".", 1)[1] for name in modules})
             raise ModelError(
-                f"{where}: the adapter changes {module}, for which adapters are not implemented; they change "
-                f"{', '.join(known)}; merge it into the model"
+                f"{where}: the adapter changes {module}, for which adapters are not implemented, only for "
+                f"{', '.join(known)}; merge the adapter into the model"
             )
         for tensor in of:
             pairs[tensor.name.removesuffix(".weight")] = _pair(where, module, tensor, a, b, scale_of(module, len(a)))
@@ -326,7 +326,7 @@ def _is_list_of_texts(value: object) -> bool:
 
 
 def _is_target(module: str, targets: str | Sequence[str] | None) -> bool:
-    """Return whether PEFT adds matrices to a module of this name."""
+    """Return whether PEFT adds matrices to a module of this name, if `targets` is a list; otherwise True."""
     if targets is None or isinstance(targets, str):  # a text is "all-linear" or a regular expression
         return True
     return any(module == target or module.endswith(f".{target}") for target in targets)
@@ -382,8 +382,8 @@ def _mlx(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
 
 def _check(path: Path, wrong: Sequence[str]) -> None:
     if wrong:
-        message = f"{path / CONFIG}: {', '.join(wrong)} is not implemented: an adapter has pairs of LoRA matrices alone"
-        raise ModelError(f"{message}; merge it into the model")
+        message = f"{path / CONFIG}: {', '.join(wrong)} is not implemented, only adapters of pairs of LoRA matrices"
+        raise ModelError(f"{message}; merge the adapter into the model")
 
 
 def _read(path: Path, file: SafetensorsFile, pattern: re.Pattern[str]) -> Pairs:

@@ -1,7 +1,7 @@
 """Quantise linear layers on load: choose a type for each layer, and report the conversion.
 
-`Conversion` has the options `quant`, `quant_min_dim` and `quant_layers` of `load`. They name layers by a layer type
-such as `attn_q`, or by a group of layer types such as `attention`.
+`Conversion` has the options `quant`, `quant_min_dim` and `quant_layers` of `load`. `quant_layers` names layers by a
+layer type such as `attn_q`, or by a group of layer types such as `attention`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ GROUPS = {
         "ffn_up",
         "ffn_down",
     ),
-    # The inputs of single layers in Gemma 4, and their embedding table.
+    # The matrices of Gemma 4's per-layer inputs (`layer.PerLayer`), and their embedding table, which only `quantize`
+    # converts.
     "per_layer": ("inp_gate", "proj", "per_layer_model_proj", "per_layer_token_embd"),
 }
 
@@ -85,7 +86,7 @@ AUTO_MIN_DIM = 32
 
 @dataclass(frozen=True)
 class Conversion:
-    """The types that linear layers are converted to; embedding tables and norms are never converted.
+    """The types that linear layers are converted to on load; embedding tables and norms are then never converted.
 
     Attributes:
         quant: "keep", or the type for all linear layers and the head.
@@ -140,7 +141,10 @@ class Conversion:
                 raise OptionError(message, option="quant_layers", expected=", ".join(there), found=name)
 
     def type_of(self, name: str, shape: tuple[int, ...], stored: GGMLType) -> tuple[GGMLType, str]:
-        """Return the type of a linear layer after loading, and why it is not converted ("" if it is converted)."""
+        """Return the type of a linear layer after loading, and why it is not converted.
+
+        The reason is "" if the layer is converted, and if `quant` and `layers` do not ask to convert it.
+        """
         given = self.given(layer_type(name))
         quant = self.quant if given is None else given
         if quant == KEEP:

@@ -1,7 +1,8 @@
 """Mixtures of experts in files: the tensors of a layer's experts and router, and their names and shapes in each format.
 
-In the model each expert has its own matrices, which are views of the file's bytes. Files store each matrix as a tensor,
-or the matrices of all X experts of a layer as one tensor with a leading axis X (F is the FFN size, D the hidden size):
+In the model each expert has its own matrices, views of the file's bytes if possible. Files store each matrix as a
+tensor, or the matrices of all X experts of a layer as one tensor with a leading axis X (F is the FFN size, D the hidden
+size):
 
     GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
                                 Gemma 4, and optionally others: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
@@ -84,7 +85,7 @@ class Names:
 
 
 class Routed(ConfigBase):
-    """A base class of configs of models with experts. Subclasses declare `n_experts_used` and `normalize`.
+    """A base class of configs with experts. Subclasses declare `n_experts`, `n_experts_used` and `normalize`.
 
     Optional fields: `n_dense`, how many of the first layers have no experts; `groups`, as in `Routing`; and
     `routed_scale`, a factor of the weighted sum of the chosen experts' outputs.
@@ -102,7 +103,7 @@ class Routed(ConfigBase):
         return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; a key says that scores are sigmoids, for which llama.cpp has no default."""
+        """Return this config as GGUF keys; for sigmoid scores llama.cpp needs the key `expert_gating_func`."""
         keys = super().to_gguf()
         return keys if self.scoring == "softmax" else {**keys, "expert_gating_func": SIGMOIDS}
 

@@ -37,7 +37,7 @@ from mlx_engine.weights.stage import OwnSlices, Stage
 
 
 class FirstFault(NamedTuple):
-    """The first intermediate array with a NaN or infinity in some forward passes.
+    """The first intermediate array with a NaN or infinity in the forward passes of a call of `Model.first_fault`.
 
     Attributes:
         name: the name of the array, such as "blk.3.attn_q".
@@ -85,7 +85,7 @@ class ModelConfig(Protocol):
 
 
 class ExtraLayer(Protocol):
-    """A layer of multi-token prediction (MTP): predict the next token from a token and the hidden state before it.
+    """A layer of multi-token prediction (MTP): predict the next token from a token and its predecessor's hidden state.
 
     Attributes:
         n_vocabulary: the number of logits; the layer predicts only the first tokens of the vocabulary.
@@ -300,7 +300,7 @@ class Planned(NamedTuple):
     def needs(self) -> frozenset[str]:
         """Return the features for which a backend compiles kernels before weights are read (`backends.Settings`).
 
-        A feature is the name of a weight type in lower case, "experts" or "states".
+        A feature is "experts", "states", or the name of a weight type in lower case.
         """
         found = set[str]()
         for name, tensor in self.tensors.items():
@@ -310,7 +310,8 @@ class Planned(NamedTuple):
                 found.add(self.conversion.type_of(name.removesuffix(".weight"), tensor.shape, type_)[0].name.lower())
         has_experts = any("_exps." in name for name in self.tensors)
         has_states = any(".ssm_" in name or ".shortconv." in name for name in self.tensors)
-        has_states = has_states or self.adapters is not None  # kernels of states include the FFN gate with adapters
+        # With adapters, FFNs run op by op. The kernel of their activations is among the kernels of states.
+        has_states = has_states or self.adapters is not None
         return frozenset(found | ({"experts"} if has_experts else set()) | ({"states"} if has_states else set()))
 
     def stored_types(self) -> Mapping[str, int]:
@@ -334,12 +335,13 @@ class Planned(NamedTuple):
 def plan_model(
     checkpoint: Checkpoint, conversion: Conversion, context: int | None = None, *, with_extra: bool = False
 ) -> Planned:
-    """Return the plan of a checkpoint's model, for sequences of `context` tokens. No weight is read.
+    """Return the plan of a checkpoint's model, for sequences of at most `context` tokens. No weight is read.
 
     `with_extra` adds the layer of multi-token prediction, if the checkpoint has one and it is implemented.
 
     Raises:
-        OptionError: the conversion names a layer that the model does not have, or the context is too long.
+        OptionError: the conversion names a layer that the model does not have, or the context is no whole number >= 1.
+        ModelError: the file has a vocabulary but no tensors.
         UnknownArchitectureError: no model file implements the architecture.
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
         TensorMismatchError: the tensors do not match the settings.

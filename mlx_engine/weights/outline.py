@@ -182,7 +182,7 @@ class OutlineBackend:
         return round(n_rows * self._of_slots[key])
 
     def _probe(self, type_: GGMLType, width: int) -> tuple[float, bool]:
-        """Return the bytes of a row of `width` weights on the backend, and whether it reads the mapped file itself."""
+        """Return the bytes of a row of `width` weights on the backend, and whether it is a view of the mapped file."""
         key = (type_.name, width)
         if key not in self._probed:
             weight, prepared, nbytes = probe(self._backend, type_, width)
@@ -224,7 +224,7 @@ class Outlined:
 
 
 def outlined(planned: Planned, backend: Backend) -> Outlined:
-    """Build a planned model with outlines in place of weights.
+    """Build a planned model with outlines in place of weights, and without LoRA adapters.
 
     Raises:
         UnsupportedTypeError: a type cannot be read.
@@ -281,9 +281,9 @@ class Need:
         )  # fmt: skip
 
     def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
-        """Compare with the available bytes. Warn if the model is larger but can run.
+        """Compare with the available bytes. Warn if the model needs more and no error is raised.
 
-        Return True if the model is larger and has experts in the mapped file: an expert can be read when a token
+        Return True if the model needs more and has experts in the mapped file: an expert can be read when a token
         chooses it.
 
         Raises:
@@ -338,7 +338,7 @@ def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
 FLOAT_BYTES = 4
 # Rows of the small matrix that `probe` prepares.
 ROWS = 16
-# Columns of the small matrix: a multiple of the block size of every type.
+# Columns of the small matrix in `stored_types`: a multiple of the block size of every type.
 COLUMNS = 512
 
 

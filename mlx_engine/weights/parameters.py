@@ -32,7 +32,9 @@ Progress = Callable[[int, int], None]
 
 
 class Parameters:
-    """Prepare each tensor for a backend on its first use. A tied head shares the array of the embedding table.
+    """Prepare each tensor for a backend on its first use.
+
+    A tied head shares the array of the embedding table, unless the head is converted or the table stays in the file.
 
     Attributes:
         stage: the layers that this process runs; None for all. The weights of other stages are placeholders.
@@ -120,7 +122,7 @@ class Parameters:
         if is_elsewhere(made[0].weight):
             return ExpertLinear(name, made[0].weight, (shape[0], shape[1]), 0, n)
         nbytes = sum(nbytes_of(linear.weight) for linear in made)
-        # The backend may have copied the matrices into one array.
+        # Drop the references to the single matrices, because the backend may copy all of them into one array.
         self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
         weights = self._backend.stack(made)
         return ExpertLinear(name, weights, (shape[0], shape[1]), nbytes, n, self._is_partial(name))

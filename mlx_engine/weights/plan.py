@@ -71,7 +71,10 @@ class Plan:
 
 
 def mtp_layers(checkpoint: Checkpoint) -> int:
-    """Return how many layers of multi-token prediction the settings state; the files may have fewer."""
+    """Return how many layers of multi-token prediction the settings state; the files may have fewer.
+
+    If no setting states a number, return 1 if the files have such a layer, and 0 if not.
+    """
     text = checkpoint.settings.get("text_config")
     of = {**(text if isinstance(text, Mapping) else {}), **checkpoint.settings}
     counts = [n for key in (*MTP, "nextn_predict_layers") if isinstance(n := of.get(key), int)]

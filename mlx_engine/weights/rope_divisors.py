@@ -1,8 +1,8 @@
 """Translate divisors of rotary frequencies between the tensors of GGUF files and the settings of Hugging Face folders.
 
 `rope_factors_short.weight` and `rope_factors_long.weight` are the divisors of LongRoPE. `rope_freqs.weight` has the
-divisors of Llama 3 or Gemma 4, because GGUF has no keys for their scaling rules. To write a config.json, the parameters
-of the rule are derived from the divisors, and it is checked that the rule gives these divisors.
+divisors of Llama 3, Llama 4 or Gemma 4, because GGUF has no keys for their scaling rules. To write a config.json, the
+parameters of the rule are derived from the divisors, and it is checked that the rule gives these divisors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOSE = 1e-5
 
 
 def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
-    """Return {"rope": the rule that the divisors encode}; an empty dict if there are no divisors.
+    """Return {"rope": the rule that the divisors encode}; an empty dict if there are no divisors, or all are 1.
 
     Raises:
         ModelError: no known rule gives these divisors.
@@ -79,7 +79,10 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
 
 
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
-    """Return candidates for Llama 3's training context: derived from each changed pair, and powers of 2."""
+    """Return candidates for Llama 3's training context.
+
+    Each divisor between 1 and the factor gives a candidate. If there is none, the candidates are powers of 2.
+    """
     found = []
     for frequency, divisor in zip(plain.for_heads(2 * len(divisors)).frequencies, divisors, strict=True):
         if 1 < divisor < factor:

@@ -24,8 +24,8 @@ class TensorLayout:
             tensor's first row.
         step: the distance between consecutive rows of the tensor in the larger tensor of `rows`.
         transposed: whether the matrix is stored transposed, as in transformers' Conv1D layers.
-        plus: added to every stored value to get the model's value.
-        times: factor by which every value, minus `plus`, is multiplied in the file.
+        plus: the model's value is `stored / times + plus`.
+        times: the stored value is `(value - plus) * times`.
         row_times: pairs (number of rows, factor) for consecutive runs of rows; the factors are applied in addition to
             `times`.
         heads: number of heads, if the rows of each head have another order in the file: the rows of both halves
@@ -86,7 +86,8 @@ class TensorLayout:
         """Return the model's tensor from the stored tensor: a view of its bytes if possible.
 
         Raises:
-            UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights.
+            UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights, or a block spans two
+                groups of `columns`.
         """
         if self.flipped:
             # A block has consecutive weights of a row, so a transposed matrix cannot keep the blocks: expand them.
@@ -172,6 +173,8 @@ class TensorLayout:
 
     def in_file_order(self, part: Weight) -> Weight:
         """Return the model's tensor with the rows of each head, and the columns, in the file's order.
+
+        If the layout is `flipped`, return its transpose.
 
         Raises:
             UnsupportedTypeError: a block of the type spans two groups of columns.

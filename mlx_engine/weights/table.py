@@ -43,8 +43,8 @@ class Row:
         shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns,
             "1" is a single value.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
-        rotated: the axis letter of the heads, if RoPE may rotate only the first `rotary_dim` rows of each head; "1" for
-            a single head.
+        rotated: the axis letter of the heads, if the rows of each head are reordered on load, because RoPE may rotate
+            only the first `rotary_dim` rows, or because of `interleaved`; "1" for a single head.
         interleaved: whether the two rows of a rotary pair are (2j, 2j + 1) in files; used with `rotated`.
         before: the number of rows before this tensor, in axis letters, if a folder stores the tensor as part of a
             larger one.
@@ -52,7 +52,7 @@ class Row:
         gguf: the name in GGUF files, if it differs from the table's key. With `before` or `after`, GGUF files too
             have the larger tensor, under this name.
         plus: added to the values of a Hugging Face folder to get the model's values.
-        times: factor by which the values in a GGUF file are multiplied.
+        times: GGUF files store the model's values times this factor.
         kind: the kind of layers that have this tensor, one of the config's `kinds` (of mixers) or `ffn_kinds`; None if
             every layer has the tensor.
         stored: how GGUF files store the tensor, in addition to the other attributes; the name in it is ignored.
@@ -126,7 +126,7 @@ def _has(config: Any, row: Row) -> bool:
 
 
 def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
-    """Return a GGUF file's config with each field that `Row.when` names set to whether the file has the row's tensor.
+    """Return a GGUF file's config, with each field that rows name in `when` set to whether the file has their tensors.
 
     For a tensor of a layer, only the first layer is checked. The config of a folder is returned unchanged.
     """
@@ -190,6 +190,7 @@ def decoder_plan(
     embeddings = EMBEDDINGS if checkpoint.naming == "gguf" else table[EMBEDDINGS].hf
     config = padded(config, checkpoint, embeddings)
     config = said_by_tensors(config, checkpoint, table)
-    # A tied head needs no matrix, but some files have one.
+    # A tied head needs no matrix, but some folders have one. GGUF files of rerankers have a classifier, which
+    # `checkpoint/pooling.py` reads.
     unused = (table[HEAD].hf,) if head == "absent" else (CLASSIFIER,) if checkpoint.naming == "gguf" else ()
     return Plan(config, tensors(config, table, head), unused)
