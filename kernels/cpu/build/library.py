@@ -120,8 +120,8 @@ def lacking() -> str | None:
     if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
     if chosen or told is not None:
-        # A named processor has the features of that processor (`jit.py`); without a name, those of this processor are
-        # used.
+        # If NUMBA_CPU_FEATURES is not set: NUMBA_CPU_NAME implies the features of the named processor (`jit.py`);
+        # without a name, the features of this processor are used.
         own = "" if chosen else binding.get_host_cpu_features().flatten()
         name = chosen or binding.get_host_cpu_name()
         is_able = _widens(name, own if told is None else told)

@@ -15,8 +15,8 @@ of words of 4 bytes. They have, for each block of 32 columns:
         quants
 
 There are two forms of words. *Pairs*: a word is two int16, and one instruction multiplies two columns of every row.
-*Quads*, on arm64: only the first 8 words of a row are used, with four int8 each; a quant of a token is two int8,
-`256 * high + low`, and the first 8 words of a token have the high bytes, the last 8 the low bytes.
+*Quads*, on arm64 with sdot: only the first 8 words of a row are used, with four int8 each; a quant of a token is two
+int8, `256 * high + low`, and the first 8 words of a token have the high bytes, the last 8 the low bytes.
 
 LLVM's code for a tile of pairs is a quarter slower because of its order of instructions, or keeps sums in memory. So
 eight pairs of columns are one piece of inline assembly (`_pairs`); `_plain_pairs` computes the same with LLVM's own

@@ -93,7 +93,7 @@ def _add_stretch(
 ) -> None:
     """Add the products of n expanded rows and a span of tokens over the stretch that begins at `column`.
 
-    Memory for the sums between two sweeps follows the memory of `together` expanded rows.
+    Memory for the sums between two sweeps follows the memory of GEMM_ROWS expanded rows.
     """
     whole = ceil_div(min(STRETCH, job[K] - column), LANES) * LANES
     weights, kept, x = floats(expanded), floats(expanded + 4 * GEMM_ROWS * STRETCH), floats(job[X])
