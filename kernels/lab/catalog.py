@@ -53,7 +53,9 @@ _ABOUT = {
     "norm_rows": About(_ANY, 1, _CARRIED),
     "project_add": About(_ANY + ", a float32 residual", 1, _CARRIED),
     "head_norm_rope": About("an even head width from 8 on, any number of tokens", 1, _CARRIED),
-    "attention": About("a head width that is a multiple of 8, up to 256; float16 or float32 keys", 1, _CARRIED),
+    "attention": About(
+        "a head width of 8, 16, ... 256, 320, 384, ... 576; float32, float16, bfloat16 or Q8_0 keys", 1, _CARRIED
+    ),
     "embed_rows": About("K a multiple of 32, int32 ids", 0, "exact"),
     "dequantize": About("K a multiple of 32, float32 or float16 results", 0, "exact"),
 }
