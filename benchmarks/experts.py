@@ -1,15 +1,16 @@
-"""Decode with experts that do not fit into memory: half of the memory allowed, compared with all of it.
+"""Measure decode if the experts do not fit into memory: with half of the memory, compared with all of it.
 
     python -m benchmarks.experts --python PATH      appends to benchmarks/results/experts.jsonl
     python -m benchmarks.experts --layers 2 --tokens 32 --rounds 1 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python; without it only this engine is measured. Each run is a process in a control
-group of its own, which needs root on Linux. The file is dropped from the page cache before each run. The tokens are
-random and the same for all runs, one per pass, so no run can profit from an answer that repeats itself.
+PATH is a Python interpreter that has llama-cpp-python; without it, only this engine is measured. Each run is a process
+in its own control group, which limits the memory and needs root on Linux. The file is dropped from the page cache
+before each run. All runs read the same random tokens, one per pass, because an answer that repeats itself would use the
+same experts again.
 
-The model has the layers of Qwen3-30B-A3B with random weights in Q8_0, but its routers prefer some experts: one channel
-of the hidden state is the same for every token, and gives each expert's logit a constant. The constants are chosen so
-that the shares of the experts fall geometrically, as `SKEW` describes.
+The model has the layers of Qwen3-30B-A3B with random weights in Q8_0. Random routers would use all experts equally, so
+one channel of the hidden state is made the same for every token, and adds a constant to each expert's logit. The
+constants are chosen so that the shares of the experts fall geometrically, by the factor `SKEW`.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ SHAPE = "qwen3-30b-a3b"
 GROUPS = Path("/sys/fs/cgroup")
 # Published for Qwen3-30B-A3B on about a thousand tokens of prose, code and mathematics: 65 of 128 experts have 90 % of
 # the choices, the first one 4.3 %, and 1 - entropy / log(128) is 0.111
-# (mcp-tool-shop-org.github.io/gpu-container/handbook/derisk). Shares that fall by this factor from expert to expert
-# have 90 % in 65 experts, 3.5 % in the first, and 0.107.
+# (mcp-tool-shop-org.github.io/gpu-container/handbook/derisk). If the shares fall by this factor from expert to expert,
+# 65 experts have 90 % of the choices, the first one has 3.5 %, and the last figure is 0.107.
 SKEW = 0.9663
-# Tokens before the measured ones: they bring the experts into memory that are used most.
+# Tokens that are read before the measured ones, so that the most used experts are in memory.
 WARM = 64
 OURS, NO_AHEAD, LLAMA, CHOICES = "mlx_engine", "mlx_engine, nothing read ahead", "llama.cpp", "choices"
 
@@ -231,7 +232,10 @@ def llama_step(path: str, n_tokens: int) -> Step:
 
 
 def choices(engine: str, path: str, n_tokens: int) -> Found:
-    """Return how unequally the routers choose, means over layers, and how many choices the layer before has guessed."""
+    """Return how unequally the routers choose experts, and which share of the choices was guessed one layer ahead.
+
+    Both are means over the layers.
+    """
     from mlx_engine.kernels.cpu.build.layout import NOTE_BITS, NOTE_WIDTH
 
     from mlx_engine.backends.cpu import experts_ahead
@@ -246,7 +250,7 @@ def choices(engine: str, path: str, n_tokens: int) -> Found:
     for token in random_ids(n_tokens):
         step(token)
     time.sleep(1)  # until the last notes are read
-    # Of each token: the choices of the first layer; then of each layer a guess and the choices.
+    # Each token has the choices of the first layer; then, for each further layer, a guess and the choices.
     words = np.frombuffer(b"".join(notes), np.int64).reshape(n_tokens, -1, NOTE_WIDTH)[:, :, NOTE_BITS:]
     bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")[:, :, :128]
     chosen, guessed = bits[:, ::2], bits[:, 1::2]

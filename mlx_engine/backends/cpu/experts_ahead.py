@@ -1,9 +1,11 @@
-"""Experts that do not fit into memory: a thread reads them from the file while other weights are multiplied.
+"""Read experts that do not fit into memory from the file, in a thread, while the kernels multiply other weights.
 
-Experts are views of the mapped file, and the system drops some of their pages when memory is full. A page fault reads a
-few pages and stops the pass meanwhile. So before a mixture's products its kernel writes two notes to a pipe: the
-experts that its router has chosen, and a guess, the experts that the router of the next layer chooses for the same
-hidden states. The thread asks the system to read those that are not in memory. The kernel never waits for the thread.
+Experts are views of the mapped file, and the operating system drops some of their memory pages when memory is full. A
+page fault would read only a few pages, and the pass would wait for them. So before the products of a mixture of
+experts, its kernel writes two notes (short messages) to a pipe. The first has the experts that its router has chosen.
+The second is a guess of the experts of the next layer: those that the next layer's router chooses for the hidden states
+of this layer. The thread asks the operating system to read the noted experts that are not in memory. The kernel never
+waits for the thread.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from mlx_engine.backends.cpu.descriptors import ExpertBlock
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.machine.memory import is_mapped, read_around, tells_pages
 
-# A page fault reads what lies around the page, on most systems 128 KiB. If it would read more than this, in part of
-# other experts, faults of experts read single pages.
+# A page fault also reads the bytes around the page, on most systems 128 KiB. If a system reads more bytes than this, in
+# part of other experts, it is told to read only single pages at faults of experts (MADV_RANDOM).
 MOST_AROUND = 1 << 19
-# Linux does not notice that such pages are used, and would drop them in the order in which they were read. This advice,
-# for which Python has no name, marks pages that are in memory as used.
+# With MADV_RANDOM, Linux does not notice which pages are used, and would drop pages in the order in which they were
+# read. This advice, for which Python has no name, marks pages that are in memory as used.
 MADV_POPULATE_READ = 22
-# Bytes that the system is asked for at a time: it reads fewer than asked beyond a limit of the disk.
+# The number of bytes of one request to read. A disk has a limit, above which the system reads fewer bytes than asked.
 PIECE = 1 << 19
 _NOTE_BYTES = 8 * layout.NOTE_WIDTH
 
@@ -44,11 +46,12 @@ class ExpertReader:
         source, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         self._notes: list[np.ndarray] = []
-        # By mixture and expert, the addresses of its matrices, and their bytes.
+        # For each mixture and each of its experts, the addresses and the sizes in bytes of its matrices.
         self._mixtures: list[list[list[tuple[int, int]]]] = []
-        # Those of them whose pages are marked as used; and the bytes that a page fault reads.
+        # The numbers of the mixtures whose pages the thread marks as used (MADV_POPULATE_READ).
         self._marked = set[int]()
-        # And those whose file is another user's, so that the system does not tell which of their pages are in memory.
+        # The numbers of the mixtures whose file belongs to another user, so that the system does not say which of their
+        # pages are in memory; and the number of bytes that a page fault reads.
         self._hidden = set[int]()
         self._around: int | None = None
         self._last: ExpertBlock | None = None
@@ -62,7 +65,7 @@ class ExpertReader:
         self.close = weakref.finalize(self, _end, self._pipe, os.getpid())
 
     def add(self, block: ExpertBlock) -> None:
-        """Read the experts of a mixture, whose layer follows that of the mixture before."""
+        """Read the experts of a mixture ahead from now on. Call this for the mixtures in the order of their layers."""
         experts = [_matrices(block, expert) for expert in range(block.n_experts)]
         if not any(experts) or block.n_experts > layout.MOST_NOTED:
             return
@@ -89,7 +92,10 @@ class ExpertReader:
 
 
 def _matrices(block: ExpertBlock, expert: int) -> list[tuple[int, int]]:
-    """Return the addresses and bytes of the mapped matrices of an expert, from the first byte of a memory page on."""
+    """Return the address and the number of bytes of each mapped matrix of an expert.
+
+    An address is rounded down to the beginning of a memory page.
+    """
     found = []
     for linear in (linear for of in block.blocks[expert] for linear in of.linears):
         data: np.ndarray = linear.weight.data
@@ -100,9 +106,12 @@ def _matrices(block: ExpertBlock, expert: int) -> list[tuple[int, int]]:
 
 
 def _end(pipe: int, process: int) -> None:
-    """End the thread, also if a forked process keeps the pipe open; in a forked process, close its copy alone."""
+    """Tell the thread to end, and close the pipe. In a forked process, which has no such thread, only close the pipe.
+
+    Closing the pipe would not be enough if a forked process keeps it open, so a note tells the thread to end.
+    """
     if os.getpid() == process:
-        with contextlib.suppress(BlockingIOError):  # a full pipe: the thread ends when it has read it
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread reads it, and ends as it is closed
             os.write(pipe, np.full(layout.NOTE_WIDTH, -1, np.int64).tobytes())
     os.close(pipe)
 
@@ -110,9 +119,14 @@ def _end(pipe: int, process: int) -> None:
 def _read(
     source: int, mixtures: list[list[list[tuple[int, int]]]], marked: set[int], hidden: set[int], system: ctypes.CDLL
 ) -> None:
-    """Read the noted experts until `_end`; mark those of `marked` mixtures that are in memory as used.
+    """Run the thread: ask the system to read the noted experts, until `_end` is called.
 
-    All pages of `hidden` mixtures are asked for.
+    Args:
+        source: the end of the pipe from which notes are read.
+        mixtures: for each mixture and expert, the addresses and sizes of its matrices.
+        marked: the mixtures whose pages are marked as used if they are in memory.
+        hidden: the mixtures all of whose pages are requested, because it is unknown which of them are in memory.
+        system: the C library.
     """
     try:
         _read_notes(source, mixtures, marked, hidden, system)
@@ -126,14 +140,14 @@ def _read_notes(
     news = select.poll()  # `select.select` takes no descriptor above 1023
     news.register(source, select.POLLIN)
     while notes := os.read(source, _NOTE_BYTES * 16):
-        # Earlier notes are of layers that have been computed meanwhile.
+        # Only the last two notes matter: the layers of earlier notes have been computed meanwhile.
         for number, is_guess, *bits in np.frombuffer(notes, np.int64).reshape(-1, layout.NOTE_WIDTH)[-2:]:
             if number < 0:
                 return
             experts = np.unpackbits(np.array(bits).view(np.uint8), bitorder="little").nonzero()[0]
             complete = []
             for at, nbytes in (matrix for expert in experts for matrix in mixtures[number][expert]):
-                if is_guess and news.poll(0):  # such as the choices
+                if is_guess and news.poll(0):  # a newer note, which may have the actual choices
                     break
                 if not _read_missing(at, nbytes, system, is_hidden=number in hidden):
                     complete.append((at, nbytes))
@@ -144,7 +158,7 @@ def _read_notes(
 
 
 def _read_missing(at: int, nbytes: int, system: ctypes.CDLL, *, is_hidden: bool) -> bool:
-    """Let the system read the pieces of a matrix that are not in memory; return whether there may be any."""
+    """Ask the system to read those pieces of a matrix that are not in memory; return whether any may be missing."""
     are_in_memory = np.zeros(-(-nbytes // PAGESIZE), np.uint8)
     if not is_hidden:
         system.mincore(at, nbytes, are_in_memory.ctypes.data)
