@@ -46,7 +46,7 @@ _ABOUT = {
     "tiles": About(_ANY, _ONE_BY_ONE, _SUM),
     "prompt_product": About(_HALF, 1, _CARRIED),
     "prompt_product_tensors": About(_HALF, 1, _CARRIED),
-    "dense": About("float32, any K, any number of vectors", _LANES, _SUM),
+    "dense": About("float32, K from 8 on, any number of vectors", _LANES, _SUM),
     "norm_project": About(_ROWS, 1, _CARRIED),
     "norm_qkv": About(_ROWS, 1, _CARRIED),
     "norm_gate_up": About(_ROWS, 1, _CARRIED),
