@@ -182,7 +182,7 @@ def _stop_here(module: Any, name: str) -> None:
 
 
 def main(parts: Sequence[str], triple: str = "") -> None:
-    """Write the object file of each part to stdout as soon as it is compiled: its length, then its code."""
+    """Write the object file of each part to stdout as soon as it is compiled: a length, then the `sealed` code."""
     translator = Translator.start(triple)
     for i, part in enumerate(parts, 1):
         code = sealed(compiled(translator, part))
