@@ -5,10 +5,10 @@ CPU. Within `with use(NAME)`, launches use the executor NAME; elsewhere they use
 machine has.
 
 For `mx.fast.cuda_kernel`, a header (`cuda.cuh`) defines the Metal functions that the kernels use, and address spaces
-such as `device` are removed from the text. A macro could not remove them, because CUDA's own headers use the word
-`device` in `__device__`. The kernels use only features that Metal and CUDA share: threadgroups of one dimension, grids
-of whole threadgroups, arrays of one element instead of scalar arguments, shapes read one element at a time. A run on
-CUDA can reveal data races that the emulator misses; its speed does not predict speed on Metal.
+such as `device` are removed from the text. A macro could not remove them, because CUDA's own headers define
+`__device__` with the word `device`. The kernels use only features that Metal and CUDA share: threadgroups of one
+dimension, grids of whole threadgroups, arrays of one element instead of scalar arguments, shapes read one element at a
+time. A run on CUDA can reveal data races that the emulator misses; its speed does not predict speed on Metal.
 """
 
 from __future__ import annotations

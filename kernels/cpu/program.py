@@ -147,7 +147,7 @@ def _move(source: int, row: int, n_rows: int, width: int, out: int, out_row: int
 
 @jit
 def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, work: int, out: int) -> None:
-    """Multiply the first elements of each head with the head's own matrix; each product is over all rows."""
+    """Multiply the first N_KV_HEADS elements of each head with the head's own matrix, for all rows at a time."""
     n_heads, k, n = step[N_HEADS], step[N_KV_HEADS], step[ROW_WIDTH]
     width, blocks = step[A_ROW] // n_heads, words(step[STEP_BLOCK])
     results = work + 4 * n_rows * ceil_div(k, LANES) * LANES

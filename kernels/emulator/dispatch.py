@@ -144,7 +144,8 @@ def dispatch(
 ) -> tuple[list[mx.array], Statistics]:
     """Run the kernel and return its outputs, which have the shapes `shapes`, and statistics of the run.
 
-    If a run shows that buffers need larger alignments, they are added to `alignments`, and the kernel runs again.
+    If a run shows that buffers need larger alignments, the alignments are added to `alignments`, and the kernel runs
+    again.
 
     Raises:
         EmulatorError: the kernel made a mistake.

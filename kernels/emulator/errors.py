@@ -138,8 +138,8 @@ class Finding:
     """A mistake, or a note about a possible mistake.
 
     Attributes:
-        kind: "fault", "race", "divergence", "undefined", "hang" or "stopped"; for notes "same value", "truncation",
-            "unwritten", "not written" or "shifted".
+        kind: "fault", "race", "divergence", "undefined", "tensor", "hang" or "stopped"; for notes "same value",
+            "truncation", "unwritten", "not written", "shifted", "writer", "barrier" or "address space".
         is_note: whether this is only a possible mistake, so that the kernel may be right.
         text: the description, several lines.
         place: the first thread and line with this mistake.

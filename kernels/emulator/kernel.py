@@ -24,8 +24,9 @@ from .text import casts_pointers, code_only, line_of
 
 # ---- refuse recursion, which Metal does not have and clang accepts ----
 #
-# A function whose text calls its own name is suspect: it may be recursive, or call an overload or a template of the
-# same name. If there are suspects, clang compiles the unit to LLVM IR, in which each call names one function.
+# A function that seems to call itself, directly or through others, is suspect: it may be recursive, or one of the calls
+# may be of an overload or a template of the same name. If there are suspects, clang compiles the unit to LLVM IR, in
+# which each call names one function.
 
 _DEFINED = re.compile(r"\b([A-Za-z_]\w*)\s*\([^;{}]*\)\s*(?:const\s*)?\{")
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*(?:<[^;(){}]*>\s*)?\(")
@@ -215,8 +216,8 @@ def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequ
 LANES = ("active", "all")
 # Values of `layout`, the layout of cooperative tensors: any layout, chosen by the seed, or the layout of an M5.
 LAYOUTS = ("any", "m5")
-# The byte that fills threadgroup memory at first, chosen by the seed: NaN, or numbers that are large in every type. If
-# a result depends on unwritten memory, it then differs between runs.
+# The byte that fills threadgroup memory at first, chosen by the seed and the build: NaN, or numbers that are large in
+# every type. If a result depends on unwritten memory, it then differs between runs.
 POISONS = (0xFF, 0x7B, 0xFB)
 TIME_LIMIT = 10.0
 _MATH_MODES = ("safe", "relaxed", "fast")

@@ -562,9 +562,9 @@ def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
 def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Finding, ...]:
     """Return a note for each line of a file in which clang reports a wrong address space.
 
-    To run a kernel of a .metal file, all address spaces are one memory; here the file is compiled with address spaces.
-    The results are only notes, because clang refuses some valid text: it has no member functions for objects in other
-    address spaces than `thread`.
+    When a kernel of a .metal file runs, all address spaces are one memory. For these notes the file is compiled with
+    address spaces. They are only notes, because clang refuses some valid text: it has no member functions for objects
+    in other address spaces than `thread`.
     """
     text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
     head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'

@@ -200,7 +200,7 @@ def _random_blocks(type_: str, shape: tuple[int, ...], rng: np.random.Generator)
 
 
 def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], NDArray[Any]]:
-    """Return the arrays for the kernel, and the same values for a reference, in float64 or int64.
+    """Return the arrays for the kernel, and the same values for a reference, in float64, int64 or bool.
 
     The values of a quantised type are a StoredMatrix, or a file's blocks: a structured array (rows, blocks), or bytes.
     """

@@ -26,8 +26,8 @@ from .check import EPSILON, compare
 from .experiment import Experiment
 from .run import counted, promise, require, run
 
-# Results are compared with the reference up to this number of elements. For more elements the reference in float64
-# takes longer than the measurement.
+# Results are compared with the reference if the inputs have at most this number of elements. For more elements the
+# reference in float64 takes longer than the measurement.
 MOST_CHECKED = 1 << 25
 
 
@@ -47,7 +47,8 @@ class Timing:
         read_gbs: measured memory bandwidth of a kernel that only reads, on this chip.
         stock_seconds: seconds of `mx.quantized_matmul` with the same values; None if the kernel is not a product with a
             Q8_0 matrix.
-        wrong: description of the first wrong element, which makes the time meaningless; None if no element is wrong.
+        wrong: description of the first wrong element, which makes the time meaningless; None if no element is wrong, or
+            if the inputs have more than `MOST_CHECKED` elements.
     """
 
     name: str
@@ -101,7 +102,7 @@ class Counts:
         weight_bytes: bytes per weight of the quantised inputs; without quantised inputs, bytes per element of the
             largest input.
         threads_per_output: threads per element of the outputs.
-        wrong: description of the first wrong element; None if no element is wrong.
+        wrong: as in `Timing`.
     """
 
     name: str

@@ -46,14 +46,16 @@ _ABOUT = {
     "tiles": About(_ANY, _ONE_BY_ONE, _SUM),
     "prompt_product": About(_HALF, 1, _CARRIED),
     "prompt_product_tensors": About(_HALF, 1, _CARRIED),
-    "dense": About("float32, any K, any number of vectors", _LANES, _SUM),
+    "dense": About("float32, K from 8 on, any number of vectors", _LANES, _SUM),
     "norm_project": About(_ROWS, 1, _CARRIED),
     "norm_qkv": About(_ROWS, 1, _CARRIED),
     "norm_gate_up": About(_ROWS, 1, _CARRIED),
     "norm_rows": About(_ANY, 1, _CARRIED),
     "project_add": About(_ANY + ", a float32 residual", 1, _CARRIED),
     "head_norm_rope": About("an even head width from 8 on, any number of tokens", 1, _CARRIED),
-    "attention": About("a head width that is a multiple of 8, up to 256; float16 or float32 keys", 1, _CARRIED),
+    "attention": About(
+        "a head width of 8, 16, ... 256, 320, 384, ... 576; float32, float16, bfloat16 or Q8_0 keys", 1, _CARRIED
+    ),
     "embed_rows": About("K a multiple of 32, int32 ids", 0, "exact"),
     "dequantize": About("K a multiple of 32, float32 or float16 results", 0, "exact"),
 }

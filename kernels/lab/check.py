@@ -52,8 +52,8 @@ class Failure:
         build: the emulator's build that found the mistake; None on a GPU.
         text: description of the mistake.
         findings: all mistakes of this run in the emulator, as values.
-        rank: how specific the text is, lower is more specific: 0 for accesses out of bounds, the largest rank for wrong
-            values whose cause is unknown.
+        rank: how specific the text is, lower is more specific: 0 for accesses out of bounds and if the kernel did not
+            run, the largest rank for wrong values whose cause is unknown.
     """
 
     shape: str
@@ -193,8 +193,8 @@ def check(
     Args:
         experiment: the kernel.
         sizes: a list of shapes, [{"N": 33, "K": 64}]; or a list of sizes for each axis, {"N": [1, 33], "K": [64]}, of
-            which all combinations run. If it is None, the experiment's `sizes` are used, and if they are None, 24
-            shapes with odd and edge-case sizes.
+            which all combinations run. If it is None, the experiment's `sizes` are used, and if they are None, up
+            to 25 shapes with odd and edge-case sizes.
         dtypes: the types that T stands for.
         executor: "metal", "cuda" or "emulator"; by default the first of these that this machine has. A MetalExperiment
             runs only in the emulator.

@@ -30,10 +30,10 @@ class FileReport:
 
     Attributes:
         file: the file.
-        calls: the kernels of `mx.fast.metal_kernel` that ran, with their calls.
+        calls: the kernels of `mx.fast.metal_kernel`, each with its number of calls without a mistake.
         verdicts: verdicts of the experiments that the file defines.
         compiled: the kernels of a .metal file that compile in every build, by name. If a template has several
-            instantiations, only the first one is compiled; its value is the names of the others.
+            instantiations, only the first one is compiled; the dict's value is the names of the others.
         findings: the mistakes as text, including errors of the emulator that the program caught. If an error or a
             non-zero exit status ended the program, the text begins with the file and line that raised it.
         uncalled: kernels that were created but not called. Empty if there are findings, because a program that ended
@@ -140,7 +140,7 @@ def _checked(experiment: Experiment | MetalExperiment, orders: Orders) -> Verdic
 
 
 def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Any]:
-    """Run the program, also if it ends with `sys.exit()`; return the experiments among its global variables."""
+    """Run the program, which may end with `sys.exit()`; return the experiments among its global variables."""
     found: dict[str, Any] = {}
     calls = Calls()
     ended: BaseException | None = None

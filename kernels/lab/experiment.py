@@ -221,7 +221,7 @@ class Experiment:
     def launch(
         self, sizes: Sizes, dtype: str = "float32", seed: int = 0, *, tied: bool = False
     ) -> tuple[Launch, dict[str, NDArray[Any]]]:
-        """Return a launch with random inputs, and the same inputs for the reference, as float64 or int64.
+        """Return a launch with random inputs, and the same inputs for the reference, as float64, int64 or bool.
 
         With `tied`, floats have only a few distinct values.
 

@@ -1,6 +1,7 @@
 """Measure the Q8_0 ladder, kernels for one product from slow to fast, on the matrix sizes of a model.
 
-Every kernel is measured with every tuning, and so is MLX's own product. `kernels bench` uses this module.
+Kernels that have tunings are measured with every tuning. MLX's own product is measured, too. `kernels bench` uses this
+module.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ DTYPES = (mx.float16, mx.bfloat16)
 def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[Row]:
     """Yield a prompt's results: one per product of a layer, type of weights, type of activations and kernel.
 
-    Each result has the operations per second. If the GPU refuses a kernel, the result has the reason instead; for
-    example, older versions of macOS have no `matmul2d`. The head is left out, because a prompt needs only one row of
+    On a GPU, each result has the operations per second. If the GPU refuses a kernel, the result has the reason instead;
+    for example, older versions of macOS have no `matmul2d`. In the emulator, results are operation counts, of only one
+    type of weights and one of activations. The head is left out, because a prompt needs only one row of
     logits.
     """
     emulated = executor == "emulator"

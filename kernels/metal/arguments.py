@@ -15,7 +15,7 @@ ACTIVATIONS = (mx.float16, mx.float32)
 def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
     """Return V, the number of vectors of x, which must be (V, n_columns) of float16, float32 or a type in `also`.
 
-    Kernels load x in 16-byte words, but MLX does not tell an array's address, so alignment cannot be checked here. An
+    Kernels load x in 16-byte words, but MLX does not report an array's address, so alignment cannot be checked here. An
     array that MLX allocated is aligned, and so is a view of whole rows. The caller must copy a view that begins in the
     middle of a row.
 

@@ -7,8 +7,8 @@ of summation is fixed:
 
     Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8 (a SIMD-group). Key k of a
     block belongs to stream k % 4 of the chain, or to stream k % 2 if heads are wider than 256 elements.
-    A score is a dot product times the scale. The head is cut into 8 parts, or into 16 if it is wider than 256. Each
-    part is summed sequentially, and the parts are added as a tree.
+    A score is a dot product times the scale, after the soft cap if there is one. The head is cut into 8 parts, or into
+    16 if it is wider than 256. Each part is summed sequentially, and the parts are added as a tree.
     The weight of a key is 2 to the power of its score minus the chain's largest score so far. A chain processes its
     blocks sequentially; if a block has a larger score, the sums so far are first scaled to this score. In a block, each
     stream adds its keys sequentially.
@@ -34,7 +34,7 @@ from .reference import EPSILON, PRODUCT, Expected, wide
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
 # The number of chains is part of the order of summation: another number would change bits, so it is not tuned.
 CHAINS = 8
-# The most elements of all heads of a threadgroup, where a head narrower than 64 counts as 64. With more heads per
+# The most elements of several heads of a threadgroup, where a head narrower than 64 counts as 64. With more heads per
 # threadgroup, keys are read less often, but queries and sums need more registers than a thread has.
 MOST_NUMBERS = 256
 # A head of at most NARROW elements is cut into eight parts, a wider head into 16, so that a thread's part of queries
@@ -75,7 +75,7 @@ def attention(
     """Compute softmax attention of R query rows of B sequences.
 
     Args:
-        q: (R, H, E) float32, E a multiple of 8 from 8 to 256, or of 64 to 576; query head h reads KV head
+        q: (R, H, E) float32, E a multiple of 8 up to 256, or a multiple of 64 up to 576; query head h reads KV head
             `h // (H // G)`.
         store: (2, G, slots, E) float32, float16 or bfloat16, or (2, G, slots, E / 32 * 34) uint8 in Q8_0 with E a
             multiple of 32: keys, then values; with (1, G, ...) the keys are also the values. The result has the same

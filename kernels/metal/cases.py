@@ -2,7 +2,7 @@
 
 The tests run one case of each kernel; the command `kernels check` runs all cases, on any executor. The sizes include
 the edge cases: one row, odd numbers of rows, one block, rows that end inside the 128 columns that a SIMD-group reads at
-once, one to many vectors, both types of x, and columns in one, two and four segments (`products.h.metal`). The inputs
+once, one to many vectors, all types of x, and columns in one, two and four segments (`products.h.metal`). The inputs
 of a case are random numbers seeded by its name.
 """
 

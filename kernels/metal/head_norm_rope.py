@@ -1,7 +1,7 @@
 """Apply RMSNorm and RoPE to the heads of queries and keys, and split values into heads, in one launch.
 
-One launch replaces two norms, two rotations and three copies. Queries are returned in the layout of attention. Keys and
-values are returned as one array in the layout of the KV store (2, G, slots, E), so that one update writes both.
+One launch replaces two norms, two rotations and three copies. Queries are returned by head, (H, T, E). Keys and values
+are returned as one array (2, G, T, E), like the KV store (2, G, slots, E), so that one update writes both.
 """
 
 from __future__ import annotations

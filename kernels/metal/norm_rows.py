@@ -63,7 +63,8 @@ def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = Fals
 def reference(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = False) -> list[Expected]:
     """Return the expected results in float64, with the error bounds.
 
-    Rows have one rounding of `x * norm_weight`; if `whole`, also those of the factor, and one of its multiplication.
+    Rows have one rounding of `x * norm_weight`; if `whole`, also those of the factor and of the product with the
+    factor.
     """
     numbers = wide(x)
     factors = 1 / np.sqrt(np.mean(np.square(numbers), axis=-1) + np.float32(eps))

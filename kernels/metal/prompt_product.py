@@ -21,7 +21,8 @@ from .reference import EPSILON, SEQUENTIAL, Expected, wide
 INPUTS, OUTPUTS = ["x", "wq", "ws", "biases"], ["y"]
 KERNEL = Kernel.load("prompt_product", INPUTS, OUTPUTS, headers=["prompt", "tile_simdgroups"])
 TILE, THREADS = 64, 128
-# The fewest vectors for which the engine uses these kernels. With fewer, most of a tile of 64 vectors would be empty.
+# The fewest vectors for which the engine uses the two prompt kernels. With fewer, most of a tile of 64 vectors would be
+# empty.
 FEWEST = 32
 # The largest relative error of rounding to a type.
 ROUNDING = {mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}

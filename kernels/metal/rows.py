@@ -108,7 +108,7 @@ def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int =
 
 
 def segments(n_columns: int) -> int:
-    """Return into how many segments the order of summation cuts K columns, as `Order` in `products.h.metal`."""
+    """Return the number of segments of K columns in the order of summation (`Order` in `products.h.metal`)."""
     return 4 if n_columns >= 4096 else 2 if n_columns >= 2048 else 1
 
 
@@ -116,8 +116,8 @@ def segments(n_columns: int) -> int:
 def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
     """Return KS: how many SIMD-groups share the columns of a row, one segment each; 1 if columns are not shared.
 
-    Columns are shared if there are few rows, because one SIMD-group per 4 R rows would not keep the memory of a large
-    GPU busy.
+    Columns are shared if there are few rows and at most eight vectors, because one SIMD-group per 4 R rows would not
+    keep the memory of a large GPU busy.
     """
     split = segments(n_columns)
     return split if vectors <= MOST_VECTORS and n_rows * split <= 8192 else 1

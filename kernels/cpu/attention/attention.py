@@ -1,12 +1,13 @@
 """Softmax attention over pages of keys and values, which are read in place.
 
-A store is (2, G, slots, E): keys, then values, each contiguous per head, in a type of `stored.py`. A page is a number
-of consecutive slots, and each sequence has a page table. The queries of a sequence are those of its last tokens. Masks
-are not stored, float32 keys and values are not copied, and KV heads are not repeated. There are two tasks, which give
-the same bits:
+A store is (2, G, slots, E): keys, then values, each contiguous per head, in a type of `stored.py`; or (1, G, slots, E),
+if the keys are also the values. A page is a number of consecutive slots, and each sequence has a page table. The
+queries of a sequence are those of its last tokens. Masks are not stored, float32 keys and values are not copied, and KV
+heads are not repeated. There are two tasks, which give the same bits:
 
-- decode (up to SMALL_BATCH queries): a chunk is one block of keys, so that several threads share a long sequence
-- prefill (more queries): a chunk is a span of the queries of one sequence, over all its blocks of keys
+- decode (up to SMALL_BATCH query tokens in the pass): a chunk is one block of keys, so that several threads share a
+  long sequence
+- prefill (more query tokens): a chunk is a span of the queries of one sequence, over all its blocks of keys
 
 The order of summation does not depend on the number of queries or sequences of a pass, on pages, or on which keys are
 new in the pass:
@@ -84,9 +85,9 @@ from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 
 # Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is the address of the
 # results of blocks. STORE is the address of the KV store, (2, G, slots, E), with SLOTS slots per head; PAGE is the
-# number of tokens per page. COLUMN is the number of that word of a sequence that has its number of queries: SEQ_NEW or
-# SEQ_WANTED. SPAN is the number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap
-# the cap, in both cases times log2(e). INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap.
+# number of tokens per page. COLUMN is the word of a sequence that has the sequence's number of query tokens: SEQ_NEW
+# or SEQ_WANTED. SPAN is the number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft
+# cap the cap, in both cases times log2(e). INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap.
 # SCALE and INNER_SCALE are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of the
 # store. ARRAYS is 2 for keys and values, and 1 if the keys are also the values.
 (
@@ -120,8 +121,8 @@ def _scores(
     The queries are at most two tiles. Keys are rows of type `kind`. Up to three more scores may be written after that
     of the last key.
 
-    In decode (`far`) each key and value is read from memory once. So later keys are prefetched, and at the same time
-    the values at address `values`, which are read after the keys.
+    `far` is for a sequence with few queries, whose keys and values are read from memory only once. So later keys are
+    prefetched, and at the same time the values at address `values`, which are read after the keys.
     """
     row, middle, ahead = row_bytes(kind, width), _first_tile(n), _AHEAD if far else 0
     step = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -543,16 +544,16 @@ def attend(
         slots: slots per head of the store.
         arrays: 2, or 1 if the store has one array (1, G, slots, E) of keys, which are also the values.
         page: tokens per page.
-        window: number of latest tokens that a token attends to; 0 means all, and -C those of its chunk of C tokens,
-            counted from position 0.
+        window: number of latest tokens that a token attends to; 0 means all. -C means the tokens of its own chunk: the
+            sequence is cut into chunks of C tokens, from position 0 on.
         sequences: address of the words of each sequence (`layout.py`).
         n_sequences: B.
-        column: number of the word of a sequence that has its number of queries, SEQ_NEW or SEQ_WANTED.
+        column: the word of a sequence that has the sequence's number of query tokens, SEQ_NEW or SEQ_WANTED.
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; 0 means no soft cap.
         sinks: address of (H,), one more logit for each query head, without a value; 0 means none.
-        parts: address of memory for the results of blocks: `H * (E + 16)` floats for each pair of a query and a block
-            with visible keys. It is used only if there are at most `SMALL_BATCH` queries in total.
+        parts: address of memory for the results of blocks: `H * (E + 16)` floats for each pair of a query token and a
+            block with visible keys. It is used only if R is at most `SMALL_BATCH`.
         out: address of (R, H, E).
     """
     job = words(address)[JOB:]

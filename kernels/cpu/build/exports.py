@@ -73,7 +73,7 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
     """A code generator for this or another machine, which does not load the code that it generates.
 
     Attributes:
-        triple: LLVM's target triple; "" is this machine. If it is named, a linker can put the code into a shared
+        triple: LLVM's target triple; "" is this machine. With a named triple, a linker can put the code into a shared
             library (`prebuilt.py`).
     """
 
@@ -142,7 +142,7 @@ def translated(function: Any, arguments: Sequence[Any]) -> Any:
 
 @global_compiler_lock
 def compiled(translator: Translator, part: str) -> bytes:
-    """Return the object file of `part` (`library.code_file`)."""
+    """Return the object file of a part of the kernels (`library.code_file` says what a part is)."""
     modules = {f"{PACKAGE}.{name}" for name in MODULES.get(part, ())}
     for name in modules:
         importlib.import_module(name)
@@ -182,7 +182,7 @@ def _stop_here(module: Any, name: str) -> None:
 
 
 def main(parts: Sequence[str], triple: str = "") -> None:
-    """Write the object file of each part to stdout as soon as it is compiled: its length, then its code."""
+    """Write the object file of each part to stdout as soon as it is compiled: a length, then the `sealed` code."""
     translator = Translator.start(triple)
     for i, part in enumerate(parts, 1):
         code = sealed(compiled(translator, part))

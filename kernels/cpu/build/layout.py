@@ -47,9 +47,10 @@ SILU, GELU, CLAMPED_SWIGLU, GELU_ERF, RELU2 = 1, 2, 3, 4, 5
 # - SCRATCH: address of the threads' scratch memory
 # - SPINS: after this number of polls without work, a thread sleeps between polls, by the C function at address SLEEP
 # - JOB: the first word of the job
-# - LEFT: from here on each thread has one cache line, whose first word is the number of chunks left in its range
+# - LEFT: from here on each thread has LINE words, of which the first is the number of chunks left in its range
 DONE, STOP, ON = 0, 16, 17
 TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37, 40, 256
+# Words of a thread at LEFT: two cache lines.
 LINE = 16
 # The system adds about 50 microseconds to a sleep.
 SLEEP_MICROSECONDS = 20
@@ -69,8 +70,8 @@ SCRATCH_BYTES = 4 << 20
 # - FIXED: the number of matrices that are multiplied in fixed point (`--activations i16`), by the tasks FIXED_GEMM and
 #   FIXED_PREPARE, or for a few tokens by FIXED_GEMV and FIXED_RECORDS
 # From TABLE on each matrix has WIDTH words: WEIGHTS (an address), ROWS, BIAS (an address or 0), COLUMN (the first
-# column of its products in the output), CHUNK (the number of its first chunk in a job), and from FORMAT on those of
-# its format.
+# column of its products in the output), CHUNK (the number of its first chunk in a job), and from FORMAT on the
+# words of its format.
 (
     TASK_GEMV, TASK_GEMM, TASK_PREPARE, NORM_WEIGHT, NORM_EPS, NORM_BIAS, N, K, ACTIVATION, CHUNK_GEMV, CHUNK_GEMM,
     HAND_OUT, MATRICES, POST_NORM_WEIGHT, POST_NORM_EPS, POST_NORM_BIAS, HAS_GEMV,
@@ -107,17 +108,18 @@ SMALL_BATCH = 8
 # A core reads four streams of memory faster than one stream (benchmarks/ways.py). So a gemv chunk has rows from up to
 # MAX_WAYS ranges of its matrix.
 MAX_WAYS = 4
-# A gemv chunk has this number of bytes of stored rows, and one thread multiplies a matrix of at most this size alone.
+# A gemv chunk has this number of bytes of stored rows. If the matrices of a block have at most this size together, one
+# thread alone multiplies a small batch with them.
 # benchmarks/chunks.py measured it: distributing smaller chunks costs more time than a more even distribution saves.
 CHUNK_BYTES = 64 * 1024
 # Chunks of long jobs are larger: 1 / LONG_JOB of the job's bytes, up to MOST_CHUNK_BYTES. This makes decode of a 0.6B
 # model 3 to 5 % faster. With such chunks in all jobs, a small model would be slower, because threads would have too few
 # chunks.
 MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
-# A gemm chunk has GEMM_ROWS rows and GEMM_TOKENS vectors: STRETCH columns of 64 expanded rows fit into a core's L2
-# cache. With more rows, the vectors would be read less often; with more vectors, the rows would be expanded less often.
-# A job that would have fewer than GEMM_CHUNKS chunks per thread has chunks of fewer rows, because threads wait for the
-# last chunk of a job.
+# A gemm chunk has GEMM_ROWS rows (with a gate, half of each matrix) and up to GEMM_TOKENS vectors: STRETCH columns of
+# 64 expanded rows fit into a core's L2 cache. With more rows, the vectors would be read less often; with more vectors,
+# the rows would be expanded less often. A job that would have fewer than GEMM_CHUNKS chunks per thread has chunks of
+# fewer rows, because threads wait for the last chunk of a job.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
 # Up to this number of vectors, gemm expands only four rows at a time: the rows then stay in the L1 cache, while the
 # vectors are read from the L2 cache.
@@ -187,7 +189,9 @@ SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 # - All values are in one array: a value begins T * AT floats after the start of the array. If an input is some columns
 #   of a wider value, it begins COLUMN floats later. An input whose AT is -1 is absent. ROW: floats from row to row
 # - WANTED: whether only the wanted rows are processed; FROM_ALL: whether the input still has all rows
-# - STEP_BLOCK: address of the block or of other words of the operation; LAYER: the layer whose keys or states are used
+# - STEP_BLOCK: address of the block or of other words of the operation, or for GATE the activation function (0:
+#   sigmoid)
+# - LAYER: the layer whose keys or states are used
 # - COS, SIN: addresses of the rotary tables; N_HEADS, N_KV_HEADS: numbers of heads
 # - ROW_WIDTH: the head dim, or the width of copied, multiplied or scaled rows
 # - STEP_SCALE (also the factor of SCALE), STEP_SOFTCAP: bits of float64 numbers; 0 is no soft cap
@@ -204,9 +208,10 @@ SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
     PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_RUNS, PASS_N_RUNS, PASS_WIDTH,
 ) = range(9)  # fmt: skip
 # Words of a layer's keys and values. KV_STORE: address of the store; KV_SLOTS: the store's slots per head; KV_WINDOW:
-# the layer's window or 0; KV_GROUP: address of the words of its group, which are the addresses of the sequences' words
-# and of the new tokens' slots (T,); KV_TYPE: type of the store; KV_ARRAYS: 2, or 1 if the keys are also the values. A
-# layer with a state has STATE_STORE and STATE_STORE_2 instead, the addresses of the stores of its one or two arrays.
+# the layer's window, 0 for none, or -C for chunks of C tokens (`attend`); KV_GROUP: address of the words of its group,
+# which are the addresses of the sequences' words and of the new tokens' slots (T,); KV_TYPE: type of the store;
+# KV_ARRAYS: 2, or 1 if the keys are also the values. A layer with a state has STATE_STORE and STATE_STORE_2 instead,
+# the addresses of the stores of its one or two arrays.
 KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_TYPE, STATE_STORE, STATE_STORE_2, KV_ARRAYS, KV_WIDTH = range(9)
 GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 
@@ -248,8 +253,8 @@ BLOCK = 128
 (
     SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
 ) = range(10)  # fmt: skip
-# Number of queries of a prefill chunk, counting all heads that share a KV head. These queries and their sums take only
-# a part of a core's L2 cache.
+# The most queries of a prefill chunk, where each of the heads that share a KV head counts. These queries and their sums
+# take only a part of a core's L2 cache.
 QUERIES = 192
 # Distance in floats between the scores of one query and those of the next query.
 SCORES = BLOCK + LANES

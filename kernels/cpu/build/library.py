@@ -124,8 +124,8 @@ def lacking() -> str | None:
     if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
     if chosen or told is not None:
-        # A named processor has the features of that processor (`jit.py`); without a name, those of this processor are
-        # used.
+        # If NUMBA_CPU_FEATURES is not set: NUMBA_CPU_NAME implies the features of the named processor (`features`);
+        # without a name, the features of this processor are used.
         own = "" if chosen else binding.get_host_cpu_features().flatten()
         name = chosen or binding.get_host_cpu_name()
         is_able = _widens(name, own if told is None else told)
@@ -138,8 +138,9 @@ def lacking() -> str | None:
 def features() -> str:
     """Return the features of the processor to compile for, as LLVM names them.
 
-    They are those of NUMBA_CPU_FEATURES; if it is not set, none with NUMBA_CPU_NAME, else those of this processor. AMX
-    is left out if the system does not permit it.
+    They are those of NUMBA_CPU_FEATURES. If this variable is not set, they are those of this processor, or "" if
+    NUMBA_CPU_NAME names a processor: its own features need not be listed. AMX is left out if the system does not permit
+    it.
     """
     from llvmlite import binding
 

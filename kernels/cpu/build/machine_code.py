@@ -108,7 +108,8 @@ def _started(
     # Without this variable, Numba colours error messages, even of the many errors that it catches itself, which costs
     # time.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
-    # Those of this process, which runs the code: the system may permit AMX to the child alone.
+    # The child compiles for the features of this process, which runs the code: the system may permit AMX to the child
+    # alone.
     environment["NUMBA_CPU_FEATURES"] = target.features if target else features()
     if target:
         environment["NUMBA_CPU_NAME"] = target.processor

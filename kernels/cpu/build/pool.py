@@ -3,7 +3,7 @@
 After its last chunk, a worker thread polls for new chunks for a millisecond, because waking a parked thread takes
 longer than a small job. Then the thread parks until `wake` is called. While more jobs are announced (ON is 1), threads
 keep polling. The thread that submits a job wakes parked threads but does not wait for them: it may finish the job
-before they run. A thread that has polled for longer than a chunk takes sleeps between polls, so that other processes
+before they run. After 50 microseconds of polling without work, a thread sleeps between polls, so that other processes
 get the core.
 """
 

@@ -1,7 +1,7 @@
 """Load prebuilt machine code from a wheel: one shared library per kind of processor.
 
 `python -m tools.wheel` makes the libraries, and a manifest with the digests of the kernels' source and of each library.
-A library is used if the installed source has the digest of the manifest, if the file has its digest, and if this
+A library is used if the installed source and the library's file have their digests in the manifest, and if this
 processor has all instructions that the library needs. This module needs neither Numba nor llvmlite.
 """
 
@@ -77,7 +77,7 @@ class SharedCode:
 
 
 def find(source: str) -> SharedCode | str:
-    """Load the fastest prebuilt code for this processor; return why there is none if it cannot be loaded.
+    """Load the fastest prebuilt code for this processor; if none can be loaded, return the reason.
 
     `source` is the digest of the installed kernels' source.
     """

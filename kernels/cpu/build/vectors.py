@@ -35,7 +35,7 @@ _PROBE_OF_BYTES = (
 
 @cache
 def register_lanes() -> int:
-    """Return how many float32 a SIMD register of the processor has that Numba compiles for: 16, 8 or 4."""
+    """Return how many float32 fit in a SIMD register of the processor that Numba compiles for: 16, 8 or 4."""
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE))
     return 16 if "zmm" in text else 8 if "ymm" in text else 4
 
@@ -91,7 +91,7 @@ def has_quad_dot() -> bool:
 
 @cache
 def has_tiles() -> bool:
-    """Return whether that processor has AMX, which multiplies tiles of bytes, and the system permits AMX."""
+    """Return whether the processor that Numba compiles for has AMX (tiles of bytes), and the system permits AMX."""
     return TILES in cpu_target.target_context.codegen()._tm_features
 
 
@@ -221,7 +221,7 @@ def load_splat(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
-    """Load the float16 at byte `at` into every lane as float32. Processors convert vectors, so it is copied first."""
+    """Load the float16 at byte `at` into every lane as float32: copied first, because processors convert vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)

@@ -251,7 +251,7 @@ def _packed(bits: int, scale: str) -> Any:
 
 def weights_of(bits: int, scale: str, piece: int) -> Any:
     """Make the function that returns `piece` weights of a block: 32 in two vectors, or 64 in four."""
-    # `multiply_add_table` ignores all but the lowest 4 bits of a word, so these need not be masked.
+    # `multiply_add_table` ignores the upper 28 bits of a word, so for 4-bit quants these need not be cleared.
     quants = pair_of(bits, clean=bits != 4 or scale == "f32")
     combine, scale_of, n_scales = _combine(bits, scale), scale_and_bias(scale), 2 * SCALE_BYTES[scale]
 

@@ -9,7 +9,8 @@ the sums of a row are added within its 16 bytes. There are two forms of operands
 
 - *pairs*: the bytes of a row become int16, those of even columns in one register and those of odd columns in another,
   by a shift or a mask; one instruction multiplies two columns of every row
-- *digits*, on arm64 and with VNNI: the quants of rows stay bytes, and a token's quant is two bytes, `256 * high + low`
+- *digits*, on arm64 with sdot and on x86-64 with VNNI: the quants of rows stay bytes, and a token's quant is two bytes,
+  `256 * high + low`
 
 A token's *record* has RECORD_BYTES for each 32 columns. First come the token's quants, for each 16 columns separately:
 the 8 quants of even and the 8 of odd columns, or with digits 16 high and 16 low bytes. Then come, as floats, the scale,
@@ -87,9 +88,10 @@ class _PackedModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def _blocks_at_once(block_bytes: int, words: int) -> int:
-    """Return how many blocks' scales one load of 64 bytes reads, 2 or 4; 0 if the format allows neither.
+    """Return how many blocks' scales one load of 64 bytes reads, 2 or 4; 0 if neither is possible.
 
-    The blocks must have at least 64 bytes together, so that the load does not read beyond them.
+    Only AVX-512 has such loads. The blocks must have at least 64 bytes together, so that the load does not read beyond
+    them.
     """
     fits = [n for n in (2, 4) if (n - 1) * block_bytes + 2 * words <= 64 <= n * block_bytes]
     return fits[0] if fits and words and TOGETHER == 2 else 0
@@ -344,7 +346,7 @@ class _Step:
         ]
 
     def minus_totals(self, sums: list[Any], record: Any) -> list[Any]:
-        """Return the sums of a block, corrected for `minus`, which is too much in every quant of the rows."""
+        """Return the sums of a block, corrected for `minus`, by which every quant of the rows is too large."""
         if not self.minus:
             return sums
         totals, found = [WHOLE_HALVES, WHOLE_HALVES + 4] if self.kind & HALVES else [WHOLE_TOTAL], []
@@ -596,8 +598,10 @@ def eight_rows_by_parts(
 
     Args:
         block_bytes: bytes of a block.
-        scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
-        quants: function that returns quants 64 p to 64 p + 63, given p: twice 32 as BYTES, or as NIBBLES_OF_64.
+        scales_of: function that returns the scales and minima of the block at a byte offset: one SIMD vector of 16
+            numbers, or 16 scales and 16 minima in two.
+        quants: function that returns quants 64 p to 64 p + 63, given p: 64 bytes in two halves, or 32 bytes with
+            NIBBLES_OF_64.
         places: for each 32 or 16 columns, the index of its scale among the results of `scales_of`.
         minima: the same for the minima; empty if there are none.
         stored: the form of the results of `quants`: BYTES, ...

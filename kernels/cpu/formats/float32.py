@@ -45,7 +45,7 @@ def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int,
 
 @jit
 def dot(a: Any, a_first: int, b: Any, b_first: int, n: int) -> Any:
-    """Return the dot product of `n` elements of a and b, from `a_first` and `b_first` on, summed in 32 lanes."""
+    """Return the dot product of `n` elements of a and b: whole 32 elements in 32 sums, then the rest one by one."""
     even, odd = zeros(), zeros()
     whole = n // (2 * LANES) * (2 * LANES)
     for i in range(0, whole, 2 * LANES):

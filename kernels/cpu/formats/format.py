@@ -34,10 +34,10 @@ from .sums import PANEL_SIZES, WIDE
 # `four_rows`, `expand`, `panel` and `eight_rows` use this number of bytes of scratch memory for scales.
 FORMAT_SCRATCH = 4 * STRETCH
 
-# The most input vectors that gemv multiplies with rows as they are stored: one panel of vectors, or two. For more
-# vectors gemm is faster (measured), because gemm dequantises weights once, but gemv does so once per panel. Two panels
-# are worth it only if dequantising is cheap, as for groups of 64 bytes with one scale. For Q8_0 it is not: for 10 to 18
-# vectors, gemm takes 4 to 10 % less time (Xeon).
+# The most input vectors that gemv multiplies with rows as they are stored: one panel of vectors, or with AVX-512 two.
+# For more vectors gemm is faster (measured), because gemm dequantises weights once, but gemv does so once per panel.
+# Two panels are worth it only if dequantising is cheap, as for MLX's groups of 8-bit quants, or not needed (float32).
+# For Q8_0 two panels are slower: for 10 to 18 vectors, gemm takes 4 to 10 % less time (Xeon).
 TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 

@@ -300,7 +300,8 @@ def panel_by_parts(
 
     Args:
         block_bytes: bytes per block.
-        scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
+        scales_of: function that returns the scales and minima of the block at a byte offset: one SIMD vector of 16
+            numbers, or 16 scales and 16 minima in two.
         quants_of: function that returns quants 64 p to 64 p + 63 of a block in two vectors, given p.
         places: for each 32 or 16 columns, the index of its scale among the results of `scales_of`.
         minima: the same for the minima; empty if there are none.

@@ -56,7 +56,7 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
 
 
 def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
-    """Make the function that stores the scales of a block (one SIMD vector), or its scales and minima (two)."""
+    """Make the function that stores the numbers that `scales_of` returns for a block: one or two SIMD vectors."""
 
     @jit
     def put(stored: Any, at: int, blocks: Any, i: int) -> None:
@@ -117,14 +117,15 @@ def four_rows_by_parts(
     """Make the gemv kernel of a format whose blocks have 256 weights.
 
     Additions to the sum of one row must wait for each other. So the kernel multiplies a part of a block (64 weights) of
-    each of four rows before the next part.
+    each of up to four rows before the next part.
 
     Args:
         block_bytes: bytes per block.
-        scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
+        scales_of: function that returns the scales and minima of the block at a byte offset: one SIMD vector of 16
+            numbers, or 16 scales and 16 minima in two.
         part: function that returns 64 weights of a block in four SIMD vectors, given the number of the part, an array
             of scales, and the index of the block's first scale.
-        scale_vectors: number of SIMD vectors that `scales_of` returns: 1, or 2 with minima.
+        scale_vectors: number of SIMD vectors that `scales_of` returns: 1 or 2.
     """
     put, scales_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
 
@@ -188,9 +189,9 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
         ) -> None:  # fmt: skip
             """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`.
 
-            The terms of a dot product are added in the order that `tile.py` defines. One row of each of four ranges is
-            multiplied at the same time, block by block, because a processor reads several streams of memory faster than
-            one stream.
+            The terms of a dot product are added in the order that `tile.py` defines. One row of each of four ranges (of
+            two or one, if the registers do not suffice) is multiplied at the same time, block by block, because a
+            processor reads several streams of memory faster than one stream.
 
             Args:
                 n_vectors: number of input vectors of the panel, one of `PANEL_SIZES`.

@@ -3,7 +3,7 @@
 The rows that use an expert are multiplied together, so the expert's matrices are read at most once. The outputs of a
 row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other rows.
 
-If all experts do not fit into memory, a thread reads experts from the file ahead of their use. For this thread, the
+If not all experts fit into memory, a thread reads experts from the file ahead of their use. For this thread, the
 kernel writes notes of the experts that it will multiply, and of those that the next layer will probably choose.
 """
 
@@ -123,8 +123,8 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups:
 def keep_groups(values: Any, at: int, n_experts: int, n_groups: int, n_kept: int, sums: Any) -> None:
     """Replace the values of experts outside of the `n_kept` best groups by minus infinity.
 
-    A group is ranked by the sum of its two largest values. Of groups with equal sums, the first is better. `sums` is
-    scratch memory of n_groups floats.
+    A group is ranked by the sum of its two largest values, or by its only value. Of groups with equal sums, the first
+    is better. `sums` is scratch memory of n_groups floats.
     """
     size = n_experts // n_groups
     for g in range(n_groups):
@@ -259,8 +259,8 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     """Write `y = residual + norm(s)`, where s is the sum of `weight * expert(h)` over the experts of each row.
 
     h is the normed x, and `expert(h) = down(activation(gate(h)) * up(h))`, or `down(activation(up(h)))` without a gate.
-    Residual and norm may be absent. If there is a shared expert, all rows use it; its weight is the sigmoid of a
-    product, or 1.
+    With EX_WEIGHS_INPUTS, a term is `expert(weight * h)`. Residual and norm may be absent. If there is a shared expert,
+    all rows use it; its weight is the sigmoid of a product, or 1.
 
     Args:
         address: address of the pool's control block.

@@ -189,9 +189,9 @@ def _is_set(builder: Any, kind: Any, bit: int) -> Any:
 
 @intrinsic
 def multiply_tiles(typing: Any, n: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
-    """Do what `fixed_tile.choice` describes, for a format with one scale for a block.
+    """Multiply a panel of rows with a panel of tokens, like `fixed_tile.choice`, for a format with one scale per block.
 
-    `configure_tiles` has been called for as many tokens, or for one more.
+    `configure_tiles` must have been called for n tokens or for n + 1.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -15,8 +15,8 @@ of words of 4 bytes. They have, for each block of 32 columns:
         quants
 
 There are two forms of words. *Pairs*: a word is two int16, and one instruction multiplies two columns of every row.
-*Quads*, on arm64: only the first 8 words of a row are used, with four int8 each; a quant of a token is two int8,
-`256 * high + low`, and the first 8 words of a token have the high bytes, the last 8 the low bytes. With AMX
+*Quads*, on arm64 with sdot: only the first 8 words of a row are used, with four int8 each; a quant of a token is two
+int8, `256 * high + low`, and the first 8 words of a token have the high bytes, the last 8 the low bytes. With AMX
 (`fixed_amx.py`) rows of formats without HALVES are quads, and tokens have pairs, then the high bytes of all tokens, 32
 of each, then the low bytes.
 

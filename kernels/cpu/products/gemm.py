@@ -99,7 +99,7 @@ def _add_stretch(
 ) -> int:  # fmt: skip
     """Add the products of n expanded rows and a span of tokens over the stretch that begins at `column`.
 
-    Memory for the sums between two sweeps follows the memory of `together` expanded rows. Meanwhile prefetch memory
+    Memory for the sums between two sweeps follows the memory of GEMM_ROWS expanded rows. Meanwhile prefetch memory
     from address `ahead` on, `step` bytes for each 16 columns of each tile; return the address after it.
     """
     whole = ceil_div(min(STRETCH, job[K] - column), LANES) * LANES

@@ -2,7 +2,7 @@
 
 Memory bandwidth is the limit, so each weight row is read from memory once for all tokens. A core reads several streams
 of memory faster than one stream. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range,
-and the kernel multiplies one row of each range at the same time.
+and the kernel multiplies one row of each range at the same time (for large panels, of two ranges or one).
 
 The input vectors (one per token) are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of
 each of its vectors, then the next 16 elements of each, and so on. While a stretch of columns is multiplied, the

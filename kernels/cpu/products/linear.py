@@ -204,7 +204,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
         residual: address of the array that is added to the products, (T, N), or 0.
         scratch: address, a multiple of 64, of memory for (T, `product_floats(K)`) floats; not used by gemv of one token
             in float32.
-        y: address of the output, (T, N). A block with a norm of the output must not have it at `residual`.
+        y: address of the output, (T, N). If the block has a norm of the output, y must not be `residual`.
     """
     control, b = words(address), words(block)
     job = control[JOB:]

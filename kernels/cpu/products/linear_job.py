@@ -14,7 +14,7 @@ from .activations import activate, gated
 #   X, STRIDE, T       the address of the input, the distance of its rows in elements, and their number
 #   Y, RESIDUAL        the addresses of the output and of the residual
 #   HEIGHT, WAYS       rows of a matrix per chunk, and the number of ranges of a matrix from which a chunk takes rows
-#   PIECES, SPAN       there are PIECES chunks for each SPAN of input rows
+#   PIECES, SPAN       in gemm, there are PIECES chunks for each SPAN input rows (in fixed point, SPAN groups of rows)
 X, STRIDE, T, Y, RESIDUAL, HEIGHT, WAYS, PIECES, SPAN = range(OWN, OWN + 9)
 
 

@@ -98,7 +98,7 @@ def attend(
     Args:
         q: (T, H, E).
         kv: (2, G, S, E): keys, then values, from position 0 on.
-        window: number of latest tokens that a query attends to; 0 means all, and -C those of its chunk of C tokens.
+        window: number of latest tokens that a query attends to; 0 means all; -C means the tokens of its own chunk of C.
         scale: factor of the scores.
         softcap: the cap of the scores; 0 means none.
         sinks: (H,), one more score for each query head, without a value.

@@ -34,8 +34,8 @@ from ..products.activations import activate, gated, silu
 
 # Words of a job. X is the address of the input. BEFORE is the address of an array that is multiplied with the input, or
 # 0; AFTER that of an array that is multiplied with the output, or 0. X_ROW, BEFORE_ROW and AFTER_ROW are elements from
-# one row to the next. SPAN is the number of channels in a chunk of a convolution. KIND is the activation function of a
-# gate.
+# one row to the next. SPAN is the number of channels in a chunk of a convolution. In a job of
+# `gate_span`, BEFORE is the address of the gate, and KIND its activation function, or 0 for the sigmoid.
 X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH, KIND = range(15)
 # Number of channels in a chunk of a convolution over many tokens, and number of tokens in a chunk of a gate.
 CHANNELS, TOKENS = 128, 32
@@ -96,7 +96,7 @@ def short_conv(
     address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
     states: int, runs: int, n_runs: int, out: int,
 ) -> None:  # fmt: skip
-    """Write `out = after * f(convolution(before * x))` for rows (T, C); f is SiLU, or the identity without it.
+    """Write `out = after * f(convolution(before * x))` for rows (T, C); f is SiLU, or without CONV_SILU the identity.
 
     Args:
         address: address of the pool's control block.
@@ -149,7 +149,7 @@ def gate_rows(
         kind: 0 for the sigmoid, or the number of an activation function (`layout.py`).
         n_rows: T.
         width: N, a multiple of 16.
-        x: address of the input, or 0 for the activated gate alone.
+        x: address of the input; 0 for the activated gate alone, where `kind` must not be 0.
         x_row: elements from one row of the input to the next.
         gate: address of the gate.
         gate_row: elements from one row of the gate to the next.
