@@ -6,6 +6,7 @@ requests from prompts (`RequestBuilder`) and runs them on a `Scheduler`, see `lo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -125,6 +126,8 @@ BATCH_SLOTS = 32
 LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
 # Tokens whose keys and values share the memory between a model and its draft model.
 COMPARED = 4096
+# The share of the free memory, without what else the model needs, that experts take if not all fit.
+EXPERTS_SHARE = 0.9
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
 
@@ -1365,7 +1368,6 @@ class CheckedCheckpoint:
     files: str = ""
     experts_memory: int | None = None
     _is_checked: bool = False
-    _streams_experts: bool = False
 
     def __post_init__(self) -> None:
         if self.shard is not None:
@@ -1427,7 +1429,11 @@ class CheckedCheckpoint:
         if self.draft is not None:  # `kv` is for both
             need += need_of(outlined(self.draft.planned, self.made), n_tokens, kv=None if kv is None else 0)
         where, allowed = self.checkpoint.where, self.allow_too_large
-        self._streams_experts = need.check(where, available_memory(), allowed=allowed)
+        available = available_memory()
+        are_left = need.check(where, available, allowed=allowed)
+        if are_left and self.experts_memory is None and self.shard is None and self.made.holds_some_experts:
+            with contextlib.suppress(OptionError):  # too few: the system drops and reads pages of the mapped file
+                self._bound_experts(max(1, int((available - need.total + need.experts) * EXPERTS_SHARE)))
 
     def _bound_experts(self, most: int) -> None:
         """Plan at most `most` bytes of experts in memory; each layer holds the same share of its experts.
@@ -1437,8 +1443,8 @@ class CheckedCheckpoint:
         """
         if not self.made.holds_some_experts:
             message = (
-                f"experts_memory needs the backend mlx, metal or cuda; with {self.made.name} the system keeps the "
-                "experts of a GGUF file in memory as long as there is space"
+                f"experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; {self.made.name} reads "
+                "experts where a mapped file has them"
             )
             raise OptionError(message, option="experts_memory", expected="none", found=most)
         total = outlined(self.planned, self.made).sizes.n_experts
@@ -1500,8 +1506,6 @@ class CheckedCheckpoint:
                 self.draft.model = self.draft.planned.build(backend).model
         except MemoryError as error:
             raise out_of_memory(self.checkpoint.where, error) from error
-        if self._streams_experts:
-            backend.stream_experts()
         return backend, loaded, created
 
 

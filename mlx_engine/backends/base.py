@@ -138,9 +138,6 @@ class Backend(Primitives):
     def discard(self, linear: Linear) -> None:
         """Free the backend's data of a linear layer that no model uses any more."""
 
-    def stream_experts(self) -> None:
-        """Prepare for experts that do not fit into memory. Called before `read_ahead`, if mapped experts do not fit."""
-
     def read_ahead(self) -> None:
         """Start reading mapped weights into memory. Called once, after a model has been built."""
 

@@ -294,7 +294,7 @@ class Need:
         if self.total > available and self.total - self.experts <= available:
             log.warn(
                 f"{where}: needs {self._text()}, and {size(available)} are free: the {size(self.experts)} of experts "
-                "are read from the file when tokens choose them"
+                "are read from the file when tokens choose them, and those that fit stay in memory"
             )
         elif self.total > available:
             log.warn(f"{where}: needs {self._text()}, and {size(available)} are free: it may run slowly or be killed")
@@ -315,11 +315,11 @@ def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> 
     widest = max((sum(shape) for shape in sizes.shapes if shape[0] != vocab_size), default=0)
     return Need(
         weights=sizes.nbytes - round((1 - share) * sizes.n_experts),
-        mapped=sizes.n_mapped,
+        mapped=sizes.n_mapped if share == 1 else sizes.n_mapped - sizes.n_mapped_experts,
         kv=pool_nbytes(model.kv_layers, n_tokens) if kv is None else kv,
         workspace=4 * (ACTIVATIONS * LONGEST_PASS * widest + vocab_size),
         saved=sizes.saved,
-        experts=sizes.n_mapped_experts,
+        experts=sizes.n_mapped_experts if share == 1 else 0,
     )
 
 
