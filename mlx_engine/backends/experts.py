@@ -157,7 +157,7 @@ def share_read(share: float, n_tokens: int) -> float:
 # The weight of a choice after another pass. With the choices of `benchmarks/experts.py` and 59 of 128 experts in
 # memory, 1.07 of 8 are missing with any weight from 0.99 to 1, 1.12 with 0.98, and 1.59 if those are replaced that were
 # used least recently; if the future were known, 0.68 would be. A smaller weight follows a change of the topic sooner.
-DECAY = 0.99
+DECAY = 0.98
 
 
 class Residents:

@@ -70,6 +70,7 @@ class ExpertCache:
         """Start another thread, without experts in memory, if this process has been forked."""
         if self._process != os.getpid():
             self.close.detach()
+            self._reader.close_files()
             self._start()
 
     def check(self) -> None:
@@ -108,7 +109,6 @@ class _Mixture:
         following: the mixture of the next layer, or None.
         has_many: whether many tokens have chosen experts in the current pass.
         passages: the slots through which the experts of many tokens go.
-        passed: the experts that have been read into these slots in the current pass.
     """
 
     following: _Mixture | None = None
@@ -119,7 +119,7 @@ class _Mixture:
         self.state = np.zeros(layout.STATE_ROWS + 4 * n, np.int64)
         self.in_memory, self.is_used, self.n_chosen, self.is_guessed = self.state[layout.STATE_ROWS :].reshape(4, n)
         self._n_counted = self.n_chosen.copy()
-        self.passages, self.passed = list[int](), set[int]()
+        self.passages = list[int]()
         # By expert and matrix: the words of the matrix in its block, and where the file has it.
         self.matrices = [_matrices(block, e) for e in range(n)]
         spans = np.array([[range_.span for _, range_ in of] for of in self.matrices])
@@ -139,8 +139,7 @@ class _Mixture:
         """Count the choices of a pass."""
         n_chosen = self.n_chosen.copy()
         self.residents.count(n_chosen - self._n_counted)
-        self._n_counted, self.has_many = n_chosen, has_many
-        self.passages, self.passed = [], set()
+        self._n_counted, self.has_many, self.passages = n_chosen, has_many, []
 
 
 def _matrices(block: ExpertBlock, expert: int) -> list[tuple[np.ndarray, MappedRange]]:
@@ -195,6 +194,11 @@ class _Reader:
         """Let the thread end."""
         os.write(self._pipe, np.int64(-1).tobytes())
 
+    def close_files(self) -> None:
+        """Close the pipes and the model's files."""
+        for file in (*self._files.values(), self._notes, self._pipe, self._answers, self._answer):
+            os.close(file)
+
     def run(self) -> None:
         """Read experts until `end`."""
         try:
@@ -211,8 +215,7 @@ class _Reader:
                 self._wake()
                 self._take_notes()
         finally:
-            for file in (*self._files.values(), self._notes, self._pipe, self._answers, self._answer):
-                os.close(file)
+            self.close_files()
 
     def _take_notes(self) -> None:
         """Read the notes of kernels; wait if there is none."""
@@ -260,10 +263,11 @@ class _Reader:
             return None
         if not mixture.passages:
             mixture.passages = residents.coldest_slots(PASSAGES)
-        for slot in mixture.passages:
-            held = int(np.flatnonzero(residents.slots == slot)[0])
-            if not (held in mixture.passed and mixture.is_used[held]) and self._drop(mixture, held):
-                mixture.passed.add(expert)
+        held = np.flatnonzero(np.isin(residents.slots, mixture.passages)).tolist()
+        # The kernel uses experts in ascending order: it needs the last of them last.
+        for of in sorted(held, key=lambda of: (mixture.is_used[of] != 0, -of)):
+            slot = int(residents.slots[of])
+            if (of > expert or not mixture.is_used[of]) and self._drop(mixture, of):
                 return slot
         return None
 
@@ -302,24 +306,28 @@ class _Reader:
         Raises:
             SourceError: the file is shorter, has been replaced or cannot be read.
         """
-        first, done, needed = range_.first // PAGESIZE * PAGESIZE, 0, range_.first % PAGESIZE + range_.nbytes
-        try:
-            while done < needed:
-                n = os.preadv(self._opened(range_), [memory[done:].data], first + done)
-                if n == 0:
-                    what = f"ends before byte {range_.first + range_.nbytes:,}, the end of an expert; restore the file"
-                    raise SourceError(f"{range_.path}: {what}")
-                # The system reads whole blocks of the disk, except at the end of the file.
-                done = done + n if done + n >= needed else (done + n) // PAGESIZE * PAGESIZE
-        except OSError as error:
-            raise SourceError(f"{range_.path}: an expert cannot be read ({error.strerror})") from error
+        file, first, done = self._opened(range_), range_.first // PAGESIZE * PAGESIZE, 0
+        needed = range_.first % PAGESIZE + range_.nbytes
+        while done < needed:
+            try:
+                n = os.preadv(file, [memory[done:].data], first + done)
+            except OSError as error:
+                raise SourceError(f"{range_.path}: an expert cannot be read ({error.strerror})") from error
+            if n == 0:
+                what = f"ends before byte {range_.first + range_.nbytes:,}, the end of an expert; restore the file"
+                raise SourceError(f"{range_.path}: {what}")
+            # The system reads whole blocks of the disk, except at the end of the file.
+            done = done + n if done + n >= needed else (done + n) // PAGESIZE * PAGESIZE
         self.n_bytes_read += done
 
     def _opened(self, range_: MappedRange) -> int:
         """Return the descriptor of a file."""
         path = str(range_.path)
         if path not in self._files:
-            self._files[path] = _open_uncached(path)
+            try:
+                self._files[path] = _open_uncached(path)
+            except OSError as error:
+                raise SourceError(f"{path}: experts cannot be read ({error.strerror})") from error
             if not range_.is_of(os.fstat(self._files[path])):
                 raise SourceError(f"{path}: has been replaced or changed since the model was loaded; load it again")
         return self._files[path]
