@@ -412,8 +412,8 @@ def quants_heads(rows: Sequence[Row], ours: dict[str, Row]) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-EXPERTS_INTRO = """Decode of random tokens with the layers of Qwen3-30B-A3B and random weights, by a process that may use
-all memory or half of it, everything counted. Routers prefer some experts, as was published for Qwen3-30B-A3B (65 of 128
+EXPERTS_INTRO = """Decode of random tokens with the layers of Qwen3-30B-A3B and random weights, by a process that may
+use all memory or half of it, everything counted. Routers prefer some experts, as was published for Qwen3-30B-A3B (65 of 128
 experts have 90 % of the choices, the first 4.3 %). Tokens are independent, or their embeddings are sequences in which
 choices repeat as was published for text (45 % of a token's choices are choices of the token before, 80 % of one of the
 eight before). The factor is relative to the same engine with all memory. The limit is the rate of tokens at which the
@@ -437,8 +437,8 @@ def experts(rows: Sequence[Row]) -> str:
         ])  # fmt: skip
         said[f"{row['type']}, {row['text']}"] = (
             f"{row['experts_for_90_percent']:.0f} experts have 90 % of the choices, the first "
-            f"{row['share_of_the_first']:.1%}; {row['chosen_by_the_token_before']:.0%} are choices of the token before, "
-            f"{row['chosen_by_the_eight_before']:.0%} of one of the eight before; "
+            f"{row['share_of_the_first']:.1%}; {row['chosen_by_the_token_before']:.0%} are choices of the token "
+            f"before, {row['chosen_by_the_eight_before']:.0%} of one of the eight before; "
             f"{row['guessed_by_the_layer_before']:.0%} are guessed by the layer before. "
             f"The disk reads {row['disk'] / 1e9:.2f} GB/s."
         )

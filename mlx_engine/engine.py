@@ -126,8 +126,6 @@ BATCH_SLOTS = 32
 LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
 # Tokens whose keys and values share the memory between a model and its draft model.
 COMPARED = 4096
-# The share of the free memory, without what else the model needs, that experts take if not all fit.
-EXPERTS_SHARE = 0.9
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
 
@@ -1433,7 +1431,7 @@ class CheckedCheckpoint:
         are_left = need.check(where, available, allowed=allowed)
         if are_left and self.experts_memory is None and self.shard is None and self.made.holds_some_experts:
             with contextlib.suppress(OptionError):  # too few: the system drops and reads pages of the mapped file
-                self._bound_experts(max(1, int((available - need.total + need.experts) * EXPERTS_SHARE)))
+                self._bound_experts(need.for_experts(available))
 
     def _bound_experts(self, most: int) -> None:
         """Plan at most `most` bytes of experts in memory; each layer holds the same share of its experts.

@@ -237,6 +237,8 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
 
 # Peak memory of a token's activations in a pass, in multiples of N + K of the widest matrix.
 ACTIVATIONS = 3
+# The share of the memory that nothing else of the model needs which experts take if not all of them fit.
+EXPERTS_SHARE = 0.9
 # An expansion is reported if it takes at least this many bytes more than the file.
 WORTH_A_LINE = 1 << 26
 OPTION = "--allow-too-large"
@@ -278,6 +280,10 @@ class Need:
             self.weights + other.weights, self.mapped + other.mapped, self.kv + other.kv,
             max(self.workspace, other.workspace), self.saved + other.saved, self.experts + other.experts,
         )  # fmt: skip
+
+    def for_experts(self, available: int) -> int:
+        """Return the bytes that experts may take if not all of them fit into the available bytes."""
+        return max(0, int(EXPERTS_SHARE * (available - self.total + self.experts)))
 
     def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
         """Compare with the available bytes. Warn if the model is larger but can run.
