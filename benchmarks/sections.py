@@ -413,11 +413,11 @@ def quants_heads(rows: Sequence[Row], ours: dict[str, Row]) -> list[str]:
 
 
 EXPERTS_INTRO = """Decode of random tokens with the layers of Qwen3-30B-A3B and random weights, by a process that may
-use all memory or half of it, everything counted. Routers prefer some experts, as was published for Qwen3-30B-A3B (65 of 128
-experts have 90 % of the choices, the first 4.3 %). Tokens are independent, or their embeddings are sequences in which
-choices repeat as was published for text (45 % of a token's choices are choices of the token before, 80 % of one of the
-eight before). The factor is relative to the same engine with all memory. The limit is the rate of tokens at which the
-disk, whose rate was measured with direct reads, would be busy all the time."""
+use all memory or half of it, everything counted. Routers prefer some experts, as was published for Qwen3-30B-A3B (65 of
+128 experts have 90 % of the choices, the first 4.3 %). Tokens are independent, or choices repeat as was published for
+text (45 % of a token's choices are choices of the token before, 80 % of one of the eight before). The factor is
+relative to the same engine with all memory. The limit is the rate of tokens at which the disk would be busy all the
+time; the disk's rate was measured with direct reads."""
 
 
 def experts(rows: Sequence[Row]) -> str:

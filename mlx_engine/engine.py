@@ -182,9 +182,8 @@ def load(
             text only if results are bit-identical in every batch and passes are long. "off" proposes none.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model that needs more memory than is free.
-        experts_memory: on `mlx`, `metal` and `cuda`, the most bytes of experts in memory; the others are read from the
-            file when tokens choose them. None keeps all in memory. On the CPU, experts of most GGUF files always stay
-            in the file, and the system keeps as many in memory as fit.
+        experts_memory: the most bytes of experts in memory; the others are read from the file when tokens choose them.
+            None keeps all in memory, or on CPU backends with compiled kernels as many experts of a GGUF file as fit.
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
             computing them again; see docs/prefixes.md. None keeps no prefixes on disk.
         prefix_disk: the most bytes of files in this folder; the least recently used are removed.

@@ -150,8 +150,8 @@ class Experts:
 
 
 # Measured with Qwen3-30B-A3B and a cache of the experts that were used last, 256 tokens from an empty cache on
-# (github.com/kekzl/imp/pull/1374): by the share of the experts in memory, the share of a token's experts that is missing.
-_MISSED = ((0, 1), (0.0625, 0.634), (0.19, 0.259), (0.38, 0.106), (0.635, 0.038), (1, 0))
+# (github.com/kekzl/imp/pull/1374): shares of the experts in memory, and which shares of a token's experts were missing.
+_HELD, _MISSED = (0, 0.0625, 0.19, 0.38, 0.635, 1), (1, 0.634, 0.259, 0.106, 0.038, 0)
 
 
 def share_missed(share: float) -> float:
@@ -159,7 +159,7 @@ def share_missed(share: float) -> float:
 
     Other models and other texts may choose less or more alike.
     """
-    return float(np.interp(share, *zip(*_MISSED, strict=True)))
+    return float(np.interp(share, _HELD, _MISSED))
 
 
 def share_read(share: float, n_tokens: int) -> float:
