@@ -1,8 +1,8 @@
 """Kernels for block-quantised weights: Metal kernels with NumPy references, compiled CPU kernels, and block layouts.
 
-The package is usable without mlx_engine and importable without a GPU. In a wheel its name is `mlx_engine.kernels`; in a
-checkout both names have the same modules. Public names are imported when they are first used, so that `import kernels`
-is fast. `kernels.launch` is a module; its function `launch` runs any `Kernel`.
+The package does not need mlx_engine, and importing it does not need a GPU. In a wheel its name is `mlx_engine.kernels`;
+in a checkout `kernels` and `mlx_engine.kernels` are the same modules. Public names are imported when they are first
+used, so that `import kernels` is fast. `kernels.launch` is a module; its function `launch` runs any `Kernel`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from .metal.thread_per_output import thread_per_output
     from .metal.tiles import tiles
 
-# The modules of public names. A name that is not listed is in the module of that name in `kernels.metal`.
+# The module of each public name. A name that is not listed, such as `matvec`, is in `kernels.metal.NAME`.
 _HOMES = {
     "Experiment": "lab.experiment",
     "Kernel": "kernel",

@@ -1,12 +1,11 @@
 """The binary layout of quantised blocks: one NumPy structured dtype per format, with fields in file order.
 
-A quantised tensor is rows of blocks; a block holds 32, 64 or 256 consecutive weights of one row. `d` (and `m`,
-`dmin`) are float16 scales (and minima), `qs` the low bits of the quants, `qh` and `hmask` the high bits,
-`scales` the packed scales of sub-blocks, `e` a power of two, and `signs` the signs of weights. `mlx_engine/quant` has
-one file per format or family of formats, which unpacks the quants.
+A quantised tensor consists of rows of blocks; a block holds 32, 64 or 256 consecutive weights of one row. `d` (and `m`,
+`dmin`) are float16 scales (and minima), `qs` the low bits of the quants, `qh` and `hmask` the high bits, `scales` the
+packed scales of sub-blocks, `e` a power of two, and `signs` the signs of weights. `mlx_engine/quant` has one file per
+format or family of formats, which unpacks the quants.
 
-All numbers are little-endian. Blocks are not padded, so they are unaligned. Every machine that MLX runs on is
-little-endian.
+All numbers are little-endian, as on every machine that MLX runs on. Blocks are not padded, so they are unaligned.
 
 Source: the structs `block_*` of ggml-common.h,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-common.h
@@ -50,15 +49,15 @@ NVFP4 = np.dtype([("scales", "u1", (4,)), ("qs", "u1", (4, 8))])
 
 
 def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.void]:
-    """Return the layout of a group of MLX's quantised types: the scale, the bias if there is one, the packed quants.
+    """Return the layout of one group of MLX's quantised types: its scale, its bias if it has one, its packed quants.
 
-    Quants are packed from the lowest bits upwards, as in MLX. The exception is 4-bit quants of groups with biases. They
-    are packed as in Q4_1: the low halves of each 16 bytes have 16 quants, and the high halves the next 16. AVX2 unpacks
-    this layout with fewer instructions.
+    Quants are packed from the lowest bits upwards, as in MLX, with one exception: 4-bit quants of groups with biases
+    are packed as in Q4_1. There, the low four bits of 16 bytes hold 16 quants, and the high four bits the next 16.
+    AVX2 unpacks this layout with fewer instructions.
 
     Args:
-        size: weights of the group.
-        bits: bits of a quant.
+        size: number of weights in the group.
+        bits: bits per quant.
         scale: the type of scale and bias: F16, BF16 (read as bits), F32 or U8.
         has_biases: whether the group has a bias.
     """

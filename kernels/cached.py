@@ -1,4 +1,4 @@
-"""`functools.cached_property` without a lock."""
+"""`functools.cached_property` without a lock, for objects that are used by several threads in a process that forks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class cached_property(Generic[V]):  # noqa: N801  # named as the class that it r
     Before Python 3.12, `functools.cached_property` holds a lock, shared by all objects of the class, while it computes
     a value. If another thread forks at this time, the lock stays locked in the child process, which then waits forever.
     This class has no lock: threads that read the property at the same time may all compute it, and all return the value
-    that was stored first. A subclass must not override such a property and call the parent's.
+    that was stored first. A subclass must not override such a property and call the parent's, because both would
+    store their value under the same name.
     """
 
     def __init__(self, compute: Callable[[Any], V]) -> None:

@@ -1,4 +1,5 @@
-// The Metal types and functions that the kernels use, for CUDA. Threadgroups are one-dimensional, of whole SIMD-groups.
+// The Metal types and functions that the kernels use, defined for CUDA. kernels/launch.py puts this text before each
+// translated kernel. Threadgroups are one-dimensional and consist of whole SIMD-groups (warps).
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
@@ -87,7 +88,8 @@ METAL_FUNC T simd_shuffle_xor(T v, ushort mask) { return __shfl_xor_sync(0xfffff
 template <typename T>
 METAL_FUNC T simd_shuffle_down(T v, ushort delta) { return __shfl_down_sync(0xffffffffu, v, delta); }
 
-// An 8 x 8 matrix; each lane has two elements of a row. Tensor cores are not used, because they round the factors.
+// An 8 x 8 matrix; each lane has two adjacent elements of one row. Tensor cores are not used, because they would round
+// float32 factors.
 template <typename T, int Rows, int Columns>
 struct simdgroup_matrix {
   T elements[2];
@@ -131,7 +133,7 @@ METAL_FUNC void simdgroup_multiply_accumulate(simdgroup_matrix<float, 8, 8>& d, 
   d = c;
 }
 
-// Constructor macros are last: above, these names also stand before parentheses that are no constructor calls.
+// Constructor calls in kernels, such as float4(x), become calls of the functions above.
 #define float4(...) to_float4(__VA_ARGS__)
 #define half4(...) to_half4(__VA_ARGS__)
 #define ulong2(x, y) make_ulonglong2(x, y)

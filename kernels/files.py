@@ -1,9 +1,10 @@
-"""Files that this package writes: drafts, and the cache folder of compiled kernels.
+"""Write files safely: drafts, which are renamed when complete, and the cache folder of compiled kernels.
 
 A draft is a temporary file or folder beside its target path; it is renamed to the target when it is complete. The
-process that writes a draft locks it. The system releases the lock when the process ends, even by a crash. So a draft
-that can be locked was left by a dead process, and the next process that writes to the same folder removes it. On file
-systems without locks such drafts remain. Process ids in names would not work: ids are reused, and differ in containers.
+process that writes a draft locks it. The system releases the lock when the process ends, even by a crash. So if another
+process can lock a draft, the draft's writer is dead, and the next process that writes to the same folder removes the
+draft. On file systems without locks, drafts of dead processes remain. Process ids in names would not work: ids are
+reused, and differ in containers.
 
 The files of the cache folder are executed, so other users must not be able to write them.
 """
@@ -31,7 +32,7 @@ ENDING = ".mlx_engine.part"
 
 @contextlib.contextmanager
 def draft(target: Path, *, is_folder: bool = False) -> Iterator[Path]:
-    """Provide an empty hidden file or folder beside `target`, for the caller to fill and to move to `target`.
+    """Create an empty hidden file or folder beside `target`, for the caller to fill and then move to `target`.
 
     A draft that the caller has not moved is removed at the end. Drafts of dead processes in the same folder are
     removed first.
@@ -52,7 +53,7 @@ def remove_dead(folder: Path) -> None:
     """Remove the drafts of dead processes in a folder. Drafts of living processes are locked."""
     for path in drafts_in(folder):
         with contextlib.suppress(OSError):
-            # Opening a pipe of such a name must not block.
+            # O_NONBLOCK, because the path may be a named pipe, and opening a pipe would wait for a writer.
             lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 if _locked(lock):
@@ -62,7 +63,7 @@ def remove_dead(folder: Path) -> None:
 
 
 def drafts_in(folder: Path) -> list[Path]:
-    """Return the drafts in a folder, also those that are being written."""
+    """Return all drafts in a folder, including drafts that are being written."""
     try:
         return sorted(path for path in folder.glob(f".*{ENDING}") if not path.is_symlink())
     except OSError:
@@ -77,12 +78,12 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
             path.mkdir()
             try:
                 lock = os.open(path, os.O_RDONLY)
-            except FileNotFoundError:  # another process has removed it as a draft of a dead process
+            except FileNotFoundError:  # another process found it unlocked and removed it as a dead process's draft
                 continue
         else:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         _locked(lock)
-        # Before it was locked, another process may have removed the draft as one of a dead process.
+        # Another process may have found the draft unlocked and removed it as a dead process's draft. Then try again.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(lock).st_ino:
                 return path, lock
@@ -109,7 +110,11 @@ def _remove(path: Path) -> None:
 
 
 def cache_folder(name: str, *, given: str | None = None) -> Path:
-    """Return the first of `given`, `name` in the user's cache, and a temporary folder that only this user can write."""
+    """Return the first usable folder of: `given`, `name` in the user's cache, a temporary folder.
+
+    A folder is usable if this user owns it and no other user can write to it. If none is usable, a new temporary folder
+    is made, which is removed at exit.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
     return _first(name, home, given)
 
@@ -126,7 +131,7 @@ def _first(name: str, home: str, given: str | None) -> Path:
 def _candidates(name: str, home: str, given: str | None) -> Iterator[Path]:
     if given:
         yield Path(given)
-    if Path(home).is_absolute():  # else the home folder is unknown
+    if Path(home).is_absolute():  # a relative path means that the home folder is unknown
         yield Path(home) / "mlx_engine" / name
     # The name is fixed, so that later processes find the compiled files. Some systems have no temporary folder.
     yield Path(tempfile.gettempdir()) / f"mlx_engine-{name}-{_user()}"

@@ -1,4 +1,4 @@
-"""`Kernel`: the source text of a GPU kernel, and the names of its arrays."""
+"""`Kernel`: the source text of a GPU kernel, and the names of its input and output arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MathMode = Literal["safe", "relaxed", "fast"]
 
 @dataclass(frozen=True)
 class Kernel:
-    """The arguments of `mx.fast.metal_kernel`, none of which depends on shapes.
+    """The arguments of `mx.fast.metal_kernel`: the parts of a kernel that do not depend on the shapes of a launch.
 
     `source` is the body of a function in the Metal Shading Language; MLX generates its signature. `header` is inserted
     before the function.
@@ -32,7 +32,7 @@ class Kernel:
     math_mode: MathMode = "safe"
 
     def __post_init__(self) -> None:
-        # Kernels are keys of a cache, so the names must be hashable.
+        # Kernels are keys of a cache, so their fields must be hashable: tuples, not lists.
         object.__setattr__(self, "input_names", tuple(self.input_names))
         object.__setattr__(self, "output_names", tuple(self.output_names))
         if not (self.name.isidentifier() and self.name.isascii()):
@@ -44,7 +44,7 @@ class Kernel:
     ) -> Kernel:
         """Return the kernel with the body `metal/NAME.metal`, the headers that all kernels share, and `headers`.
 
-        `body` replaces NAME in the path, for kernels that share a body.
+        NAME is `body` if it is given, for kernels that share a body, and `name` otherwise.
         """
         header = "\n".join(_text(f"{part}.h.metal") for part in (*HEADERS, *headers))
         return cls(name, tuple(inputs), tuple(outputs), _text(f"{body or name}.metal"), header)

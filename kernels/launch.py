@@ -1,13 +1,14 @@
-"""Launch every GPU kernel with one of three executors.
+"""Launch GPU kernels with one of three executors.
 
-`metal` is `mx.fast.metal_kernel`, `cuda` runs the kernel's text translated to CUDA, `emulator` runs it on the CPU. Each
-launch uses the executor that `use` names, or else the first of the three that this machine has.
+`metal` is `mx.fast.metal_kernel`, `cuda` runs the kernel's text translated to CUDA, `emulator` runs the kernel on the
+CPU. Within `with use(NAME)`, launches use the executor NAME; elsewhere they use the first of the three that this
+machine has.
 
-For `mx.fast.cuda_kernel`, a header defines the Metal functions that the kernels use, and address spaces are removed
-from the text. A macro cannot remove them, because CUDA's own headers use the word `device` in `__device__`. The kernels
-use only features that Metal and CUDA share: threadgroups of one dimension, grids of whole threadgroups, arrays of one
-element for numbers, shapes read one element at a time. CUDA shows data races on a second platform; its speed does not
-predict speed on Metal.
+For `mx.fast.cuda_kernel`, a header (`cuda.cuh`) defines the Metal functions that the kernels use, and address spaces
+such as `device` are removed from the text. A macro could not remove them, because CUDA's own headers use the word
+`device` in `__device__`. The kernels use only features that Metal and CUDA share: threadgroups of one dimension, grids
+of whole threadgroups, arrays of one element instead of scalar arguments, shapes read one element at a time. A run on
+CUDA can reveal data races that the emulator misses; its speed does not predict speed on Metal.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ExecutorUnavailableError(RuntimeError):
 
 @dataclass(frozen=True)
 class Launch:
-    """The arguments of one launch."""
+    """The arguments of one call of `launch`."""
 
     kernel: Kernel
     inputs: list[mx.array]
@@ -58,7 +59,7 @@ class Launch:
 
     @property
     def atomic_outputs(self) -> bool:
-        """Whether the last bits of the outputs may depend on the order of threads."""
+        """Whether the outputs are atomic, so that their last bits may depend on the order of threads."""
         return self.kernel.atomic_outputs
 
 
@@ -83,18 +84,19 @@ def launch(
     Args:
         kernel: the kernel.
         inputs: one array per input name.
-        grid: threads in each direction, multiples of the threadgroup's.
+        grid: total threads in each direction, multiples of `threadgroup`.
         threadgroup: threads of one group in each direction.
         output_shapes: one per output name.
         output_dtypes: one per output name.
-        template: template parameters of the kernel's text, with their values (numbers or types).
+        template: template parameters in the kernel's text, with their values (numbers or types).
         init_value: initial value of the outputs. Without it they are uninitialised.
 
     Returns:
         The outputs. On a GPU they are lazy: errors of the kernel are raised when an output is evaluated.
 
     Raises:
-        ValueError: the grid does not consist of whole threadgroups. CUDA would run the surplus threads.
+        ValueError: the grid does not consist of whole threadgroups (CUDA would run surplus threads in the last one), or
+            a template value is negative.
         ExecutorUnavailableError: the machine has none of the executors.
     """
     if grid[0] % threadgroup[0] or grid[1] % threadgroup[1] or grid[2] % threadgroup[2]:
@@ -150,7 +152,7 @@ def use(name: ExecutorName) -> Iterator[None]:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count the launches of each kernel within this context; enclosing counts include them, too."""
+    """Count the launches of each kernel within this context. An enclosing `counted` includes these launches, too."""
     counts: Counter[str] = Counter()
     outer = _counts.get()
     token = _counts.set(counts)
@@ -178,7 +180,7 @@ def unavailable(name: ExecutorName) -> str | None:
     if name not in EXECUTORS:
         raise ValueError(f"expected one of {', '.join(EXECUTORS)}, found {name!r}")
     if name == "metal":
-        # `kernels.emulator.emulate` replaces `is_available` by a function that always returns True.
+        # `kernels.emulator.emulate` replaces `is_available` by a function named `pretended`, which always returns True.
         found = mx.metal.is_available.__name__ != "pretended" and mx.metal.is_available()
         return None if found else "MLX finds no Metal GPU; it needs macOS on Apple silicon"
     if name == "cuda":
@@ -204,7 +206,7 @@ def _default() -> ExecutorName:
 
 @cache
 def built(kernel: Kernel, name: ExecutorName) -> Callable[..., list[mx.array]]:
-    """Return the executor's object for this kernel, created once, because it holds compiled code."""
+    """Return the executor's callable for this kernel. It is created once, because it holds compiled code."""
     if name == "cuda":
         return cuda_kernel(kernel)
     arguments: dict[str, Any] = {
@@ -235,7 +237,7 @@ def cuda_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
 
     Raises:
         ValueError: the kernel needs a feature that `mx.fast.cuda_kernel` lacks.
-        RuntimeError: MLX was built without CUDA, and then refuses to create CUDA kernels. (Metal kernels fail at call.)
+        RuntimeError: MLX was built without CUDA. (MLX without Metal raises only when a Metal kernel is called.)
     """
     if kernel.atomic_outputs or kernel.math_mode != "safe":
         raise ValueError(f"kernel {kernel.name}: CUDA has no atomic outputs, and no math mode but 'safe'")
@@ -251,7 +253,7 @@ def cuda_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
 
 
 def translated(text: str) -> str:
-    """Return Metal text with threadgroup arrays as `__shared__`, without comments and other address spaces."""
+    """Return Metal text as CUDA text: threadgroup arrays as `__shared__`, without comments and address spaces."""
     text = _COMMENT.sub("", text)
     text = _THREADGROUP_ARRAY.sub("__shared__ ", text)
     text = _ADDRESS_SPACE.sub("", text)

@@ -1,1 +1,1 @@
-"""Command-line tools that reproduce the built-in model; the engine never imports them."""
+"""Command-line tools for developers, most of which make the built-in model. The engine never imports them."""

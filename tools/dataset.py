@@ -1,4 +1,4 @@
-"""Pack generated documents into rows of token ids."""
+"""Pack the documents of the training text into rows of token ids of one length, for `tools/train.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def encoded(tokenizer: Tokenizer, seed: int, count: int, short_share: float) -> 
 
 
 def pack(stream: Iterator[list[int]], length: int, filler: int) -> Iterator[list[int]]:
-    """Fill rows with whole documents, always with the longest document that fits, so that none is cut."""
+    """Yield rows of `length` ids, filled with whole documents and then with `filler`.
+
+    From the next POOL documents, the longest one that fits is added, until none fits. A document is cut only if it is
+    longer than a row.
+    """
     pool = list(islice(stream, POOL))
     while pool:
         row = pool.pop(0)[:length]
@@ -35,7 +39,7 @@ def pack(stream: Iterator[list[int]], length: int, filler: int) -> Iterator[list
 def rows(
     tokenizer: Tokenizer, seed: int, count: int, length: int, short_share: float = SHORT_SHARE
 ) -> NDArray[np.uint16]:
-    """Make the rows of one epoch; each has one token more than the context, for the last target."""
+    """Return `count` documents as rows (N, length + 1); the additional token is the target of the last position."""
     filler = tokenizer.get_vocab()[END_OF_TEXT]
     packed = pack(encoded(tokenizer, seed, count, short_share), length + 1, filler)
     return np.array(list(packed), dtype=np.uint16)

@@ -1,8 +1,9 @@
-"""Evaluate the exported file: perplexity in PyTorch, and with the engine whether answers follow the request.
+"""Evaluate the built-in model: how often its stories have the requested subject, and its perplexity on new documents.
 
     python -m tools.evaluate_gguf --model build/storyteller-q8_0.gguf --tokenizer build/tokenizer.json
 
-All answers are greedy, as `chat` gives them by default.
+The engine generates the answers, with greedy sampling, which is the default of `chat`. The perplexity is computed in
+PyTorch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PROMPTS = (
     "The capital of France is",
 )  # fmt: skip
 SUBJECT_SEED = 31
-# For manual evaluation. Every line is one conversation, "SYSTEM | first | second | third".
+# Conversations for a person to judge. A line is one conversation: "SYSTEM | first question | second | third".
 CONVERSATIONS = """
  | Tell me a story about a penguin. | Tell me another one. | Thanks!
  | Tell me a story about a mole named Teno. | And then? | What was the name of the mole?
@@ -60,7 +61,7 @@ You are a helpful assistant. | Tell me a story about a boy named Ned. | What hap
 
 @dataclass(frozen=True)
 class Case:
-    """A request for a story about a held-out noun, with a held-out name in every fourth."""
+    """A request for a story about a held-out noun. Every fourth request also has a held-out name."""
 
     request: str
     noun: str
@@ -72,7 +73,7 @@ class Case:
 
 
 def cases(count: int) -> Iterator[Case]:
-    """Yield requests about nouns that no training document has as a subject, the same every time."""
+    """Yield requests about nouns that no training document has as a subject; the same requests in every run."""
     rng = random.Random(SUBJECT_SEED)
     nouns = rng.sample(subjects.HELD_OUT, len(subjects.HELD_OUT))
     for i in range(count):
@@ -84,7 +85,7 @@ def cases(count: int) -> Iterator[Case]:
 
 
 def follows(engine: mlx_engine.Engine, count: int) -> list[tuple[Case, str]]:
-    """Return the requests and answers in which the answer does not contain the subject."""
+    """Return the requests and answers of the cases in which the answer does not contain the subject."""
     missed = []
     for case in cases(count):
         answer = engine.generate([{"role": "user", "content": case.request}], max_tokens=400).text
@@ -97,7 +98,7 @@ def conversations(engine: mlx_engine.Engine, text: str = CONVERSATIONS) -> Itera
     """Yield the transcript of every conversation, for a person to read."""
     for number, line in enumerate(text.strip("\n").splitlines(), 1):
         system, *questions = (part.strip() for part in line.split("|"))
-        talk = Conversation(engine, Options.of(300), system=system or None)  # three fit the context
+        talk = Conversation(engine, Options.of(300), system=system or None)  # three answers of 300 tokens fit
         parts = [f"=== {number}" + (f"\nsystem: {system}" if system else "")]
         for question in questions:
             parts.append(f"> {question}\n{''.join(talk.ask(question))}")
@@ -113,7 +114,7 @@ def read_config(reader: gguf.GGUFReader) -> Config:
 
 
 def read_model(path: Path) -> Qwen3:
-    """Fill our model with the file's dequantised weights."""
+    """Return the PyTorch model with the file's dequantised weights."""
     reader = gguf.GGUFReader(path)
     model = Qwen3(read_config(reader))
     stored = {tensor.name: tensor for tensor in reader.tensors}

@@ -1,4 +1,4 @@
-"""Write a checkpoint as a Q8_0 GGUF file.
+"""Write a checkpoint of `tools/train.py` as a Q8_0 GGUF file.
 
 ``python -m tools.export_gguf --checkpoint build/checkpoint.pt --tokenizer build/tokenizer.json``
 """
@@ -49,7 +49,7 @@ def tensor_name(name: str) -> str:
 
 
 def model_keys(config: Config) -> dict[str, int | float]:
-    """Return the metadata of the model's sizes."""
+    """Return the GGUF keys, without prefix, for the model's sizes."""
     return {
         "block_count": config.layers,
         "context_length": config.context,
@@ -65,7 +65,7 @@ def model_keys(config: Config) -> dict[str, int | float]:
 
 
 def metadata(config: Config, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all metadata in their order."""
+    """Return all metadata of the file, in order."""
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     vocabulary = {**tokenizer["model"]["vocab"], **special}
     tokens = sorted(vocabulary, key=lambda token: int(vocabulary[token]))
@@ -111,7 +111,7 @@ def write(path: Path, keys: Mapping[str, Any], tensors: Arrays) -> None:
     part = path.with_suffix(".part")
     writer = gguf.GGUFWriter(part, str(keys["general.architecture"]))
     for key, value in keys.items():
-        if key != "general.architecture":  # the writer has added this one itself
+        if key != "general.architecture":  # GGUFWriter has already added this key
             add_key(writer, key, value)
     kind = gguf.GGMLQuantizationType.Q8_0
     for name, array in tensors.items():

@@ -1,4 +1,7 @@
-"""Hooks of the build: the dependencies of a wheel, and its machine code (`tools/wheel.py`)."""
+"""Hooks of the build with Hatch: set the dependencies of a wheel, and add the machine code of the kernels to it.
+
+`tools/wheel.py` compiles the machine code, and sets the environment variables that these hooks read.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-# Variables with the folder of the machine code, and the platform of the wheel's tag.
+# Environment variables: the folder with the machine code, and the platform in the wheel's tag.
 FOLDER, PLATFORM = "MLX_ENGINE_PREBUILT", "MLX_ENGINE_PREBUILT_PLATFORM"
 
 
 class Dependencies(MetadataHookInterface):
-    """The dependencies: those in this hook's settings, and without machine code the extra `compiler`."""
+    """Set the dependencies: those in this hook's settings, and without machine code also the extra `compiler`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Set the dependencies."""
@@ -22,7 +25,7 @@ class Dependencies(MetadataHookInterface):
 
 
 class MachineCode(BuildHookInterface[Any]):
-    """The libraries and their manifest, in a wheel of one platform."""
+    """Add the libraries with the machine code, and their manifest, to a wheel for one platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the libraries to the wheel, if there are any."""

@@ -1,7 +1,8 @@
 """Print code-size statistics, one per line: `python tools/house.py [TREE [TREE]]`.
 
-For two trees, such as worktrees of two commits, two columns are printed. The product is the Python code of `mlx_engine`
-and `kernels`. Importers are counted in the syntax trees, including imports in functions and imports only for types.
+For two trees, such as worktrees of two commits, two columns are printed. "Product" in the names of the figures means
+the Python code of `mlx_engine` and `kernels`. The importers of a module are all modules with an import statement for
+it, also in functions and under `if TYPE_CHECKING`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def sources(root: Path) -> list[Path]:
 
 
 def module_of(root: Path, path: Path) -> str:
-    """Return the dotted name of a file."""
+    """Return the dotted module name of a file."""
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -69,7 +70,7 @@ def single_importers(root: Path, texts: dict[Path, str], *, anywhere: bool = Fal
 
 
 def imports(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield the dotted names that a module of a package may import: modules, and names within them."""
+    """Yield the dotted names that a module imports: of modules, and of names in modules, which may be modules too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -82,7 +83,7 @@ def imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def optional_fields(text: str) -> int:
-    """Return the number of fields of a class `Layer` in this module whose annotation has None."""
+    """Return the number of fields of a class `Layer` in this module that may be None, by their annotations."""
     if "class Layer" not in text:
         return 0
     classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef) and node.name == "Layer"]
@@ -91,7 +92,7 @@ def optional_fields(text: str) -> int:
 
 
 def mutants(root: Path) -> int:
-    """Return the number of mutants of the tests: a list in `tests.mutants.bugs`, in older trees in `tests.mutants`."""
+    """Return the number of mutants of the tests, from `tests.mutants.bugs`, or `tests.mutants` in older trees."""
     program = """
 try:
     from tests.mutants.bugs import MUTANTS

@@ -50,7 +50,7 @@ def region() -> str:
 
 
 def others() -> list[str]:
-    """Return the lines about the architectures of mlx-lm and llama.cpp: how many are supported, what others lack."""
+    """Return the lines about the architectures of mlx-lm and llama.cpp: how many are supported, and what is missing."""
     supported = {name for each in architectures() for name in each.names}
     programs = {"mlx-lm": MLX_LM, "llama.cpp": LLAMA_CPP}
     counts = (f"{len(supported & {*names})} of {program}'s {len(names)}" for program, names in programs.items())

@@ -3,10 +3,11 @@
     python -m tools.new_model TYPE                  # TYPE is transformers' `model_type`, such as seed_oss
     python -m tools.new_model TYPE --gguf NAME      # if gguf-py has it under another name
 
-Needs transformers and gguf (the extra `train`). Sizes and names come from transformers' configuration class and from a
-tiny model of it, GGUF names from gguf-py's tensor map. The generated file has the differences from Llama: settings that
-Llama does not have, at their defaults, and rows of the tensor table. Decide for each setting whether it changes the
-model: move it to a field, keep it under `expected`, or list it as harmless. Then follow the printed steps.
+The command needs transformers and gguf (the extra `train`). It reads settings and tensors from transformers'
+configuration class and a tiny model, and GGUF names from gguf-py's tensor map. The generated file has the differences
+from Llama: rows of the tensor table, and under `expected` all settings that Llama does not have, with their defaults.
+For each of these settings, decide whether it changes the model: make it a field, leave it under `expected`, or list it
+as harmless. Then follow the printed steps.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from mlx_engine.config.settings import HARMLESS, OFF
 from mlx_engine.models import llama
 
 ROOT = Path(__file__).parents[1]
-# Sizes of the tiny model. Their products all differ, so that the axis letters follow from a dimension.
+# Sizes of the tiny model. All products that occur as dimensions differ, so that a dimension determines its letters.
 SIZES = {
     "hidden_size": 48, "intermediate_size": 56, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
     "vocab_size": 72, "num_hidden_layers": 1, "max_position_embeddings": 64,
 }  # fmt: skip
 LETTERS = {48: "D", 56: "F", 96: "HE", 32: "GE", 16: "E", 72: "V"}
-# For models without a setting `head_dim`: all heads together are as wide as the model, and a head has 8 elements.
+# The letters for models without a setting `head_dim`: there, a head has 48 / 6 = 8 elements.
 WITHOUT_HEAD_DIM = {**LETTERS, 16: "GE", 8: "E"}
 NEXT = """
 1. Read transformers' modeling file beside mlx_engine/models/{name}.py: what `expected` should be fields, and what the
@@ -64,7 +65,7 @@ def rows(shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str]) -> dic
 
 
 def settings(defaults: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of a configuration class that Llama does not read and that may change the model."""
+    """Return the settings of a configuration class that Llama does not have and that may change the model."""
     of_llama = keys_of("llama")
     known = set[str]() if of_llama is None else {key for field in of_llama.fields for key in field.hf}
     known |= (
@@ -104,7 +105,7 @@ GGUF_ARCHITECTURE = "{gguf}"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     expected = Expected(
         gguf={{"attention.causal": True}},
@@ -149,7 +150,7 @@ def registered(name: str, kind: str, gguf: str, constant: str) -> None:
 
 
 def plain(name: str) -> str:
-    """Return the letters and digits of a name: gguf-py and transformers write other marks between them."""
+    """Return the letters and digits of a name, because gguf-py and transformers separate them by different marks."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

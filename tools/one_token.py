@@ -1,9 +1,9 @@
-"""Count the files and functions of `mlx_engine` and `kernels` that one greedy decode step enters.
+"""Count the files and functions of `mlx_engine` and `kernels` that one greedy decode step calls.
 
     python -m tools.one_token [--model builtin] [--backend parallel] [-v]
 
-The step is a `next(stream)` after the prompt has been read. `-v` lists the functions by file, in the order in which
-they are entered. Compiled kernels are not Python functions, so they are not counted.
+The step is a call of `next(stream)` after the first token. `-v` lists the functions by file, in the order of their
+first calls. Compiled kernels are not Python functions, so they are not counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT, FOLDERS = Path(__file__).resolve().parent.parent, ("mlx_engine", "kernels"
 
 
 def entered(model: str, backend: str) -> Counter[tuple[str, str]]:
-    """Return how often the step enters each function, by file and name."""
+    """Return how often the step calls each function, by file and name."""
     import mlx_engine
 
     stream = mlx_engine.load(model, backend).stream("Once upon a time", max_tokens=8)

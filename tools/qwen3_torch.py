@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of a model; every input dimension is a multiple of 256, so that every type of block can cut it."""
+    """The sizes of a model. The width of every matrix is a multiple of 256, the largest block size of GGUF types."""
 
     vocab: int = 2048
     hidden: int = 256

@@ -1,4 +1,7 @@
-"""Hooks of the documentation site (mkdocs.yml): add pages of the root folder and the commands, and convert links."""
+"""Hooks of mkdocs for the documentation site: add pages of the root folder, write references, and convert links.
+
+The references are the tables of all commands and of all options.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def text(words: str) -> str:
 
 
 def moved(match: re.Match[str], folder: Path) -> str:
-    """Return the target of a link on the site: a page of the site, or a file of the repository."""
+    """Return the target that a link gets on the site: a page of the site, or a file of the repository on GitHub."""
     target = (folder / match[1]).resolve()
     anchor = match[2] or ""
     if not target.is_relative_to(ROOT):
@@ -84,7 +87,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Write the commands into their page, and turn links out of docs/ into links to the repository."""
+    """Replace the markers by the reference of commands and options, and convert the links of the page."""
     folder = ROOT if page.file.src_uri in PAGES else ROOT / "docs"
     for marker, written in ((COMMANDS, commands), (OPTIONS, options)):
         if marker in markdown:

@@ -25,7 +25,7 @@ HELD_OUT_SEED = 1_000_003
 WARM_UP = 150
 LOG_EVERY = 50
 SAVE_SECONDS = 240
-# The share of short stories in conversations in the last part of the training; before the last part it is 80 %.
+# The fraction of short stories in conversations in the last part of the training; before, it is SHORT_SHARE, 80 %.
 LATE_SHORT_SHARE = 0.45
 
 
@@ -47,21 +47,21 @@ def parse() -> argparse.Namespace:
 
 
 def training_rows(args: argparse.Namespace, tokenizer: Tokenizer, context: int) -> tuple[NDArray[np.uint16], ...]:
-    """Make the short and the long training rows, of different documents."""
+    """Return the short rows, and the long rows for the last part of the training, from different documents."""
     long = int(args.documents * args.long_share)
     short_rows = rows(tokenizer, args.seed, args.documents - long, args.short)
     return short_rows, rows(tokenizer, args.seed + 1, long, context, LATE_SHORT_SHARE)
 
 
 def rate_at(progress: float, step: int, peak: float) -> float:
-    """Return the learning rate: a short warm-up, then a cosine schedule to nearly 0."""
+    """Return the learning rate at a fraction `progress` of the schedule: a warm-up, then a cosine to nearly 0."""
     return peak * min(1.0, (step + 1) / WARM_UP) * (0.005 + 0.995 * (1 + math.cos(math.pi * progress)) / 2)
 
 
 def make_optimizers(model: Qwen3, rate: float) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of the layers, and AdamW for the embedding and the norms.
 
-    After four minutes the held-out perplexity was 5.05 with AdamW alone and 4.28 with Muon, at the same rate.
+    After four minutes the held-out perplexity was 5.05 with AdamW alone, and 4.28 with Muon at the same learning rate.
     """
     layers = [p for name, p in model.named_parameters() if p.dim() == 2 and not name.startswith("embed")]
     norms = [p for p in model.parameters() if p.dim() == 1]
@@ -125,7 +125,7 @@ class Trainer:
         """Take one optimiser step and return the loss."""
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = rate_at(progress, self.step, self.args.rate)
-        with torch.autocast("cpu", torch.bfloat16):  # twice as fast where the processor has it
+        with torch.autocast("cpu", torch.bfloat16):  # twice as fast on processors with bfloat16 instructions
             loss = loss_of(self.forward, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -137,13 +137,13 @@ class Trainer:
         return float(loss.item())
 
     def report(self, losses: list[float], seconds: float) -> None:
-        """Log the mean loss and the speed since the last line."""
+        """Print the mean loss and the speed since the last report."""
         speed = len(losses) * self.args.batch / seconds
         mean = sum(losses) / len(losses)
         print(f"step {self.step} minute {self.elapsed / 60:.1f} loss {mean:.4f} tokens/s {speed:.0f}", flush=True)
 
     def batch(self, data: tuple[NDArray[np.uint16], ...], progress: float) -> NDArray[np.uint16]:
-        """Return a step's rows: short rows first, and rows of the whole context in the last part."""
+        """Return the rows of the next step: short rows, or in the last part of the schedule long rows."""
         chosen = data[progress >= 1 - self.args.long_share]
         count = max(1, self.args.batch // (chosen.shape[1] - 1))
         index = self.step * count % (len(chosen) - count)

@@ -1,4 +1,4 @@
-"""Train the tokenizer: byte-level BPE with Qwen's pre-tokenizer.
+"""Train the tokenizer of the built-in model: byte-level BPE with Qwen's pre-tokenizer.
 
 ``python -m tools.train_tokenizer --out build/tokenizer.json``
 """
@@ -26,7 +26,7 @@ def plain(text: str) -> str:
 
 
 def train(seed: int, count: int, size: int) -> Tokenizer:
-    """Train on ``count`` documents; ``size`` counts the special tokens, which come last."""
+    """Train on `count` documents; `size` is the number of tokens, including the special tokens, which come last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

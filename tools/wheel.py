@@ -1,12 +1,13 @@
-"""Build a wheel with the kernels' machine code, for which neither Numba nor a compiler is needed: `make wheel`.
+"""Build a wheel with the kernels' machine code (`make wheel`). Users of this wheel need neither Numba nor a compiler.
 
     python -m tools.wheel                       for this machine's processors
     python -m tools.wheel --machine aarch64     Linux on arm64, compiled here
     python -m tools.wheel --only q8_0 --target x86-64-v3     some parts for some targets: other models run without
 
-All parts of the kernels are compiled for each target (`kernels/cpu/build/prebuilt.py`), which takes minutes, and linked
-to a shared library. Object files are kept in build/prebuilt, so that an interrupted build can be continued. The linker
-for Linux is LLVM's, from the package `ziglang`; for macOS it is the system's.
+A target is a kind of processor (`kernels/cpu/build/prebuilt.py`). For each target, all parts of the kernels are
+compiled, which takes minutes, and linked to a shared library. Object files are kept in build/prebuilt, so that an
+interrupted build can be continued. On Linux the linker is LLVM's, from the package `ziglang`; on macOS it is the
+system's linker.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from kernels.cpu.build.prebuilt import MANIFEST, TARGETS, Target
 from tools.hatch_hooks import FOLDER, PLATFORM
 
 ROOT = Path(__file__).parents[1]
-# The libraries need only memset from the system. macOS 11 is the first version on arm64.
+# Platform tags of the wheel. From the system, the libraries need only memset. macOS 11 is the first version on arm64.
 PLATFORMS = {"linux": "manylinux_2_17_{machine}.manylinux2014_{machine}", "darwin": "macosx_11_0_arm64"}
 BITS, GROUPS, SCALES = "234568", (32, 64, 128), ("f16", "bf16", "f32")
 
 
 def all_parts() -> list[str]:
-    """Return all parts of the kernels."""
+    """Return the names of all parts of the kernels; `library.MODULES` and `library.FORMATS` list them."""
     affine = [f"affine{bits}_g{group}_{scales}" for bits in BITS for group in GROUPS for scales in SCALES]
     formats = [*library.FORMATS, *affine]
     return [*library.MODULES, *formats, *(name + library.FIXED_END for name in formats if name != "float32")]
 
 
 def objects(name: str, parts: Sequence[str], kept: Path) -> list[Path]:
-    """Return the object files of parts for a target; compile missing ones."""
+    """Return the object files of these parts for the target `name`; compile the files that are missing in `kept`."""
     folder = kept / library.folder().name / name
     folder.mkdir(parents=True, exist_ok=True)
     files = {part: folder / f"{part}.o" for part in parts}
@@ -70,7 +71,7 @@ def link(target: Target, files: Sequence[Path], out: Path) -> None:
 
 
 def prebuilt(names: Sequence[str], parts: Sequence[str], folder: Path, kept: Path) -> None:
-    """Make a folder with the libraries of these targets and their manifest; keep object files in another."""
+    """Write the libraries of these targets and their manifest into `folder`; keep object files in `kept`."""
     shutil.rmtree(folder, ignore_errors=True)  # the wheel takes all files of the folder
     folder.mkdir(parents=True)
     targets = {}

@@ -1,1 +1,1 @@
-"""Compiled CPU kernels, and NumPy references of their results. Importing this package compiles nothing."""
+"""CPU kernels compiled by Numba, and NumPy references of their results. Importing this package compiles nothing."""

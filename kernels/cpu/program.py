@@ -1,8 +1,9 @@
 """Programs: run the steps of a model's layers in one call, without Python code between them.
 
-Returning to Python between jobs takes an eighth of the time of a token, because reading the weights evicts the
-interpreter from the CPU caches. Each step of a program is one backend operation; the backend records the steps from the
-definition of the layers. There is no NumPy reference: running the definition op by op gives the same bits.
+Returning to Python between jobs would take an eighth of the time of a token, because reading the weights evicts the
+interpreter from the CPU caches. Each step of a program is one backend operation. The CPU backend records the steps
+once, by running the definition of the layers (`mlx_engine/models/layer.py`) on symbolic values. There is no NumPy
+reference: running the definition op by op must give the same bits.
 """
 
 from __future__ import annotations
@@ -97,19 +98,19 @@ from .products.linear_job import ceil_div
 
 @jit
 def _at(values: int, n_tokens: int, step: Any, word: int) -> Any:
-    """Return the address of the input whose description begins at `word` of a step; 0 if the step has no such input."""
+    """Return the address of the input that `word` and the next word of a step describe; 0 if the input is absent."""
     return 0 if step[word] < 0 else values + 4 * (n_tokens * step[word] + step[word + 1])
 
 
 @jit
 def _out(values: int, n_tokens: int, step: Any, word: int) -> Any:
-    """Return the address of an output. Outputs are whole values, never columns of a wider value."""
+    """Return the address of the output that `word` describes. An output is a whole value, never columns of another."""
     return values + 4 * n_tokens * step[word]
 
 
 @jit
 def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int, chosen: bool) -> None:
-    """Copy rows that are `row` elements apart to contiguous rows: all rows, or if `chosen` those in `numbers`."""
+    """Copy rows that are `row` elements apart to contiguous rows: the first rows, or if `chosen` those in `numbers`."""
     x, y = floats(source), floats(out)
     for t in range(n_rows):
         r = numbers[t] if chosen else t
@@ -146,7 +147,7 @@ def _move(source: int, row: int, n_rows: int, width: int, out: int, out_row: int
 
 @jit
 def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, work: int, out: int) -> None:
-    """Multiply the first elements of each head with the head's own matrix, for all rows together."""
+    """Multiply the first elements of each head with the head's own matrix; each product is over all rows."""
     n_heads, k, n = step[N_HEADS], step[N_KV_HEADS], step[ROW_WIDTH]
     width, blocks = step[A_ROW] // n_heads, words(step[STEP_BLOCK])
     results = work + 4 * n_rows * ceil_div(k, LANES) * LANES
@@ -159,7 +160,7 @@ def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, wor
 
 @jit
 def _join(step: Any, n_rows: int, a: int, b: int, out: int) -> None:
-    """Write the elements of each head of one value, and then those of another."""
+    """Concatenate two values per head: write each head's elements of `a`, followed by the head's elements of `b`."""
     n_heads, n, m = step[N_HEADS], step[ROW_WIDTH], step[N_KV_HEADS]
     for h in range(n_heads):
         to = out + 4 * h * (n + m)
@@ -169,7 +170,7 @@ def _join(step: Any, n_rows: int, a: int, b: int, out: int) -> None:
 
 @jit
 def _append(address: int, entries: Any, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
-    """Write the keys and values of the new tokens to their slots; a store of one array has no values of its own."""
+    """Write the keys and values of the new tokens to their slots. A store of one array gets only the keys."""
     values = 0 if kv[KV_ARRAYS] == 1 else v
     arguments = (
         address, entries[TASK_PUT_SPAN], n_tokens, step[N_KV_HEADS], step[ROW_WIDTH], k, step[A_ROW], values,

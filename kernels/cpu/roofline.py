@@ -1,7 +1,7 @@
 """Kernels that measure the machine's limits: memory bandwidth, and multiply-adds in registers.
 
-No kernel exceeds these limits; reports give each kernel's speed as a share of them. `mlx_engine/bench/roofline.py` has
-the NumPy references, for machines without compiled kernels.
+Reports give the speed of other kernels relative to these limits. `mlx_engine/bench/roofline.py` has the NumPy
+references, for machines without compiled kernels.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from .build.jit import entry, jit
 from .build.memory import floats, words
 from .build.vectors import put, register_lanes
 
-# Floats of a register, so that each sum is one register.
+# Number of floats of a sum: those of one register, at least 8.
 LANES = max(8, register_lanes())
-# Independent sums: at least 8, for two FMA units with four cycles of latency, and few enough for sixteen registers.
+# Number of independent sums. Two FMA units with a latency of four cycles need at least 8; sixteen registers must hold
+# all of them and two constants.
 CHAINS = 12
 
 
 @jit
 def read_in_order(array: Any) -> int:
-    """Return the exclusive or of an array of int64s, read in order.
+    """Read an array of int64s in order; return the exclusive or of all, so that no read is optimised away.
 
     The loop is over an index, because LLVM does not vectorise a loop over the array itself.
     """
@@ -37,9 +38,9 @@ def read_in_order(array: Any) -> int:
 
 @jit
 def read(array: Any) -> Any:
-    """Return the result of `read_in_order`, but read eight interleaved streams, which is faster than one stream.
+    """Return the result of `read_in_order`, but read eight streams at the same time, which is faster than one stream.
 
-    `benchmarks/ways.py` measures numbers of streams.
+    `benchmarks/ways.py` measures the speed of different numbers of streams.
     """
     n = array.size // 8
     a, b, c, d = array[:n], array[n : 2 * n], array[2 * n : 3 * n], array[3 * n : 4 * n]
@@ -74,7 +75,7 @@ def _burst(typing: Any, rounds: Any) -> Any:
 
 @jit
 def compute(rounds: int) -> float:
-    """Run `rounds` multiply-adds in each sum, in registers, without memory access; return a lane of the total."""
+    """Run `rounds` multiply-adds in each of CHAINS sums, without memory access; return a lane of the total."""
     return _burst(rounds)  # type: ignore[no-any-return]
 
 

@@ -1,17 +1,19 @@
 """Run Metal kernels on the CPU and report their mistakes.
 
-`metal_kernel` has the interface of `mx.fast.metal_kernel`; `emulate` replaces that function for other programs;
-`library` runs whole .metal kernels, in one address space. clang compiles a kernel (`compiler`) with headers that
-implement the Metal Shading Language (`include/`); every GPU thread is a fibre (`runtime/`), and every buffer has
-unmapped pages around it (`memory`). One call runs at a time in a process; calls from other threads wait.
+`metal_kernel` has the interface of `mx.fast.metal_kernel`; `emulate` replaces `mx.fast.metal_kernel` in other programs;
+`library` runs kernels of complete .metal files. clang compiles a kernel (`compiler`) with headers that implement the
+Metal Shading Language (`include/`). Every GPU thread is a fibre, a small thread that the runtime switches itself
+(`runtime/`). Every buffer has unmapped pages around it (`memory`). A process runs one call at a time; calls from other
+threads wait.
 
 The emulator finds reads and writes out of bounds, data races, divergent barriers and SIMD-group operations, undefined
-behaviour, missing address spaces, and reads of unwritten memory, which is filled with NaN. A correct kernel passes in
-each of three builds, with the same bits for every `seed`. A seed chooses the order of threads.
+behaviour, missing address spaces, and reads of unwritten memory, which is filled with NaN. A kernel is compiled in
+three builds with different checks; a correct kernel passes in each of them. The `seed` chooses the order of threads; a
+correct kernel has the same bits for every seed.
 
 The emulator does not show the speed of a kernel, the precision of a GPU's own functions, or which constructs Apple's
-compiler refuses. Textures are not supported. In the body of a `metal_kernel`, copies of structures out of device
-memory and member functions of objects outside the address space `thread` are not supported either.
+compiler refuses. Textures are not supported. In the body of a `metal_kernel`, two more constructs are not supported:
+copying a structure out of device memory, and calling a member function of an object outside the address space `thread`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Find clang, from the `ziglang` package or the system, compile with it, and cache the results.
+"""Find clang, in the `ziglang` package or the system, compile kernels with it, and cache the compiled libraries.
 
-Kernels are linked without libraries, so that no C++ library has to be built or found. They call functions that the
-process has loaded already: the runtime, and exact functions of the C library such as `fmodf`.
+Kernels are linked without libraries, so that no C++ library has to be built or found. They call only functions that the
+process has already loaded: those of the emulator's runtime, and functions of the C library with exact results, such as
+`fmodf`.
 
 Kernels are compiled for a fixed instruction set per architecture, never for the current processor, so that results,
-findings and reported lines are equal on all processors. Three rules keep the bits equal between architectures, too:
-multiplications and additions are not contracted, elementary functions are the runtime's own (`runtime/math.c`), and
-half precision is rounded after every operation. Only the sign of a NaN that an operation produces differs: negative on
-x86-64, positive on arm64.
+findings and reported lines are equal on all processors. Three rules make results bit-identical on different
+architectures, too: multiplications and additions are not contracted to fma, functions such as `exp` are the runtime's
+own (`runtime/math.c`), and half precision is rounded after every operation. There is one exception: the sign of a NaN
+that an operation produces is negative on x86-64 and positive on arm64.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from .errors import CompileError, CompilerMissingError
 
 
 class Build(NamedTuple):
-    """A way to compile kernels."""
+    """A way to compile kernels: clang flags that add certain checks."""
 
     name: str
     flags: tuple[str, ...]
 
 
-# Alignment is checked in every build: for a misaligned address, a CPU reads the value there, a GPU reads another.
+# Alignment is checked in every build, because a CPU reads from a misaligned address what is there, but a GPU may read
+# from another address.
 _ALIGNMENT = ("-fno-sanitize=all", "-fsanitize=alignment", "-fno-sanitize-recover=all")
 _CHECKS = "bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
 _NOTES = "implicit-integer-truncation"
@@ -50,19 +52,21 @@ SPACES = Build("spaces", _ALIGNMENT)
 UNDEFINED = Build("undefined", (*_ALIGNMENT, f"-fsanitize={_CHECKS},{_NOTES}", f"-fsanitize-recover={_NOTES}"))
 _INSTRUMENTED = (
     "-DMSL_RACES",
-    *("-fno-vectorize", "-fno-slp-vectorize"),  # vectorised accesses may be masked, and are not instrumented
+    *("-fno-vectorize", "-fno-slp-vectorize"),  # clang does not instrument masked accesses of vectorised code
     *_ALIGNMENT,
     *("-Xclang", "-fsanitize=thread"),  # by -Xclang, because zig would otherwise link its own runtime
     *(flag for what in ("func-entry-exit", "atomics") for flag in ("-mllvm", f"-tsan-instrument-{what}=0")),
     *("-mllvm", "-tsan-instrument-read-before-write=1"),
 )
-# -O1 compiles faster and runs as fast, because most of the time is spent in the calls. Zig treats a plain -O1 as -O2.
+# -O1 compiles faster than -O2, and kernels run as fast, because most of the time is spent in instrumentation calls. The
+# flag is passed by -Xclang, because zig treats a plain -O1 as -O2.
 RACES = Build("races", (*_INSTRUMENTED, "-Xclang", "-O1"))
 BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
-# The optimiser moves loads and merges their lines. Without optimisation, the first access that faults is the first in
-# the kernel's text, on every processor.
+# The optimiser moves loads, and merges loads of several lines. Without optimisation, the access that faults first is
+# the first wrong access in the kernel's text, on every processor.
 UNOPTIMIZED = Build("unoptimized", (*_ALIGNMENT, "-O0"))
-# Builds with the same checks without optimisation: they compile in a tenth of the time and run several times slower.
+# Builds with the same checks but without optimisation: they compile in a tenth of the time and run several times
+# slower.
 QUICK = {
     "spaces": UNOPTIMIZED,
     "undefined": Build("quick-undefined", (*UNDEFINED.flags, "-O0")),
@@ -70,10 +74,10 @@ QUICK = {
 }
 
 
-# The variable that chooses another clang: a command or a path, with options if needed.
+# The environment variable that chooses another clang: a command or a path, with options if needed.
 VARIABLE = "MLX_ENGINE_CLANG"
-# The variable that replaces the instruction set, for tests that results do not depend on it: x86-64-v2, native, or any
-# other name of clang's -march. The processor must have the instructions.
+# The environment variable that replaces the instruction set, to test that results do not depend on the instruction set:
+# x86-64-v2, native, or any other value of clang's -march. The processor must have the instructions.
 INSTRUCTIONS = "MLX_ENGINE_MARCH"
 _OLDEST = 17
 _HERE = Path(__file__).parent
@@ -91,7 +95,8 @@ _KERNEL_FLAGS = (
     "-x",
     "c++",
     "-std=c++17",
-    # Loads stay, even if some path does not use the value, so that loads out of bounds are found.
+    # Without these passes, clang does not move a load to the branch that uses its value. So a load out of bounds is
+    # found even if the branch is not taken.
     *("-O2", "-mllvm", "-instcombine-code-sinking=false", "-mllvm", "-disable-machine-sink"),
     "-fPIC",
     "-fvisibility=hidden",
@@ -101,16 +106,16 @@ _KERNEL_FLAGS = (
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-strict-aliasing",
-    "-fno-delete-null-pointer-checks",  # an access through a null pointer faults; clang does not assume it away
+    "-fno-delete-null-pointer-checks",  # an access through a null pointer must fault, and not be optimised away
     "-flax-vector-conversions=none",  # Metal has no implicit conversion of vectors
     "-fno-stack-protector",
-    "-fstack-clash-protection",  # a large private array reaches the unmapped page below its stack
+    "-fstack-clash-protection",  # a private array that is too large for the stack faults in the page below it
     "-fno-threadsafe-statics",
     "-ftrivial-auto-var-init=pattern",  # NaN in uninitialised variables
     "-fsigned-char",
     # A half is rounded after each operation, as on a GPU.
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
-    # Line numbers for faults, in the older and simpler of the two formats.
+    # Line numbers for reports of faults, in DWARF 4, which is simpler to read than DWARF 5.
     *("-gline-tables-only", "-gdwarf-4"),
     *(
         "-Wall",
@@ -133,15 +138,16 @@ _RUNTIME_FLAGS = (
     "-Wall",
     "-Wextra",
 )
-# The instruction set by architecture. AVX-512 makes kernels no faster and changes the lines that faults report;
-# without the half-precision conversions of x86-64-v3, kernels take twice as long. The name is "haswell", a processor
-# with x86-64-v3, because clang and zig have different names for the level. All arm64 processors have the instructions
-# of "generic". Calls of library functions for atomics are switched off.
+# The flags of the instruction set, by architecture. On x86-64 the instruction set is x86-64-v3: AVX-512 makes kernels
+# no faster and changes the lines that faults report, and without the half-precision conversions of v3, kernels take
+# twice as long. The flag names "haswell", a processor with x86-64-v3, because clang and zig spell the name of the level
+# differently. All arm64 processors have the instructions of "generic". There, atomics must not be calls of library
+# functions, because kernels are linked without libraries.
 BASELINES = {
     "x86_64": ("-march=haswell",),
     "aarch64": ("-mcpu=generic", "-mno-outline-atomics"),
 }
-# Linux's names of those extensions in x86-64-v3 that a processor may lack.
+# The extensions of x86-64-v3 that some processors lack, by their names in /proc/cpuinfo.
 _NEEDED_ON_X86 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm")
 _LINK_FLAGS = ("-shared", "-nostdlib", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
 
@@ -162,8 +168,8 @@ def compiler() -> Compiler:
     """Return the clang to use.
 
     Raises:
-        CompilerMissingError: there is no clang, the chosen one is unusable, or the processor lacks instructions of the
-            baseline.
+        CompilerMissingError: there is no clang, the clang that `VARIABLE` names is unusable, or the processor lacks
+            instructions of x86-64-v3.
     """
     if missing := _lacking():
         raise CompilerMissingError(
@@ -181,7 +187,7 @@ def _compiler(chosen: str | None, path: str | None) -> Compiler:
             raise CompilerMissingError(f"{VARIABLE}={chosen}: {found}; expected clang {_OLDEST} or newer")
         return found
     package = importlib.util.find_spec("ziglang")
-    if package and package.origin:  # any version will do
+    if package and package.origin:  # every version of ziglang has a new enough clang
         version = importlib.metadata.version("ziglang")
         return Compiler((str(Path(package.origin).parent / "zig"), "cc"), f"ziglang {version}")
     for name in ("clang", *(f"clang-{version}" for version in range(30, _OLDEST - 1, -1))):
@@ -214,7 +220,7 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 @cache
 def _surroundings(*, runtime: bool) -> bytes:
-    """Return a digest of everything except text and flags that determines the code of kernels, or of the runtime."""
+    """Return a digest of the files on which compiled kernels, or with `runtime` the compiled runtime, depend."""
     digest = hashlib.sha256()
     kernels = [*(_HERE / "include").rglob("*"), _HERE / "runtime" / "abi.h"]
     for file in sorted((_HERE / "runtime").glob("*.[ch]") if runtime else kernels):
@@ -225,22 +231,22 @@ def _surroundings(*, runtime: bool) -> bytes:
 
 
 def _architecture() -> str:
-    """Return the processor's architecture by its name on Linux; other systems use other names."""
+    """Return the processor's architecture by the name that Linux uses, also on other systems."""
     machine = platform.machine()
     return {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
 
 def _baseline() -> tuple[str, ...]:
-    """Return the flags that name the instruction set; on other architectures it is the compiler's default."""
+    """Return clang's flags for the instruction set; none on an unknown architecture, which uses clang's default."""
     if chosen := os.environ.get(INSTRUCTIONS):
-        is_zig = compiler().command[0].endswith("zig")  # zig spells the names of levels differently
+        is_zig = compiler().command[0].endswith("zig")  # zig writes x86_64_v3 where clang writes x86-64-v3
         return (f"-march={chosen.replace('-', '_') if is_zig else chosen}",)
     return BASELINES.get(_architecture(), ())
 
 
 @cache
 def _lacking() -> list[str]:
-    """Return the extensions of the baseline that the system reports as missing on this processor."""
+    """Return the needed extensions that this processor lacks according to /proc/cpuinfo."""
     if _architecture() != "x86_64" or os.environ.get(INSTRUCTIONS):
         return []
     with contextlib.suppress(OSError):
@@ -251,14 +257,14 @@ def _lacking() -> list[str]:
 
 
 def runtime_library() -> Path:
-    """Return the runtime's library; compile it if it is not cached."""
+    """Return the path of the compiled runtime; compile the runtime if it is not cached."""
     sources = sorted((_HERE / "runtime").glob("*.c"))
     flags = (*_RUNTIME_FLAGS, *_baseline())
     name = f"runtime-{_digest(b'', flags)}.so"
 
     def compile_in(folder: Path) -> None:
         def compile_one(source: Path) -> Path:
-            # Compiled separately from linking: with -nostdlib, zig does not find the C library's headers.
+            # Each file is compiled without linking, because with -nostdlib zig does not find the C library's headers.
             item = folder / f"{source.stem}.o"
             _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder)
             return item
@@ -270,13 +276,14 @@ def runtime_library() -> Path:
     return _built(name, compile_in)
 
 
-# Text with tensors is compiled as C++23: descriptors of products are template arguments, and tensors have indices of
-# several numbers. The SLP vectoriser of Clang 22 fails on loads of bools, such as attention masks.
+# Text with tensors is compiled as C++23: `matmul2d` takes structures as template arguments, and `tensor[i, j]` has
+# several indices. For such text the SLP vectoriser is off, because that of Clang 22 fails on loads of bools, such as
+# attention masks.
 _TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|cooperative_tensor|d?extents\s*<)")
 
 
 def uses_tensors(text: str) -> bool:
-    """Return whether a text uses tensors."""
+    """Return whether a kernel's text uses Metal's tensors."""
     return _TENSORS.search(text) is not None
 
 
@@ -285,12 +292,12 @@ def _language(text: str) -> tuple[str, ...]:
 
 
 def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = None) -> Path:
-    """Return the library of a unit of kernels; compile it if it is not cached.
+    """Return the path of the library of a translation unit of kernels; compile the unit if it is not cached.
 
     Args:
-        text: the unit.
-        build: how to compile it.
-        accept: called after a compilation; an error that it raises refuses the unit.
+        text: the translation unit.
+        build: how to compile the unit.
+        accept: called after a compilation; if it raises an error, the unit is refused and not cached.
 
     Raises:
         CompileError: clang reports errors; the message has them.
@@ -309,12 +316,13 @@ def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = 
     return _built(name, compile_in)
 
 
-# Literals without a suffix are floats in included files, too. In templates of such files clang treats them as doubles.
+# Flags for text with included files. There, literals without a suffix are floats by -cl-single-precision-constant, but
+# in templates clang treats them as doubles, so the warning about promotion to double is off.
 _FILE_FLAGS = ("-Dkernel=", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion", "-O0")
 
 
 def check_syntax(text: str, folders: Sequence[Path]) -> None:
-    """Compile a whole .metal file without caching, because the files that it includes may have changed.
+    """Compile a complete .metal file to find errors. Nothing is cached, because files that it includes may change.
 
     Raises:
         CompileError: clang reports errors.
@@ -328,7 +336,7 @@ def check_syntax(text: str, folders: Sequence[Path]) -> None:
 
 
 def calls_of(text: str, build: Build) -> str:
-    """Return a unit as unoptimised LLVM IR: every function with its calls."""
+    """Return a translation unit as unoptimised LLVM IR, which has every function with its calls."""
     flags = (
         *_KERNEL_FLAGS,
         *_language(text),
@@ -348,7 +356,7 @@ def calls_of(text: str, build: Build) -> str:
 
 
 def preprocess(text: str, folders: Sequence[Path], standard: Path) -> str:
-    """Return the text of a whole .metal file with its includes and macros expanded, and line markers.
+    """Return the text of a complete .metal file with includes and macros expanded, and with line markers.
 
     Args:
         text: the file's text.
@@ -356,7 +364,7 @@ def preprocess(text: str, folders: Sequence[Path], standard: Path) -> str:
         standard: the folder of Metal's own headers, for includes in angle brackets.
 
     Raises:
-        CompileError: an included file is missing, or a directive is wrong.
+        CompileError: an included file is missing, or a preprocessor directive is wrong.
     """
     known = {"__METAL__": 1, "__METAL_VERSION__": 400, "__METAL_MACOS__": 1, "__HAVE_BFLOAT__": 1, "__FAST_MATH__": 1}
     known["__HAVE_TENSOR__"] = 1
@@ -374,7 +382,7 @@ def _link(items: Sequence[Path], file: Path) -> None:
 
 
 def _digest(text: bytes, flags: Sequence[str]) -> str:
-    # The digest has the headers' contents, not their path, so that other checkouts share the cache.
+    # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache.
     used = [flag for flag in flags if not flag.startswith("-I")]
     return hashlib.sha256(repr((text, used, compiler().version, _surroundings(runtime=not text))).encode()).hexdigest()[
         :24
@@ -382,7 +390,7 @@ def _digest(text: bytes, flags: Sequence[str]) -> str:
 
 
 def _built(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the cached file of this name; create it atomically, because other processes may do so now."""
+    """Return the cached file of this name. If needed, create it atomically: other processes may create it, too."""
     file = cache_folder("emulator") / name
     if file.exists():
         return file
@@ -393,7 +401,7 @@ def _built(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _judge(output: str) -> None:
-    """Raise an error for warnings of clang that are errors in Metal."""
+    """Raise CompileError if clang's output has warnings about code that is an error in Metal."""
     for line in output.splitlines():
         if "-Wimplicit-float-conversion" in line and "to 'bfloat" in line:
             raise CompileError(f"{line}\nMetal has no implicit conversion to bfloat; write `bfloat(...)` or `T(...)`")

@@ -26,12 +26,12 @@ class Memory(NamedTuple):
     Attributes:
         dtype: the MLX name of its type.
         shape: elements per axis.
-        strides: elements from one index to the next, per axis.
+        strides: per axis, the distance in elements from one index to the next.
         origin: the address of element 0.
         first: the lowest address of any element.
-        size: bytes from `first` to the highest address.
+        size: bytes from `first` to the end of the element with the highest address.
         owner: the object that keeps the memory alive.
-        source: the object that the caller passed.
+        source: the array of the caller, before conversions.
     """
 
     dtype: str
@@ -50,12 +50,12 @@ def item_size(dtype: str) -> int:
 
 
 def memory_of(array: Any, *, row_contiguous: bool) -> Memory:
-    """Return the memory of an array, copied first if it must be row-contiguous and is not."""
-    # Numbers and lists become MLX arrays; so do NumPy arrays whose dtype MLX lacks.
+    """Return the memory of an array. With `row_contiguous`, an array that is not row-contiguous is copied first."""
+    # Numbers and lists are converted to MLX arrays, and so are NumPy arrays with a dtype that MLX lacks.
     if not isinstance(array, mx.array) and dtype_name(getattr(array, "dtype", None)) not in TYPES:
         array = mx.array(array)
     dtype = dtype_name(array.dtype)
-    # NumPy has no bfloat16, so its view has integers of the same size.
+    # NumPy has no bfloat16, so the view has uint16 elements.
     view = np.asarray(array.view(mx.uint16) if dtype == "bfloat16" else array)
     if row_contiguous and not view.flags.c_contiguous:
         view = np.ascontiguousarray(view)
@@ -75,7 +75,7 @@ def output_bytes(shape: Sequence[int], dtype: str) -> int:
 
 
 def fill(address: int, size: int, dtype: str, value: float) -> None:
-    """Set every element."""
+    """Set every element of an array at `address` to `value`; `size` is in bytes."""
     if size:
         one = np.array(mx.array([value], dtype=_mlx_dtype(dtype)).view(mx.uint8))
         _bytes_at(address, size).reshape(-1, one.size)[:] = one
@@ -99,12 +99,12 @@ def _bytes_at(address: int, size: int) -> np.ndarray[Any, Any]:
     return np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address))
 
 
-_POISON = 0xFF  # NaN in every floating type
-# Bytes of outputs that are checked for races; each takes 88 bytes of memory.
+_POISON = 0xFF  # the byte that fills unwritten outputs: NaN in every floating type
+# At most this number of bytes of all outputs is checked for races, because each checked byte takes 88 bytes of memory.
 _WATCHED = 8 << 20
-# The largest alignment of a type: that of four 64-bit numbers.
+# The largest alignment of a Metal type in bytes: that of four 64-bit numbers.
 _WIDEST = 32
-# In large outputs, the bytes on each side of a traced byte that are watched, too.
+# If an output is too large to be checked as a whole, only this number of bytes on each side of a traced byte is.
 _TRACED = 1024
 
 
@@ -125,12 +125,12 @@ class Run:
     time_limit: float
     print_from: Sequence[int]
     alignment: int = ALIGNMENT  # of buffers that end at unmapped memory: with 1 there is no gap
-    trace: tuple[int, int] | None = None  # an output and a byte of it, whose last writer is reported in a note
+    trace: tuple[int, int] | None = None  # (output, byte): the last thread that wrote the byte is reported in a note
     m5: bool = False  # whether cooperative tensors have the layout of an M5
 
 
-# By the number of a buffer's parameter, the alignment in bytes that the kernel's loads and stores of the buffer need,
-# if it is more than `Run.alignment`.
+# {parameter number: alignment in bytes}, for buffers that the kernel accesses with wider loads or stores than
+# `Run.alignment` allows.
 Alignments = dict[int, int]
 
 
@@ -142,7 +142,9 @@ def dispatch(
     shapes: Sequence[Sequence[int]],
     alignments: Alignments,
 ) -> tuple[list[mx.array], Statistics]:
-    """Run the kernel and return its outputs, with these shapes.
+    """Run the kernel and return its outputs, which have the shapes `shapes`, and statistics of the run.
+
+    If a run shows that buffers need larger alignments, they are added to `alignments`, and the kernel runs again.
 
     Raises:
         EmulatorError: the kernel made a mistake.
@@ -163,7 +165,7 @@ def _dispatched(
     alignments: Alignments,
 ) -> tuple[list[mx.array], Statistics] | None:
     """Return the outputs. If the kernel needs larger alignments, add them to `alignments` and return None."""
-    placed: list[tuple[Buffer, int]] = []  # and the offset of element 0
+    placed: list[tuple[Buffer, int]] = []  # (buffer, offset of element 0 in bytes)
     for i, parameter in enumerate(signature.parameters):
         alignment = alignments.get(i, run.alignment)
         if parameter.role == "output":
@@ -193,15 +195,17 @@ def _dispatched(
 
 
 def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignments:
-    """Return the alignments that wide loads and stores need, of buffers that are not aligned so.
+    """Return the alignments that the faults of wide loads and stores ask for, by the number of the buffer.
 
-    Outside of the emulator, buffers begin at multiples of more than any type needs.
+    In the emulator a buffer ends at unmapped memory, so its start may have a small alignment. A fault of a wide
+    load or store is then not the kernel's mistake: MLX's buffers begin at multiples of more than any type needs.
     """
     needs: Alignments = {}
     for one in failed:
         wanted, address = one.report.count, one.report.address
         if one.kind is Failure.FAULT and not wanted and not address:
-            # Misaligned copies of structures fault without a check, and x86 reports no address for such a fault.
+            # A misaligned copy of a structure is not checked by clang but faults, and x86 reports no address of the
+            # fault.
             needs |= {i: _WIDEST for i, buffer in buffers.items() if buffer.start % _WIDEST}
         if one.kind is not Failure.UNDEFINED or not wanted or not buffers:
             continue
@@ -216,7 +220,7 @@ def _distance(buffer: Buffer, address: int) -> int:
 
 
 def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]:
-    """Return the parts of the outputs that are checked for races."""
+    """Return the parts of the outputs that are checked for races: (address, bytes, whether they are uninitialised)."""
     if not run.races:
         return []
     if run.trace is not None:
@@ -226,7 +230,7 @@ def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]
 
 
 def around(buffer: Buffer, byte: int) -> tuple[int, int, bool]:
-    """Return the memory to watch, to find the thread that wrote a byte or the nearest other byte."""
+    """Return the memory to check in order to find the thread that wrote a byte of a buffer, or wrote near it."""
     if buffer.bytes <= _WATCHED:
         return buffer.start, buffer.bytes, False
     first = max(0, byte - _TRACED)
@@ -250,7 +254,7 @@ def _output(run: Run, shape: Sequence[int], dtype: str, alignment: int) -> Buffe
 
 
 def _input(run: Run, parameter: Parameter, memory: Memory, alignment: int) -> tuple[Buffer, int]:
-    """Return a buffer with an input, or with its shape, strides or ndim, and the offset of element 0."""
+    """Return a buffer with an input, or an input's shape, strides or ndim, and the offset of element 0 in bytes."""
     if parameter.role == "input":
         buffer = pool.readable(memory.first, memory.size, memory.source, at_end=run.at_end, alignment=alignment)
         return buffer, memory.origin - memory.first
@@ -274,7 +278,7 @@ def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list
 
 
 def note(statistics: Statistics, failed: Sequence[Failed]) -> None:
-    """Add the notes of a run to its statistics."""
+    """Add the notes (possible mistakes) of a run to the run's statistics."""
     shifted = [one.undefined for one in failed if one.kind is Failure.SHIFTED]
     writers = [one.finding for one in failed if one.kind is Failure.WRITER]
     others = [one.finding for one in failed if one.kind not in (Failure.SHIFTED, Failure.WRITER)]
@@ -290,7 +294,7 @@ _SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
 
 
 def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
-    """Raise an error with all mistakes. The most specific mistake comes first and determines the error's class."""
+    """Raise an error if there are mistakes. The most specific mistake is first and determines the error's class."""
     wrong = [one for one in failed if not one.kind.is_note]
     wrong.sort(key=lambda one: severity(one.finding))
     found = [one.finding for one in wrong]
@@ -310,7 +314,7 @@ def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tupl
 
 
 def _damage(name: str, buffer: Buffer, offset: int) -> Finding:
-    """Return the finding for a changed byte outside of an output."""
+    """Return the finding for a byte outside of an output that a kernel changed."""
     where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
     if offset == buffer.bytes:
         where = "just past its end"

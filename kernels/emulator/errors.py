@@ -1,16 +1,17 @@
-"""Findings of a run (mistakes and notes, each once), and the exceptions of the emulator.
+"""Findings of a run (mistakes and possible mistakes), and the exceptions of the emulator.
 
-Each message of an exception has the place, the found and the expected value, and advice.
+The message of an exception has the place, the found and the expected value, and advice.
 
 EmulatorError
-+-- LaunchError (ValueError)    the call does not fit the kernel: counts, shapes, dtypes, grid
++-- LaunchError (ValueError)    a wrong number of arrays, or an invalid shape, dtype, grid or option in a call
 +-- CompilerMissingError        no clang on this machine
 +-- CompileError                clang refuses the text
-|   +-- LintError               clang accepts the text, Metal or MLX does not
-+-- MemoryFaultError            touched memory outside a buffer, or wrote to an input
-+-- ConvergenceError            divergent SIMD-group operations and barriers
+|   +-- LintError               clang accepts the text, but Metal or MLX does not
++-- MemoryFaultError            a thread accessed memory outside a buffer, or wrote to an input
++-- ConvergenceError            not all threads reach a SIMD-group operation or a barrier together
 +-- UndefinedBehaviorError      signed overflow, shifts, alignment, divisions, casts
-+-- RaceError                   two unordered accesses to the same bytes, at least one a write
++-- TensorError                 an undefined use of a tensor
++-- RaceError                   two unordered accesses to the same bytes, at least one of them a write
 +-- HangError                   a threadgroup that does not end
 +-- OrderError                  results that depend on the order of threads
 """
@@ -26,14 +27,14 @@ class EmulatorError(Exception):
     """The base class of all errors of a kernel or its call.
 
     Attributes:
-        findings: all mistakes of the run, the first one first; none if the kernel did not run.
+        findings: all mistakes of the run, the one that the message begins with first; empty if the kernel did not run.
     """
 
     findings: tuple[Finding, ...] = ()
 
 
 class LaunchError(EmulatorError, ValueError):
-    """A call that does not fit the kernel."""
+    """A call has a wrong number of arrays, or an invalid shape, dtype, grid or option."""
 
 
 class CompilerMissingError(EmulatorError):
@@ -52,8 +53,8 @@ class MemoryFaultError(EmulatorError):
     """A thread accessed memory out of bounds, or wrote to an input.
 
     Attributes:
-        seen: how the access was found: "at once", by a fault; "afterwards", by changed bytes beside an array, if a
-            write hit no unmapped page; "exactly", in the build "races", which checks every access.
+        seen: how the access was found. "at once": by a fault in an unmapped page. "afterwards": by changed bytes beside
+            an array. "exactly": in the build "races", which checks every access.
     """
 
     seen: Literal["at once", "afterwards", "exactly"] = "at once"
@@ -72,7 +73,7 @@ class TensorError(EmulatorError):
 
 
 class RaceError(EmulatorError):
-    """Two threads use the same memory, and nothing orders them."""
+    """Two threads access the same memory, at least one of them writes, and no barrier or atomic orders the accesses."""
 
 
 class HangError(EmulatorError):
@@ -87,10 +88,12 @@ class OrderError(EmulatorError):
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:
-    """Return the error for an index beyond a private array if this caused `error`; otherwise `error`.
+    """Return the error about an index beyond a private array if there is one, because it probably caused `error`.
 
-    Only the build "undefined" checks such indices. In other builds, a write beyond a private array damages other
-    variables, and the error is about the consequences.
+    Without such an index, return `error`.
+
+    Only the build "undefined" checks indices of private arrays. In other builds, a write beyond a private array damages
+    other variables, and the reported error is only a consequence.
 
     Args:
         error: the error of a run.
@@ -109,7 +112,7 @@ def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -
 
 
 Three = tuple[int, int, int]
-# The most mistakes that a message lists after the first.
+# The largest number of mistakes that a message lists after the first one.
 SHOWN = 8
 
 
@@ -118,10 +121,10 @@ class Place:
     """A thread and the line of the kernel's text that it executes.
 
     Attributes:
-        threadgroup: its position in the grid.
-        thread: its position in the threadgroup.
+        threadgroup: the position of the thread's threadgroup in the grid.
+        thread: the position of the thread in its threadgroup.
         file: "body" or "header"; None if the line is unknown.
-        line: from 1 on; 0 if it is unknown.
+        line: the line, counted from 1; 0 if it is unknown.
     """
 
     threadgroup: Three
@@ -137,11 +140,11 @@ class Finding:
     Attributes:
         kind: "fault", "race", "divergence", "undefined", "hang" or "stopped"; for notes "same value", "truncation",
             "unwritten", "not written" or "shifted".
-        is_note: whether the kernel may be right.
+        is_note: whether this is only a possible mistake, so that the kernel may be right.
         text: the description, several lines.
-        place: where it occurred first.
+        place: the first thread and line with this mistake.
         other: for a race, the place of the earlier access.
-        times: how often it occurred until the run ended.
+        times: how often the mistake occurred until the run ended.
     """
 
     kind: str
@@ -160,14 +163,14 @@ _SPECIFIC = ("fault", "race", "divergence", "unwritten", "undefined")
 
 
 def severity(finding: Finding | None) -> int:
-    """Return the rank of a finding, or of a wrong value (None): lower ranks may be causes of higher ones."""
+    """Return the rank of a finding, or of a wrong value (None). A finding may cause others of a higher rank."""
     if finding is None:
         return len(_SPECIFIC) + 1
     return _SPECIFIC.index(finding.kind) if finding.kind in _SPECIFIC else len(_SPECIFIC)
 
 
 def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings without those that differ only in the instruction or the thread."""
+    """Return the findings, merging those that differ only in the instruction or the thread."""
     first: dict[object, Finding] = {}
     for one in findings:
         other = one.other and (one.other.file, one.other.line)

@@ -21,10 +21,9 @@ from .kernel import MetalKernel, check_switches, metal_kernel
 
 
 class PretendedGPU(mx.Device):
-    """MLX's CPU device with the name of a GPU.
+    """MLX's CPU device with the name and `type` of a GPU; MLX's functions compute on the CPU.
 
-    Its string and its `type` are those of a GPU, but MLX's functions compute on the CPU. It equals both types of
-    devices, because `mx.gpu` is `mx.cpu` in `emulate`.
+    The device equals the GPU type and the CPU type, because within `emulate`, `mx.gpu` is `mx.cpu`.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class Call(NamedTuple):
     """One checked call of a kernel."""
 
     kernel: str
-    inputs: tuple[tuple[str, tuple[int, ...]], ...]  # dtype and shape of each
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each input
     grid: tuple[int, ...]
     threadgroup: tuple[int, ...]
     runs: int
@@ -67,9 +66,9 @@ class Calls:
     """The kernels and calls that ran within `emulate`.
 
     Attributes:
-        made: the names of the kernels that were created, called or not.
+        made: the names of all kernels that were created.
         calls: the calls without a mistake, in order.
-        findings: the errors of all other calls, including errors that the program caught.
+        findings: the errors of kernels and calls with mistakes, including errors that the program caught.
         notes: possible mistakes, by the kernel's name.
     """
 
@@ -89,22 +88,22 @@ def emulate(
     layout: str = "any",
     pretend: bool = True,
 ) -> Iterator[Calls]:
-    """Replace `mx.fast.metal_kernel` within this context, in the whole process: kernels made here run in the emulator.
+    """Within this context, replace `mx.fast.metal_kernel` in the whole process: its kernels run in the emulator.
 
-    Each call runs once per build and seed, and once in the build "races". It raises an error for the first run with
-    mistakes, or if the results of two runs differ; else it returns the result. `mx.compile` is switched off, so
-    compiled functions run op by op. Kernels made earlier, for instance by a module that is already imported, are not
-    emulated: import such modules within the context. Kernels made within the context stay emulated afterwards.
+    Each call of such a kernel runs once per build and seed, but in the build "races" only once. The call raises an
+    error for the first run with mistakes, or if the results of two runs differ. `mx.compile` is switched off, so
+    compiled functions run op by op. Kernels made before the context, for instance by a module that is already imported,
+    are not emulated: import such modules within the context. Kernels made within the context stay emulated after it.
 
     Args:
-        builds: "spaces", "undefined", "races"; see `MetalKernel.__call__`.
-        seeds: the orders of threads.
+        builds: any of "spaces", "undefined" and "races"; see `MetalKernel.__call__`.
+        seeds: seeds of the orders of threads.
         lanes: as in `MetalKernel.__call__`.
         suffixes: as in `MetalKernel.__call__`.
         layout: as in `MetalKernel.__call__`.
-        pretend: on a machine without a Metal GPU, `mx.metal.is_available` returns True, `mx.gpu` is `mx.cpu`, and
-            `mx.default_device` returns a device with the name and type of a GPU, so that programs take the path for
-            GPUs. `mx.default_device` returns this device also after `mx.set_default_device(mx.cpu)`.
+        pretend: on a machine without a Metal GPU, pretend that there is one, so that programs choose their code for
+            GPUs: `mx.metal.is_available` returns True, `mx.gpu` is `mx.cpu`, and `mx.default_device` returns a device
+            with the name and type of a GPU, even after `mx.set_default_device(mx.cpu)`.
 
     Returns:
         A record of the calls, which is updated by each call.
@@ -144,7 +143,7 @@ def emulate(
 
 
 class CheckedKernel:
-    """A kernel that runs in several builds and orders at each call; made by `mx.fast.metal_kernel` in `emulate`."""
+    """A kernel made by `mx.fast.metal_kernel` in `emulate`; each call runs in several builds and orders of threads."""
 
     def __init__(
         self,
@@ -211,7 +210,7 @@ class CheckedKernel:
     def _compare(
         self, first: tuple[int, list[mx.array]], other: tuple[int, list[mx.array]], given: dict[str, Any]
     ) -> None:
-        """Raise an error if two results differ. It has the lines of the cause if the build "races" finds them."""
+        """Raise an error if two results differ: a RaceError if the build "races" finds a race, else an OrderError."""
         for name, one, two in zip(self._kernel.output_names, first[1], other[1], strict=True):
             statistics = self._kernel.statistics
             at = difference(one, two, nearly=bool(statistics and statistics.tensor_operations))
@@ -244,12 +243,13 @@ class CheckedKernel:
         return f"  {found.text.splitlines()[0]}\n" if found else ""
 
 
-# The largest difference of products of tensors, which are summed in any order, as a share of the largest number.
+# The largest accepted difference between results of tensor products, whose order of summation is undefined, relative to
+# the largest number.
 _NEARLY = 2**-6
 
 
 def difference(one: mx.array, other: mx.array, *, nearly: bool = False) -> tuple[int, ...] | None:
-    """Return the index of the first different element, or None. NaNs are equal; with `nearly`, so are near numbers."""
+    """Return the index of the first different element, or None. NaN equals NaN; `nearly` allows small differences."""
     if one.size == 0:
         return None
     a, b = (np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in (one, other))
@@ -263,7 +263,7 @@ def difference(one: mx.array, other: mx.array, *, nearly: bool = False) -> tuple
 
 
 def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:
-    """Make the outputs depend on the inputs, so that MLX refuses a gradient instead of returning zero."""
+    """Return the outputs as MLX functions of the inputs, so that MLX refuses a gradient instead of returning zero."""
 
     @mx.custom_function
     def results(*_: mx.array) -> list[mx.array]:
@@ -299,7 +299,7 @@ def _replaced(where: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Switch `mx.compile` off, because it calls kernels with arrays that have no values yet."""
+    """Within this context, switch `mx.compile` off, because it calls kernels with arrays that have no values yet."""
     was_on = _compiles()
     mx.disable_compile()
     try:
@@ -310,7 +310,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 def _compiles() -> bool:
-    """Return whether `mx.compile` is on. MLX does not report this, but arrays in compiled functions have no values."""
+    """Return whether `mx.compile` is on: MLX does not report this, but arrays in a compiled function have no values."""
     has_values = []
 
     def look(x: mx.array) -> mx.array:
@@ -326,7 +326,7 @@ def _compiles() -> bool:
 
 
 def _device_info(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return a function that adds the keys that MLX reports for an Apple GPU."""
+    """Return a replacement of `mx.device_info` that adds the keys that MLX reports for an Apple GPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpu = {
         "architecture": "applegpu_g13g",

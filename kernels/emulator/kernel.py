@@ -1,4 +1,4 @@
-"""Kernels with the interface of `mx.fast.metal_kernel` that run on the CPU."""
+"""`metal_kernel`: make kernels with the interface of `mx.fast.metal_kernel` that run in the emulator, on the CPU."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .signature import TYPES, Argument, Input, Signature, dtype_name, signature
 from .source import BODY, HEADER, Part, unit
 from .text import casts_pointers, code_only, line_of
 
-# Refuse recursion, which Metal does not have and clang accepts.
+# ---- refuse recursion, which Metal does not have and clang accepts ----
 #
-# A function whose text contains a call of its own name may be recursive, or call an overload or a template of that
-# name. Only for such functions clang compiles the unit to LLVM IR, which has the calls.
+# A function whose text calls its own name is suspect: it may be recursive, or call an overload or a template of the
+# same name. If there are suspects, clang compiles the unit to LLVM IR, in which each call names one function.
 
 _DEFINED = re.compile(r"\b([A-Za-z_]\w*)\s*\([^;{}]*\)\s*(?:const\s*)?\{")
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*(?:<[^;(){}]*>\s*)?\(")
@@ -35,7 +35,7 @@ _CALL = re.compile(r"\bcall [^@\n]*@\"?([\w.$]+)\"?\(")
 
 
 def suspects(header: str) -> set[str]:
-    """Return the names of functions that may call themselves, directly or through others."""
+    """Return the names of functions that may call themselves, directly or through other functions."""
     code = code_only(header, directives=False)
     calls: dict[str, set[str]] = {}
     for match in _DEFINED.finditer(code):
@@ -45,7 +45,7 @@ def suspects(header: str) -> set[str]:
 
 
 def defined_at(header: str, name: str) -> int:
-    """Return the line in which a function is defined, or 1."""
+    """Return the line of the header in which a function is defined; 1 if it is not found."""
     code = code_only(header, directives=False)
     return next((line_of(code, match.start()) for match in _DEFINED.finditer(code) if match[1] == name), 1)
 
@@ -72,7 +72,7 @@ def _block(code: str, start: int) -> str:
 
 
 def _in_cycles(calls: Mapping[str, set[str]]) -> Iterator[str]:
-    """Yield the functions that reach themselves by calls."""
+    """Yield the functions that call themselves, directly or through other functions."""
     for name in calls:
         seen: set[str] = set()
         waiting = [name]
@@ -87,12 +87,12 @@ def _in_cycles(calls: Mapping[str, set[str]]) -> Iterator[str]:
 # ---- instantiations: their text, and its compilation ----
 
 Template = Sequence[tuple[str, Any]]
-# An input, or its shape and dtype.
+# An array, or a pair of shape and dtype, or an `Input`.
 InputSpec = Any
 
 
 class Instance(NamedTuple):
-    """Everything that determines a kernel's machine code, except its text."""
+    """An instantiation of a kernel: everything besides the kernel's text that determines its machine code."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
@@ -121,7 +121,7 @@ class KernelText:
 
     @property
     def casts(self) -> bool:
-        """Whether the kernel may read or write several elements at once."""
+        """Whether the text casts pointers, so that the kernel may read or write several elements at once."""
         return casts_pointers(self.header) or casts_pointers(self.source)
 
     def instance(
@@ -133,7 +133,7 @@ class KernelText:
         build: str = "spaces",
         suffixes: bool = False,
     ) -> Instance:
-        """Return the instance for inputs like these.
+        """Return the instance for inputs with these shapes and dtypes.
 
         Raises:
             LaunchError: MLX or Metal does not support a dtype or template argument.
@@ -170,9 +170,9 @@ def _input_of(spec: InputSpec) -> Input:
 
 
 def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize: bool = True) -> list[Compiled]:
-    """Compile instances as one unit; their builds and rules are equal.
+    """Compile instances as one translation unit; all must have the same `build` and `suffixes`.
 
-    Without `optimize` this takes a tenth of the time, and the kernels run several times slower.
+    Without `optimize` compilation takes a tenth of the time, and the kernels run several times slower.
 
     Raises:
         CompileError: an instance does not compile; the message is about the first.
@@ -188,7 +188,7 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize:
             unit(parts), build, None if name == RACES.name else partial(_refuse_recursion, wanted, parts)
         )
     except CompileError as error:
-        if len(wanted) > 1:  # compile them one by one, to find the first that does not compile
+        if len(wanted) > 1:  # compile the instances one by one, to find the first that does not compile
             return [compiled for one in wanted for compiled in compile_together([one], optimize=optimize)]
         if isinstance(error, LintError):
             raise
@@ -199,7 +199,7 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize:
 
 
 def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequence[Part]) -> None:
-    """Raise LintError if a function of a header calls itself; only the first instance of each kernel is examined."""
+    """Raise LintError if a function of a header calls itself. Only the first instance of each kernel is examined."""
     first = {text: part for (text, _), part in zip(reversed(wanted), reversed(parts), strict=True)}
     for text, part in first.items():
         names = suspects(text.header)
@@ -211,12 +211,12 @@ def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequ
             )
 
 
-# Which lanes must take part in a SIMD-group operation.
+# Values of `lanes`: which lanes must take part in a SIMD-group operation.
 LANES = ("active", "all")
-# The layouts of cooperative tensors: any layout, chosen by the seed, or that of an M5.
+# Values of `layout`, the layout of cooperative tensors: any layout, chosen by the seed, or the layout of an M5.
 LAYOUTS = ("any", "m5")
-# The initial bytes of threadgroup memory, by the order of threads: NaN, and numbers that are large in every type. A
-# result that depends on unwritten memory then differs between runs.
+# The byte that fills threadgroup memory at first, chosen by the seed: NaN, or numbers that are large in every type. If
+# a result depends on unwritten memory, it then differs between runs.
 POISONS = (0xFF, 0x7B, 0xFB)
 TIME_LIMIT = 10.0
 _MATH_MODES = ("safe", "relaxed", "fast")
@@ -282,35 +282,37 @@ class MetalKernel:
 
         Args:
             inputs: arrays of MLX or NumPy, or numbers.
-            output_shapes: one per output.
-            output_dtypes: one per output.
-            grid: threads per axis, not threadgroups.
+            output_shapes: one shape per output.
+            output_dtypes: one dtype per output.
+            grid: total threads (not threadgroups) per axis.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             template: name and value (int, bool, dtype) of each template parameter.
             init_value: initial value of outputs; without it they are filled with NaN.
             verbose: print the generated text.
             stream: ignored; accepted because MLX accepts it.
             seed: the order of threads: 0 ascending, 1 descending, others shuffled. Results must not depend on it.
-            build: an additional check, besides bounds and convergence. "spaces": address spaces. "undefined":
-                undefined behaviour. "races": data races; several times slower.
+            build: which checks are made besides those of bounds and convergence. "spaces": address spaces. "undefined":
+                also undefined behaviour. "races": data races; this build is several times slower.
             lanes: "active": SIMD-group operations are over the lanes that reach them, as in Metal. Reading another lane
-                is an error. Shift operations are an exception and return NaN (`statistics.undefined`), because a sum in
-                pairs drops such values. "all": all 32 lanes must reach the operation, as CUDA requires.
+                is an error, except in shift operations (`simd_shuffle_down`): they return NaN (`statistics.undefined`),
+                because a sum in pairs reads such values but does not use them. "all": all 32 lanes must reach the
+                operation, as CUDA requires.
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
-            guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default the end for
-                even seeds.
+            guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default "end" for even
+                seeds and "start" for odd seeds.
             print_from: position in the grid of the thread whose `os_log_default.log("x = %f", x)` is printed.
             time_limit: seconds of CPU time after which a threadgroup is reported as not ending.
-            trace: an output's name and the flat index of an element: `statistics.writer` has the last thread that wrote
-                the element, and the line. Only in the build "races".
+            trace: an output's name and the flat index of an element. After the call, `statistics.writer` has the last
+                thread that wrote the element, and the line. Only in the build "races".
             layout: which thread has which element of a cooperative tensor. "any": the seed decides, because Metal does
-                not define it; setting elements without querying their index is an error. "m5": as on an M5.
+                not define the layout; setting elements without querying their index is an error. "m5": as on an M5.
 
         Returns:
             One array per output.
 
         Raises:
-            EmulatorError: the kernel or its call is wrong; see `errors`. Its `findings` has all mistakes of the run.
+            EmulatorError: the kernel or its call is wrong; see `errors`. The error's `findings` are all mistakes of the
+                run.
         """
         text = self._text
         _check_arrays(text, inputs, output_shapes, output_dtypes)
@@ -378,10 +380,11 @@ class MetalKernel:
         memories: Sequence[Memory],
         output_shapes: Sequence[Sequence[int]],
     ) -> MemoryFaultError:
-        """Repeat a run that has faulted, without optimisation; return its fault, whose line is equal on all machines.
+        """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
 
-        If the fault was seen "afterwards", repeat the run in the build "races". If the repeated run has no fault,
-        because the order of memory accesses matters, return the first fault.
+        The repeated run is compiled without optimisation, so that the line is equal on all machines. If the fault was
+        seen "afterwards" (by changed canaries), the build is "races". If the repeated run has no fault, because the
+        fault depends on the order of memory accesses, return the first fault.
         """
         if fault.seen == "exactly":
             return fault
@@ -404,10 +407,10 @@ class MetalKernel:
         suffixes: bool = False,
         optimize: bool = True,
     ) -> None:
-        """Compile many instantiations as one unit, which is several times faster than one by one.
+        """Compile many instantiations as one translation unit, which is several times faster than one by one.
 
         Args:
-            instances: inputs (arrays, or pairs of shape and dtype), output dtypes and template of each.
+            instances: for each, (inputs, output dtypes, template); an input is an array, or a pair of shape and dtype.
             build: as in a call.
             suffixes: as in a call.
             optimize: False compiles in a tenth of the time; later calls then run several times slower.
@@ -415,7 +418,7 @@ class MetalKernel:
         prepare([(self, *instance) for instance in instances], build=build, suffixes=suffixes, optimize=optimize)
 
     def text(self, inputs: Sequence[InputSpec], output_dtypes: Sequence[Any], template: Template | None = None) -> str:
-        """Return the text that MLX would compile for such arrays, byte for byte, without its preamble."""
+        """Return exactly the text that MLX would compile for such arrays, without MLX's preamble."""
         return self._text.generated(self._text.instance(inputs, output_dtypes, template))
 
 
@@ -426,10 +429,10 @@ def prepare(
     suffixes: bool = False,
     optimize: bool = True,
 ) -> None:
-    """Compile instantiations of several kernels as one unit; see `MetalKernel.prepare`.
+    """Compile instantiations of several kernels as one translation unit; see `MetalKernel.prepare`.
 
     Args:
-        requests: kernel, inputs, output dtypes and template of each.
+        requests: for each, (kernel, inputs, output dtypes, template).
         build: as in a call.
         suffixes: as in a call.
         optimize: as in `MetalKernel.prepare`.
@@ -475,7 +478,7 @@ def _check_arrays(
 
 
 def _traced(text: KernelText, trace: tuple[str, int], dtypes: Sequence[Any], build: str) -> tuple[int, int]:
-    """Return the number of the output and the byte that `trace` names."""
+    """Return the number of the output that `trace` names, and the offset of the element in bytes."""
     name, index = trace
     if name not in text.output_names or index < 0 or build != "races":
         outputs = ", ".join(text.output_names)
@@ -488,7 +491,7 @@ def _traced(text: KernelText, trace: tuple[str, int], dtypes: Sequence[Any], bui
 
 
 def check_grid(where: str, grid: Sequence[int], threadgroup: Sequence[int]) -> None:
-    """Refuse numbers of threads that Metal refuses.
+    """Refuse a grid or a threadgroup that Metal refuses.
 
     Raises:
         LaunchError: the message begins with `where`.
@@ -504,7 +507,7 @@ def check_grid(where: str, grid: Sequence[int], threadgroup: Sequence[int]) -> N
 
 
 def check_switches(where: str, seed: int, build: str, lanes: str, guard: str | None, layout: str = LAYOUTS[0]) -> None:
-    """Refuse options of a call that do not exist.
+    """Refuse invalid values of a call's options.
 
     Raises:
         LaunchError: the message begins with `where`.
@@ -535,13 +538,13 @@ def metal_kernel(
 
     Args:
         name: an identifier.
-        input_names: one per input; `x_shape`, `x_strides` and `x_ndim` exist if the body names them.
+        input_names: one per input. For an input `x`, the body can also use `x_shape`, `x_strides` and `x_ndim`.
         output_names: one per output.
         source: the body of the kernel.
-        header: text before it: functions, types, constants.
-        ensure_row_contiguous: copy inputs that are not row-contiguous.
-        atomic_outputs: outputs are `device atomic<T>*`.
-        compile_options: `math_mode`, which has no effect: arithmetic is always exact.
+        header: text before the kernel: functions, types, constants.
+        ensure_row_contiguous: whether to copy inputs that are not row-contiguous.
+        atomic_outputs: whether outputs are `device atomic<T>*`.
+        compile_options: {"math_mode": ...}, which has no effect: arithmetic is always in the mode "safe".
 
     Raises:
         LaunchError: MLX or Metal does not accept a name or an option.

@@ -1,4 +1,4 @@
-"""Check rules of Metal that clang does not know, before the text is compiled; explain clang's errors after it."""
+"""Check rules of Metal that clang does not check, before a kernel is compiled; explain clang's errors afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .signature import ATTRIBUTES, Input
 from .source import BODY, HEADER
 from .text import code_only, line_of, threadgroup_declarations, unsuffixed
 
-# Position in the text, and description.
+# A broken rule: its position in the text, and a description.
 Breach = tuple[int, str]
 
 _SCALAR = r"(?:bool|u?char|u?short|u?int|u?long|half|b?float|b?float16_t|u?int(?:8|16|32|64)_t)"
@@ -22,7 +22,7 @@ _UNDECLARED = re.compile(r"use of undeclared identifier '(\w+)'")
 
 
 def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
-    """Refuse a kernel that Metal refuses. With `suffixes`, refuse literals that are doubles in CUDA, too.
+    """Refuse a kernel that breaks a rule of Metal. With `suffixes`, also refuse literals that are doubles in CUDA.
 
     Raises:
         LintError: the message has all findings.
@@ -68,7 +68,7 @@ _UNFENCED = re.compile(r"\bthreadgroup_barrier\s*\(\s*(?:metal::)?mem_flags::mem
 
 @cache
 def notes(source: str) -> tuple[Finding, ...]:
-    """Return possible mistakes in a body: barriers that order no memory, in a kernel with threadgroup memory."""
+    """Return possible mistakes in a body: barriers with `mem_none` in a kernel that has threadgroup memory."""
     code = code_only(source)
     if not any(True for _ in threadgroup_declarations(source)):
         return ()
@@ -95,7 +95,7 @@ def _threadgroup_memory(text: str) -> Iterator[Breach]:
 
 
 def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
-    """Return explanations of clang's errors about text that MLX generates, one per line; "" for none."""
+    """Return explanations of clang's errors that its messages do not make clear, one per line; "" for none."""
     return "".join(
         f"\nhint: {hint}"
         for hint in (*_attributes(error), *_unplaced(error), *_tiny_inputs(error, inputs), *_others(error))
@@ -109,7 +109,7 @@ def _attributes(error: str) -> Iterator[str]:
 
 
 def _unplaced(error: str) -> Iterator[str]:
-    """Explain a variable in threadgroup memory that `threadgroup_declarations` has not found."""
+    """Explain the error for a threadgroup variable whose declaration `threadgroup_declarations` does not recognise."""
     if "automatic variable qualified with an address space" in error:
         yield "threadgroup memory needs a declaration such as `threadgroup float name[n];`; write it in this form"
 
@@ -123,7 +123,7 @@ def _others(error: str) -> Iterator[str]:
 
 
 def _tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> Iterator[str]:
-    """Explain a kernel that does not compile because `device` memory in it is `constant` memory."""
+    """Explain a kernel that does not compile because MLX passes a small input as `constant`, not as `device` memory."""
     tiny = [name for name, kind in inputs if kind.small]
     if tiny and re.search(r"constant|address space '2'", error):
         yield (

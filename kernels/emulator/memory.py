@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 PAGE = mmap.PAGESIZE
 # MLX's buffers begin at multiples of this, and kernels may load 16 bytes at a time.
 ALIGNMENT = 16
-# The byte that fills the pages around a buffer; floats of such bytes are NaN.
+# The byte that fills the unused part of a buffer's pages (the canaries); floats of such bytes are NaN.
 CANARY = 0xFF
 _CANARIES = bytes([CANARY]) * PAGE
-# Bytes around inputs: other NaNs, so that copies of them past the end of an output change its canaries.
+# The bytes that fill the unused part of an input's pages: NaNs other than the canaries. If a kernel copies them from
+# past the end of an input to past the end of an output, the output's canaries change.
 _BESIDE_INPUTS = b"\xc1\xff" * (PAGE // 2)
-# Inputs of at least RESIDENT bytes are kept between calls, up to TOTAL bytes.
+# Copies of inputs of at least RESIDENT bytes are kept between calls, up to TOTAL bytes of all copies.
 RESIDENT = 64 << 10
 TOTAL = 2 << 30
 
@@ -31,9 +32,10 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _NONE, _READ, _READ_WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-# Bytes of unmapped memory on either side of a buffer, so that a wrong index reaches no other buffer. It needs only
-# addresses. A 32-bit index of 16-byte elements, even an unsigned one below 0, cannot reach beyond LARGE_GUARD. Large
-# guards need a process with 2**47 addresses, and take at most a quarter of them.
+# Bytes of unmapped memory (a guard) on either side of a buffer, so that a wrong index reaches no other buffer. A guard
+# takes addresses but no memory. A 32-bit index of 16-byte elements cannot reach beyond LARGE_GUARD, even if it is
+# unsigned and was meant to be negative. Large guards are used in processes with 2**47 addresses, of which they take at
+# most a quarter.
 LARGE_GUARD, SMALL_GUARD = 64 << 30, 64 << 20
 _SPACE = 1 << 47
 
@@ -55,7 +57,7 @@ def _mapped(size: int) -> int | None:
 
 @cache
 def _has_large_space() -> bool:
-    """Return whether the process has 2**47 addresses. In QEMU it has not, and unmapped pages take memory there."""
+    """Return whether the process has 2**47 addresses. In QEMU it has fewer, and there unmapped pages take memory."""
     base = _mapped(PAGE)
     if base is not None:
         _libc.munmap(base, PAGE)
@@ -63,15 +65,17 @@ def _has_large_space() -> bool:
 
 
 class Buffer:
-    """Mapped pages with `bytes` usable bytes at `start`, adjacent to the guard at the end or at the start.
+    """Mapped pages with a guard (unmapped memory) before and after them.
+
+    The usable bytes are adjacent to the guard at the end or at the start of the pages.
 
     Attributes:
-        start: the address of the first byte.
+        start: the address of the first usable byte.
         bytes: the number of usable bytes.
         guard: the unmapped bytes on either side of the pages.
     """
 
-    _reserved = 0  # bytes of addresses of all buffers
+    _reserved = 0  # bytes of addresses that all buffers and their guards take
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -82,7 +86,7 @@ class Buffer:
         self.bytes = 0
 
     def _reserve(self, capacity: int) -> tuple[int, int]:
-        """Return the address of the pages and their guards, and the size of one guard."""
+        """Return the address of the first guard, followed by the pages and another guard, and the size of a guard."""
         for guard in (LARGE_GUARD, SMALL_GUARD):
             size = capacity + 2 * guard
             if guard == LARGE_GUARD and (Buffer._reserved + size > _SPACE // 4 or not _has_large_space()):
@@ -100,7 +104,7 @@ class Buffer:
 
     @property
     def bounds(self) -> Bounds:
-        """The accessible bytes, and the mapped pages."""
+        """The bytes that a kernel may access, and the mapped pages around them."""
         return Bounds(self._first, self.capacity, self.start, self.bytes)
 
     def allow(self, *, write: bool) -> None:
@@ -112,9 +116,10 @@ class Buffer:
             self._access = access
 
     def place(self, size: int, *, at_end: bool, alignment: int = ALIGNMENT) -> None:
-        """Choose the place of the usable bytes and set canaries around them; the pages are writable afterwards.
+        """Choose the place of `size` usable bytes, set canaries around them, and make the pages writable.
 
-        At the end of the pages, the start is a multiple of `alignment`; with 1, the bytes end exactly at the guard.
+        With `at_end`, the bytes are at the end of the pages, at the last start that is a multiple of `alignment`. With
+        an alignment of 1, they end exactly at the guard.
         """
         self.allow(write=True)
         self.bytes = size
@@ -125,7 +130,7 @@ class Buffer:
             ctypes.memset(start, CANARY, length)
 
     def mark_as_input(self) -> None:
-        """Replace the canaries by the bytes for inputs (`_BESIDE_INPUTS`)."""
+        """Replace the canaries by the bytes that fill the unused pages of an input (`_BESIDE_INPUTS`)."""
         for start, length in self._slack():
             ctypes.memmove(start, _BESIDE_INPUTS, length)
 
@@ -135,7 +140,7 @@ class Buffer:
         return (self._first, self.start - self._first), (end, self._first + self.capacity - end)
 
     def damaged(self) -> int | None:
-        """Return the offset of a byte that was written out of bounds, or None."""
+        """Return the offset from `start` of a byte that was written out of bounds (a changed canary), or None."""
         for start, length in self._slack():
             found = ctypes.string_at(start, length)
             if found != _CANARIES[:length]:
@@ -144,7 +149,7 @@ class Buffer:
 
 
 def capacity_for(size: int) -> int:
-    """Return a size rounded up to whole pages, at least one."""
+    """Return a size rounded up to whole pages, at least one page."""
     return max(1, -(-size // PAGE)) * PAGE
 
 
@@ -152,27 +157,28 @@ class _Key(NamedTuple):
     address: int
     size: int
     at_end: bool
-    alignment: int  # 1 where it makes no difference
+    alignment: int  # 1 if the place does not depend on the alignment
 
 
 class Pool:
     """A pool of reusable buffers.
 
-    A copy of a large input is kept under the input's address. It is compared with the input before it is used again,
-    because MLX may have reused the address for another array, and NumPy may have written to it.
+    The copy of a large input is kept, under the input's address, for later calls. Before a copy is used again, its
+    bytes are compared with the input, because MLX may have reused the address for another array, or NumPy may have
+    changed the input.
     """
 
     def __init__(self, total: int = TOTAL) -> None:
         self.total = total
-        self.copies = 0  # how often a large input was copied
+        self.copies = 0  # number of copies of large inputs that were made
         self._resident: OrderedDict[_Key, Buffer] = OrderedDict()
         self._free: dict[int, list[Buffer]] = {}
         self._lent: list[Buffer] = []
-        self._dead: deque[_Key] = deque()  # filled by finalizers, at any moment
+        self._dead: deque[_Key] = deque()  # copies whose owner no longer exists; finalizers append to it at any moment
 
     @contextmanager
     def lending(self) -> Iterator[Pool]:
-        """Take back, at the end of this context, all buffers that were taken within it."""
+        """At the end of this context, take back all buffers that were lent within it."""
         try:
             yield self
         finally:
@@ -184,7 +190,7 @@ class Pool:
 
     @property
     def resident_bytes(self) -> int:
-        """The bytes of all inputs that are kept from earlier calls."""
+        """The bytes of all kept copies of large inputs."""
         return sum(buffer.capacity for buffer in self._resident.values())
 
     def writable(self, size: int, *, at_end: bool, alignment: int = ALIGNMENT) -> Buffer:
@@ -199,7 +205,7 @@ class Pool:
     def readable(
         self, address: int, size: int, owner: Any = None, *, at_end: bool, alignment: int = ALIGNMENT
     ) -> Buffer:
-        """Return a read-only copy of memory; a large copy is kept while its owner lives."""
+        """Return a read-only copy of `size` bytes at `address`; a large copy is kept while `owner` exists."""
         if size < RESIDENT:
             buffer = self.writable(size, at_end=at_end, alignment=alignment)
             ctypes.memmove(buffer.start, address, size)
@@ -226,7 +232,7 @@ class Pool:
         return buffer
 
     def _forget(self) -> None:
-        """Drop inputs whose arrays no longer exist and, above the total, the least recently used ones."""
+        """Drop copies whose owner no longer exists, and above the total, the least recently used copies."""
         while self._dead:
             self._resident.pop(self._dead.popleft(), None)
         size = self.resident_bytes
@@ -234,5 +240,5 @@ class Pool:
             size -= self._resident.popitem(last=False)[1].capacity
 
 
-# The only pool of the process. One call at a time uses it.
+# The only pool of the process. Calls use it one at a time, because the caller holds `runtime.turn`.
 pool = Pool()

@@ -1,4 +1,4 @@
-"""Run kernels of whole .metal files, which have their own signatures, on the CPU."""
+"""`library`: run kernels of complete .metal files, which declare their own parameters, on the CPU."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .signature import TYPES, dtype_name
 from .source import attributes, place_threadgroup_memory
 from .text import casts_pointers, with_suffixes
 
-# The buffers of a whole kernel: bytes from arrays, structures and numbers, and arrays from bytes.
+# ---- the buffers of a kernel: arrays, structures and numbers to bytes, and bytes back to arrays ----
 
-# Types of `constant T&` parameters that accept a Python number, and their names in NumPy.
+# {Metal type: NumPy type} of the `constant T&` parameters that accept a Python number.
 _SCALARS = {metal: dtype for dtype, metal in TYPES.items() if dtype not in ("bfloat16", "complex64")} | {
     **{"half": "float16", "char": "int8", "uchar": "uint8", "short": "int16", "ushort": "uint16", "int": "int32"},
     **{"uint": "uint32", "long": "int64", "ulong": "uint64", "size_t": "uint64", "unsigned int": "uint32"},
@@ -51,11 +51,11 @@ class Unwritten:
 
 @dataclass(frozen=True)
 class Contents:
-    """The bytes of a buffer; None if it has no value yet.
+    """The contents of a buffer.
 
     Attributes:
         size: the number of bytes.
-        bytes: the bytes.
+        bytes: the bytes; None if the buffer has no value yet.
         like: the value that the caller passed.
     """
 
@@ -65,16 +65,16 @@ class Contents:
 
     @property
     def item(self) -> int:
-        """The bytes of an element."""
+        """The size of an element in bytes; 1 if the value has no shape."""
         shape = getattr(self.like, "shape", None)
         return max(1, self.size // max(1, math.prod(shape))) if shape is not None else 1
 
     def is_same(self, other: Contents) -> bool:
-        """Return whether both are the same array, which then becomes one buffer."""
+        """Return whether the caller passed the same array for both; one buffer is then used for both parameters."""
         return self.like is other.like and isinstance(self.like, mx.array | np.ndarray | Unwritten | bytearray)
 
     def array(self, address: int) -> Any:
-        """Return the bytes at an address as a value of the kind that the caller passed."""
+        """Return the bytes at an address as a value of the same kind, shape and dtype as the caller's."""
         if isinstance(self.like, mx.array | Unwritten) and dtype_name(self.like.dtype) in TYPES:
             found = array_at(address, self.like.shape, dtype_name(self.like.dtype))
             return found if isinstance(self.like.dtype, mx.Dtype) else np.array(found)
@@ -85,10 +85,10 @@ class Contents:
 
 
 def contents(kernel: str, parameter: MetalParameter, value: Any) -> Contents:
-    """Return the bytes of a buffer's value.
+    """Return the contents of the buffer for a value that the caller passed.
 
     Raises:
-        LaunchError: the value is a number, and the parameter is not a number.
+        LaunchError: a value of this type cannot be passed for the parameter.
     """
     if isinstance(value, Unwritten):
         if dtype_name(value.dtype) in TYPES:
@@ -113,19 +113,19 @@ def _filled(array: NDArray[Any], like: Any) -> Contents:
     return Contents(data.size, data, like)
 
 
-_POISON = 0xFF  # NaN in every floating type
+_POISON = 0xFF  # the byte that fills buffers without a value: NaN in every floating type
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
 
 
-# The buffer of a parameter that does not exist: any access faults.
+# The contents for None, of a parameter that the kernel must not access: a buffer of 0 bytes, where any access faults.
 _ABSENT = Contents(0, np.empty(0, np.uint8), b"")
 
 
 def library(source: str | Path, include: Sequence[str | Path] = ()) -> Library:
-    """Return the kernels of a whole .metal file for the emulator.
+    """Return the kernels of a complete .metal file for the emulator.
 
     Args:
-        source: the path of a file, or Metal text.
+        source: the path of a file, or the text of one.
         include: folders for `#include "..."`, in addition to the file's own.
 
     Raises:
@@ -147,15 +147,15 @@ class Library:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The kernels' names: `host_name` if it is given, else the function's name."""
+        """The kernels' names: the `host_name`, or for a kernel without one, the function's name."""
         return tuple(self._text.functions)
 
     def template_of(self, name: str) -> str:
-        """Return the name of the template of which a kernel is an instantiation, or its own name."""
+        """Return the name of the template that a kernel instantiates; for other kernels, the function's name."""
         return self._text.functions[name].function.partition("<")[0]
 
     def function(self, name: str, constants: Mapping[int | str, float] | None = None) -> WholeKernel:
-        """Return a kernel, specialised for values of function constants.
+        """Return a kernel, compiled for these values of function constants.
 
         Args:
             name: one of `names`.
@@ -179,10 +179,10 @@ class Library:
         return WholeKernel(self.name, self._text, found, values)
 
     def prepare(self, kernels: Sequence[WholeKernel], build: str = "spaces") -> None:
-        """Compile kernels of this file as one unit, which is faster; their function constants must be equal.
+        """Compile kernels of this file as one translation unit, which is faster. Function constants must be equal.
 
         Raises:
-            CompileError: one of them does not compile.
+            CompileError: a kernel does not compile.
         """
         file = compile_together(kernels, build)
         for i, kernel in enumerate(kernels):
@@ -242,20 +242,20 @@ class WholeKernel:
             buffers: buffers by index: arrays of MLX or NumPy (also structured ones), bytes of structures, numbers for
                 parameters of a simple type, `Unwritten(shape, dtype)` for outputs, None for a buffer that the kernel
                 does not use.
-            grid: threads per axis, not threadgroups.
+            grid: total threads (not threadgroups) per axis.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
-            threadgroup_memory: bytes by index, for parameters with `[[threadgroup(n)]]`.
+            threadgroup_memory: {n: bytes} for parameters with `[[threadgroup(n)]]`.
             seed: as for `metal_kernel`, as are `build`, `lanes`, `guard`, `time_limit` and `layout`.
             build: "spaces", "undefined" or "races".
             lanes: "active" or "all".
             guard: "end" or "start".
             time_limit: seconds.
             layout: "any" or "m5".
-            trace: a buffer and a byte of it: `statistics.writer` has the last thread that wrote the byte, and the line.
-                Only in the build "races".
+            trace: (index of a buffer, offset of a byte). After the call, `statistics.writer` has the last thread that
+                wrote the byte, and the line. Only in the build "races".
 
         Returns:
-            The contents of each buffer that the kernel may write to, by index, with the type and shape of its argument.
+            {index: contents} of each buffer that the kernel may write to, with the type and shape of the argument.
 
         Raises:
             EmulatorError: the kernel or its call is wrong; see `errors`.
@@ -279,7 +279,7 @@ class WholeKernel:
     def _given(self, buffers: dict[int, Any]) -> dict[int, Contents | None]:
         wanted = {one.slot: one for one in self.parameters if one.role == "buffer"}
         if missing := [f"{i} ('{one.name}')" for i, one in wanted.items() if i not in buffers]:
-            raise LaunchError(f"kernel '{self.name}', buffers: expected also {', '.join(missing)}; or None, if unused")
+            raise LaunchError(f"kernel '{self.name}', buffers: expected also {', '.join(missing)}; pass None if unused")
         return {i: None if buffers[i] is None else contents(self.name, one, buffers[i]) for i, one in wanted.items()}
 
     def _sizes(self, given: Mapping[int, int]) -> dict[int, int]:
@@ -291,7 +291,11 @@ class WholeKernel:
     def _located(
         self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> MemoryFaultError:
-        """Repeat the run without optimisation, or in "races"; return its fault, whose line is equal on all machines."""
+        """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
+
+        The repeated run is compiled without optimisation, or if the fault was not seen at once, in the build "races".
+        If the repeated run has no fault, return the first fault.
+        """
         if fault.seen == "exactly":
             return fault
         options = Options.from_buffer_copy(run.options)
@@ -316,7 +320,7 @@ class WholeKernel:
     def _dispatched(
         self, entry: Entry, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> dict[int, Any] | None:
-        """Return the written buffers. If the kernel needs larger alignments, record them and return None."""
+        """Return the buffers that the kernel may write; None if it needs larger alignments, which are then recorded."""
         placed = self._place(given, run.options)
         shapes = {one.slot: self._shape(one, given[one.slot]) for one in self.parameters if one.is_tensor}
         addresses = []
@@ -351,7 +355,7 @@ class WholeKernel:
         return {i: value.array(buffer.start) for i, value, buffer in written}
 
     def _shape(self, one: MetalParameter, value: Contents | None) -> Any:
-        """Return the number of axes of an array, and its extents in the order of a tensor: the last axis first."""
+        """Return the number of axes of an array, then its extents in the order of Metal's tensors: last axis first."""
         shape = getattr(value.like, "shape", None) if value is not None else None
         if not shape:
             raise LaunchError(
@@ -361,14 +365,14 @@ class WholeKernel:
         return (ctypes.c_long * (1 + len(shape)))(len(shape), *reversed([int(n) for n in shape]))
 
     def _place(self, given: Mapping[int, Contents | None], options: Options) -> dict[int, Buffer]:
-        """Return the buffers by index; an array that was passed twice is one buffer."""
+        """Return the buffers by index. An array that was passed for several parameters is one buffer."""
         placed: dict[int, Buffer] = {}
         for one in self.parameters:
             if one.role != "buffer" or one.slot in placed:
                 continue
             value = given[one.slot]
             if value is None and not (one.is_reference or one.is_optional):
-                continue  # a null pointer, which a kernel may compare
+                continue  # a null pointer, which a kernel may compare with nullptr
             same = [i for i, other in given.items() if value is not None and other is not None and other.is_same(value)]
             if shared := next((placed[i] for i in same if i in placed), None):
                 placed[one.slot] = shared
@@ -412,11 +416,11 @@ class WholeKernel:
         return self._entries[build]
 
     def use(self, build: str, entry: Entry) -> None:
-        """Use an entry that was compiled together with other kernels; see `Library.prepare`."""
+        """Use an entry point that was compiled together with other kernels; see `Library.prepare`."""
         self._entries[build] = entry
 
     def _unset(self, error: str) -> LaunchError:
-        """Return the error for a function constant without a value, which is an undefined symbol."""
+        """Return the error for a library with an undefined symbol: usually a function constant without a value."""
         symbol = re.search(r"undefined symbol: (\w+)", error)
         for one in self._text.constants:
             if symbol and one.name in symbol[1]:
@@ -427,7 +431,7 @@ class WholeKernel:
         return LaunchError(f"kernel '{self.name}' of {self._file} uses an undefined symbol: {error}")
 
     def entry(self, index: int) -> str:
-        """Return the text of a function that calls the kernel with buffers: entry `index` of a unit."""
+        """Return the text of the entry point `msl_entry_INDEX`: a C function that calls the kernel with buffers."""
         arguments, place, memory = [], 0, 0
         for one in self.parameters:
             if one.role == "attribute":
@@ -448,7 +452,7 @@ class WholeKernel:
             else:
                 arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
-        # Called by a pointer, so that C++ does not deduce template arguments from the types of these arguments.
+        # The kernel is called by a pointer, so that C++ does not deduce template arguments from the arguments' types.
         function, pointed = self._function.function, ""
         if not self._function.is_typed:
             pointed, function = f"  decltype({function})* msl_function = {function};\n", "msl_function"
@@ -459,12 +463,14 @@ class WholeKernel:
         )
 
     def code(self) -> str:
-        """Return the text of the file, with values of function constants."""
+        """Return the preprocessed text of the file, with the values of function constants."""
         return self._text.with_constants(self._constants)
 
 
 def compile_together(kernels: Sequence[WholeKernel], build: str) -> Path:
-    """Return the library of kernels of one file, with the same function constants; compile it if it is not cached.
+    """Return the path of the compiled library of several kernels of one file; compile it if it is not cached.
+
+    The kernels must have the same function constants.
 
     Raises:
         CompileError: clang reports errors.
@@ -490,7 +496,7 @@ def _placed(value: Contents, *, at_end: bool, alignment: int, is_written: bool) 
 
 # ---- compile the kernels of a file in every build, without running them ----
 
-# The names of address spaces in clang's errors.
+# The words for address spaces in clang's errors.
 _SPACE = re.compile(r"address space|__(?:local|global|constant)\b")
 
 
@@ -499,8 +505,9 @@ class CompiledKernel:
     """A kernel function that was compiled.
 
     Attributes:
-        name: the kernel's name. Of a template, only the first instantiation is compiled, and this is its name.
-        others: the names of the other instantiations.
+        name: the kernel's name. If the kernel is a template, the name of the first instantiation, the only one
+            compiled.
+        others: the names of the other instantiations of the template.
         error: why the kernel does not compile, with lines; empty if it compiles in every build.
     """
 
@@ -513,8 +520,8 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
     """Compile the first instantiation of every kernel function of a file in every build.
 
     Args:
-        file: the file. Files of `#include "..."` are searched in its folder.
-        folders: further folders for included files.
+        file: the file. Its folder is searched for files of `#include "..."`.
+        folders: further folders to search for included files.
 
     Raises:
         CompileError: the file cannot be preprocessed, has no kernels, does not compile at all, or is refused by `lint`.
@@ -538,7 +545,7 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
 
 
 def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
-    """Return the errors of the kernels that do not compile. First compile all as one unit, which is faster."""
+    """Return {kernel: error} of the kernels that do not compile. Try all as one unit first, which is faster."""
     try:
         if kernels:
             compile_together(list(kernels.values()), build)
@@ -553,9 +560,11 @@ def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
 
 
 def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Finding, ...]:
-    """Return a note for each line of a file in which clang, with address spaces, reports a wrong address space.
+    """Return a note for each line of a file in which clang reports a wrong address space.
 
-    These are notes, because clang lacks some of Metal's rules: it has no member functions for objects in other spaces.
+    To run a kernel of a .metal file, all address spaces are one memory; here the file is compiled with address spaces.
+    The results are only notes, because clang refuses some valid text: it has no member functions for objects in other
+    address spaces than `thread`.
     """
     text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
     head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'

@@ -1,4 +1,4 @@
-"""Preprocess a whole .metal file and find its kernels, instantiations and function constants."""
+"""Convert a complete .metal file to C++ for clang; find its kernels, instantiations and function constants."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .signature import ATTRIBUTES
 from .source import place_threadgroup_memory
 from .text import code_only, with_suffixes
 
-# ---- parameters of a whole kernel ----
+# ---- the parameters that a kernel of a .metal file declares ----
 
 
 class MetalParameter(NamedTuple):
     """One parameter of a kernel.
 
     Attributes:
-        name: its name.
+        name: the parameter's name.
         role: "buffer", "threadgroup" or "attribute".
         slot: the index of the buffer or threadgroup memory.
-        type: the text of its type, without address space and `const`, pointer or reference.
-        is_reference: whether it is `T&`, not `T*`.
-        is_written: whether the kernel may write to it.
+        type: the text of the type, without address space, `const`, pointer or reference.
+        is_reference: whether the parameter is `T&`, not `T*`.
+        is_written: whether the kernel may write to the buffer.
         attribute: the name of the thread attribute, for the role "attribute".
-        declared: the whole text of its type.
-        is_optional: whether it exists only for some values of a function constant.
-        is_tensor: whether it is a tensor, bound with the extents of its array.
+        declared: the whole text of the type.
+        is_optional: whether the parameter exists only for some values of a function constant.
+        is_tensor: whether the parameter is a tensor, which is passed with the shape of its array.
     """
 
     name: str
@@ -110,7 +110,7 @@ def _split(parameter: str) -> tuple[str, dict[str, str]]:
 
 
 def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
-    """Return a parameter's name (or "unnamed"), its type, whether it is a pointer or an array, and a reference."""
+    """Return a parameter's name or "unnamed", its type, whether it is a pointer or array, and whether a reference."""
     written = declared.split("=")[0].strip()
     found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", f"{written} unnamed" if written[-1:] in "*&" else written)
     if found is None:
@@ -122,7 +122,7 @@ def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
     return found[1], " ".join(plain.split()), "*" in kind or bool(found[2]), "&" in kind
 
 
-# ---- conversions to vectors: clang would keep the bits or refuse, Metal converts values ----
+# ---- conversions to vectors: Metal converts values, but clang would keep the bits or refuse ----
 
 _ELEMENTS = "bool|u?char|u?short|u?int|u?long|half|b?float"
 _VECTOR = rf"(?:(?:packed_)?(?:{_ELEMENTS})[234])"
@@ -133,24 +133,24 @@ _ALIAS = re.compile(r"\busing\s+(\w+)\s*=|\btypedef\b[^;{}]*?\b(\w+)\s*;")
 
 
 def type_names(text: str) -> list[str]:
-    """Return the names of types that a file declares: parameters of templates, and aliases."""
+    """Return the names of types that a file declares: type parameters of templates, and aliases."""
     code = code_only(text, directives=False)
     found = [match[1] for match in _PARAMETER.finditer(code)]
     found += [match[1] or match[2] for match in _ALIAS.finditer(code)]
     return sorted({name for name in found if name not in ("type", "value", "value_type")})
 
 
-# `f({x, y, z}, n)`: a list of three elements of a vector. An element may be a call with several arguments.
+# Matches `f({x, y, z}, n)`, where the list is a vector of three elements. An element may be a call with arguments.
 _ITEM = r"(?:[^(){};,]|\((?:[^(){};]|\([^(){};]*\))*\))*"
 _LIST = re.compile(rf"(?<=[\w>]\()(\s*)\{{({_ITEM},{_ITEM},{_ITEM})\}}(?=\s*,)")
 
 
 class Rewriter:
-    """Rewrites the bodies of functions.
+    """Rewrites the bodies of functions, so that C++ constructs and converts vectors as Metal does.
 
-    For vectors and types that may be vectors, `(T)x` becomes a conversion by value. `T(a, b)` becomes a call of
-    `msl_construct<T>`; `int2 at(a, b);` becomes an initialisation by such a call. An argument that is a list of three
-    elements becomes a call of `msl_list`.
+    If T is a vector type or may be one, `(T)x` becomes a conversion by value, and `T(a, b)` a call of
+    `msl_construct<T>`. `int2 at(a, b);` becomes an initialisation by such a call. An argument `{x, y, z}` becomes a
+    call of `msl_list`.
     """
 
     def __init__(self, text: str) -> None:
@@ -163,13 +163,14 @@ class Rewriter:
         self._declaration = re.compile(
             rf"(?P<type>\b(?:{_VECTOR}|{_SIZED}))(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])"
         )
-        # `T(*p)` is a call; `T (*)`, `T (&a)`, `device T (*a)[4]` and `T (*f)(int)` are declarations.
+        # `T(*p)` constructs a T and is rewritten; `T (*)`, `T (&a)`, `device T (*a)[4]` and `T (*f)(int)` are
+        # declarations.
         before = "".join(f"(?<!{word} )" for word in ("typename", *_QUALIFIERS))
         declares = r"\)|[*&]+\s*\)|&\s*\w+\s*\)|\*+\s*\w+\s*\)\s*\("
         self._call = re.compile(rf"(?<![\w:.~>]){before}(?P<type>{kind})\s*\((?!\s*(?:{declares}))")
 
     def rewritten(self, body: str) -> str:
-        """Return the rewritten body of a function, with the same line numbers."""
+        """Return the rewritten body of a function; line numbers do not change."""
         body = self._cast.sub(lambda match: f"{match['before']}metal::msl_to<{match['type']}>{{}}->*", body)
         body = self._declaration.sub(_initialized, body)
         body = _LIST.sub(r"\1metal::msl_list(\2)", body)
@@ -184,14 +185,15 @@ def _initialized(match: re.Match[str]) -> str:
 
 
 class Declaration(NamedTuple):
-    """A declaration, or a definition with its body.
+    """A declaration, or a definition with a body. All positions are indices into the text.
 
     Attributes:
-        start: the position of its first character.
-        head: the end of the text before its body; without a body, the end of the declaration.
-        end: the position after its last character.
-        scope: the position of the opening brace around it, which identifies a scope; -1 outside all braces.
-        is_class: whether it opens a class, whose members follow.
+        start: the position of the first character.
+        head: the end of the text before the body; without a body, the end of the declaration.
+        end: the position after the last character.
+        scope: the position of the opening brace around the declaration, which identifies the scope; -1 outside all
+            braces.
+        is_class: whether this is the definition of a class; the declarations of its members follow.
     """
 
     start: int
@@ -214,7 +216,7 @@ _NAMESPACE = re.compile(r"(?:inline\s+)?namespace\b[^()]*$|extern\s*$")
 
 
 def declarations(text: str) -> Iterator[Declaration]:
-    """Yield the declarations of preprocessed text in order; bodies of functions are not entered."""
+    """Yield the declarations of preprocessed text in order, without those inside of functions."""
     code = code_only(text, directives=False)
     scopes = [(-1, False)]
     start = position = parentheses = 0
@@ -249,13 +251,13 @@ def declarations(text: str) -> Iterator[Declaration]:
 
 
 def _first(code: str, start: int) -> int:
-    """Return the position of a declaration's own text, after spaces and an access label."""
+    """Return the position where a declaration begins, after spaces and a label such as `public:`."""
     label = _LABEL.match(code, start)
     return label.end() if label else start
 
 
 def _closing(code: str, at: int) -> int:
-    """Return the position after the closing brace of the brace at `at`, or the end of the text."""
+    """Return the position after the brace that closes the brace at `at`, or the end of the text."""
     depth = 0
     for brace in re.finditer(r"[{}]", code[at:]):
         depth += 1 if brace.group() == "{" else -1
@@ -265,7 +267,7 @@ def _closing(code: str, at: int) -> int:
 
 
 def without_template(head: str) -> str:
-    """Return a head without `template <...>`."""
+    """Return the head of a declaration without `template <...>`."""
     while opened := re.match(r"\s*template\s*<", head):
         depth, at = 1, opened.end()
         while depth and at < len(head):
@@ -275,16 +277,17 @@ def without_template(head: str) -> str:
     return head
 
 
-# The address space of the object of a member function.
+# Matches a member function's address space, which is after the parameters: `int f() const device {`.
 _QUALIFIER = re.compile(r"(\)\s*(?:const\s+)?)((?:thread|device|threadgroup|constant)\b)(?=\s*(?:[{:;]|noexcept))")
 _SPACES = re.compile(r"\b(?:thread|device|threadgroup)\b")
 
 
 def without_twins(text: str) -> str:
-    """Return the text with only one of several functions that differ only in address spaces.
+    """Return the text with only the first of several functions that differ only in address spaces.
 
-    Functions and specialisations that differ only in `thread`, `device`, `threadgroup` and `constant` would be
-    redefinitions, because all address spaces are one memory. Lines keep their numbers.
+    In the converted text all address spaces are one memory. So functions and specialisations that differ only in
+    `thread`, `device`, `threadgroup` and `constant` would be redefinitions, which clang refuses. Line numbers do not
+    change.
     """
     text = _QUALIFIER.sub(lambda match: match[1] + re.sub(r"[^\n]", " ", match[2]), text)
     seen: set[tuple[int, str]] = set()
@@ -306,7 +309,8 @@ def _normal(head: str) -> str:
     return " ".join(word for i, word in enumerate(words) if not (word == "const" and words[i - 1 : i] == ["const"]))
 
 
-# Headers of Metal's library. msl/all.h, which is included later, has their declarations.
+# Headers of Metal's library, which are empty when a file is preprocessed: msl/all.h, which is included later, has their
+# declarations.
 _STANDARD = frozenset(
     {
         "assert",
@@ -345,11 +349,12 @@ class MetalFunction:
     """A kernel function, or an instantiation of a template of kernel functions.
 
     Attributes:
-        name: the argument of `newFunctionWithName`: the `host_name`, or the function's own name.
-        function: its name in C++, such as `softmax<float, 4>`.
-        parameters: its parameters in order.
-        arrays: the number of threadgroup arrays in its body.
-        is_typed: whether the types of arguments choose the function, because template arguments are not given.
+        name: the name that a host program uses (in `newFunctionWithName`): the `host_name`, or the function's own name.
+        function: the function's name in C++, such as `softmax<float, 4>`.
+        parameters: the parameters in order.
+        arrays: the number of threadgroup arrays in the body.
+        is_typed: whether an instantiation gives no template arguments, so that C++ deduces them from the types of the
+            arguments.
     """
 
     name: str
@@ -361,7 +366,7 @@ class MetalFunction:
 
 @dataclass(frozen=True)
 class FunctionConstant:
-    """A function constant: `constant bool has_mask [[function_constant(20)]];`."""
+    """A function constant, such as `constant bool has_mask [[function_constant(20)]];`."""
 
     index: int
     name: str
@@ -376,7 +381,7 @@ class MetalText:
         code: C++ text, in which function constants still have their attributes.
         functions: the kernel functions by name.
         constants: the function constants in order.
-        sources: the text of each included file, by the file's name in findings.
+        sources: the text of the file and of each included file, by the name that findings use.
     """
 
     code: str
@@ -385,9 +390,9 @@ class MetalText:
     sources: dict[str, str]
 
     def with_constants(self, values: dict[int, str]) -> str:
-        """Return the code with values of function constants; constants without a value are only declared.
+        """Return the code with values of function constants.
 
-        A kernel that uses a constant without a value then cannot be linked.
+        Constants without a value are only declared, so a kernel that uses such a constant cannot be loaded.
         """
 
         def define(match: re.Match[str]) -> str:
@@ -429,7 +434,7 @@ _LINE = re.compile(r'(?m)^# (\d+) "([^"\n]*)".*$')
 
 
 def _with_short_names(text: str, sources: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """Replace paths in line markers by names without folders; return the text, and the sources by these names."""
+    """Replace paths in line markers by short, unique names; return the text, and the sources by these names."""
     short: dict[str, str] = {}
     for path in dict.fromkeys(match[2] for match in _LINE.finditer(text)):
         parts, n = Path(path).parts, 1
@@ -489,17 +494,18 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
     return functions, tuple(constants), _legal("".join([*pieces, text[last:]]))
 
 
-_PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")  # removed: without effect here, with unexpanded macros
+_PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")  # removed: no effect here, and macros in them are not expanded
 _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")  # also on parameters of helper functions
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 
 
-# `thread half2 (&pairs)[4]` is a declaration, but the macro `half2(...)` would match it; `half2(*pair)` is a call.
+# Matches declarations such as `thread half2 (&pairs)[4]`, which the macro `half2(...)` would take for a call.
+# `half2(*pair)` is a call.
 _REFERENCE = re.compile(rf"\b((?:{'|'.join(_QUALIFIERS)})\s+)({_VECTOR})(?=\s*\(\s*[&*]\s*\w+\s*\))")
 
 
 def _legal(text: str) -> str:
-    """Return the text in a form that clang accepts: floats as literals, no attributes, Metal's static casts."""
+    """Return the text in a form that clang accepts: float literals with suffix, no pragmas, Metal's `static_cast`."""
     text = _REFERENCE.sub(r"\1__typeof__(\2)", text)
     return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 

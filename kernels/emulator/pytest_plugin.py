@@ -1,8 +1,8 @@
-"""For pytest: the fixture `emulated_metal` and the option `--emulate-metal`.
+"""A pytest plugin that runs Metal kernels in the emulator: the fixture `emulated_metal`, the option `--emulate-metal`.
 
 Load the plugin with `pytest -p mlx_engine.kernels.emulator.pytest_plugin`, or name this module in `pytest_plugins` of
-the topmost conftest.py. The fixture checks kernels that the test creates. Kernels that modules create when they are
-imported need the option, which takes effect before pytest imports the modules.
+the topmost conftest.py. The fixture checks kernels that a test creates. For kernels that a module creates when it is
+imported, use the option, which takes effect before pytest imports modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CALLS = pytest.StashKey[Calls]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
+    """Add the option `--emulate-metal`."""
     parser.addoption(
         "--emulate-metal", action="store_true", help="Run and check all mx.fast.metal_kernel calls in the emulator."
     )
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print how many calls were checked, because a program may have called no kernel."""
+    """Print how many calls were checked, so that the user notices if no kernel was called."""
     if _CALLS in config.stash:
         seen = config.stash[_CALLS]
         kernels = len({call.kernel for call in seen.calls})

@@ -1,4 +1,4 @@
-"""Error messages for faults: kernel, line, threadgroup, thread, buffer, byte, and advice."""
+"""Turn the runtime's reports of mistakes into messages: kernel, line, threadgroup, thread, buffer, byte, and advice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .errors import (
 from .memory import LARGE_GUARD
 from .runtime import Failure, Report, Site
 
-# Map the address of an instruction to its source line with the line table of an ELF file, DWARF 4.
+# ---- the source line of an instruction: the line table of an ELF file, in the format DWARF 4 ----
 #
 # Only the part of the format that clang writes is supported. Source: DWARF Debugging Information Format, version 4,
 # section 6.2, https://dwarfstd.org/doc/DWARF4.pdf
@@ -61,7 +61,7 @@ def line_at(library: Path, offset: int) -> Line | None:
 
 
 def _section(elf: bytes, name: bytes) -> bytes | None:
-    """Return the content of a section of a 64-bit little-endian file, or None."""
+    """Return the content of a section of a 64-bit little-endian ELF file; None if there is no such section."""
     if elf[:6] != b"\x7fELF\x02\x01":
         return None
     table, size, count, names = struct.unpack_from("<Q10xHHH", elf, 40)
@@ -118,7 +118,7 @@ def _search(reader: _Reader, offset: int) -> Line | None:
         return None
     header = _header(reader)
     before: _Row | None = None
-    known = 0  # the last line that is not 0; line 0 marks code without a line
+    known = 0  # the last line other than 0; line 0 marks code that belongs to no line
     for row in _rows(reader, header):
         if before and not before.ends and before.address <= offset < row.address:
             number = before.line or known
@@ -146,16 +146,16 @@ def _header(reader: _Reader) -> _Header:
 
 
 def _rows(reader: _Reader, header: _Header) -> Iterator[_Row]:
-    """Run the line-number program."""
+    """Run the line-number program, the compressed form of the table, and yield the rows of the table."""
     address, file, line = 0, 1, 1
     while reader.more:
         code = reader.number(1)
-        if code > len(header.lengths):  # special: both registers at once, and a row
+        if code > len(header.lengths):  # a special opcode: advance address and line, and add a row
             change = code - len(header.lengths) - 1
             address += change // header.line_range * header.step
             line += header.line_base + change % header.line_range
             yield _Row(address, file, line, False)
-        elif code == 0:  # extended
+        elif code == 0:  # an extended opcode
             size = reader.leb()
             end = reader.position + size
             match reader.number(1):
@@ -205,7 +205,7 @@ _INSIDE = "expected an address inside; check the index, or guard it"
 
 
 def _bounds(failed: Failed) -> list[str]:
-    """Return the text of an access that the build "races" found out of bounds, with its first or a later byte."""
+    """Return the text of an access that the build "races" found out of bounds, completely or in part."""
     report, region = failed.report, failed.nearest
     where, end = region.place(report.address), region.start + region.bytes
     if not region.distance(report.address):
@@ -223,7 +223,7 @@ def _tensor(failed: Failed) -> list[str]:
 
 
 def _not_written(failed: Failed) -> list[str]:
-    """Return the text of a note about unwritten elements of an output: elements without a written byte."""
+    """Return the text of a note about unwritten elements of an output, of which no byte was written."""
     region = failed.nearest
     missing, first = failed.report.count // region.item, (failed.report.address - region.start) // region.item
     name = region.name[region.name.index("'") :]
@@ -342,8 +342,8 @@ def _impossible(failed: Failed) -> list[str]:
     ]
 
 
-# The accesses of the two threads of a hazard, in the order of the run. A read of memory without a value is reported
-# with the first write after it.
+# What the two threads of a race did, in the order of this run. If a thread reads memory that has no value yet, the race
+# is reported when another thread writes it: "read first".
 _HAZARDS = {
     "read after write": ("wrote", "read"),
     "read after write, read first": ("read", "wrote"),
@@ -356,7 +356,7 @@ def _accesses(failed: Failed) -> list[str]:
     """Return the two accesses of a race, in their order."""
     report = failed.report
     before, now = _HAZARDS[failed.what]
-    # A call is recorded by its return address, which is after the instruction.
+    # The recorded address is the return address of the access's call, so the call is before it.
     return [
         f"{failed.other_thread}, {before} it at {failed.line_of(report.other_code - 1)}",
         f"{failed.thread}, then {now} it at {failed.line_of(report.code - 1)}",
@@ -451,12 +451,12 @@ def _interrupted(failed: Failed) -> list[str]:
 
 
 class Kind(NamedTuple):
-    """A kind of finding: its name, its exception and its text."""
+    """A kind of finding: its name, the class of its exception, and the function that returns its text in lines."""
 
     name: str
     error: type[EmulatorError]
     describe: Callable[[Failed], list[str]]
-    is_return: bool = False  # whether the report's code is a return address
+    is_return: bool = False  # whether the report's `code` is a return address, which is after the instruction
 
 
 KINDS: dict[Failure, Kind] = {
@@ -499,11 +499,11 @@ class Region(NamedTuple):
     item: int = 1  # bytes of an element
 
     def distance(self, address: int) -> int:
-        """Return 0 for an address inside, otherwise the distance in bytes to the nearer end."""
+        """Return 0 for an address inside of the region, and for other addresses the distance in bytes to the region."""
         return max(self.start - address, address - (self.start + self.bytes - 1), 0)
 
     def place(self, address: int) -> str:
-        """Return a description of an address."""
+        """Return a description of an address relative to this region."""
         offset = address - self.start
         name = f"{self.name} ({self.bytes:,} bytes)"
         if offset < 0:
@@ -516,9 +516,9 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Failed:
-    """A report of a dispatch."""
+    """A report of the runtime, with the kernel's text and memory, which are needed to describe it."""
 
-    texts: Mapping[str, str]  # header and body
+    texts: Mapping[str, str]  # "header" and "body"; for a .metal file, the text of each file
     report: Report
     regions: Sequence[Region]
 
@@ -564,17 +564,17 @@ class Failed:
 
     @property
     def site(self) -> str:
-        """The place of the thread, if it was recorded."""
+        """The operation that the thread was at, with its line, if it was recorded."""
         return self.at(self.report.site)
 
     @property
     def undefined(self) -> str:
-        """The read of a lane that takes no part in the operation."""
+        """The description of a read of a lane that takes no part in the operation."""
         return f"{self.site} reads lane {self.report.other_lane}, which takes no part in it: the value is undefined"
 
     @property
     def other(self) -> str:
-        """The place of the other thread."""
+        """The operation that the other thread was at, with its line."""
         return self.at(self.report.other)
 
     @property
@@ -588,7 +588,7 @@ class Failed:
         return min(self.regions, key=lambda region: region.distance(self.report.address))
 
     def at(self, site: Site) -> str:
-        """Return an operation with its line."""
+        """Return an operation with its line, as text."""
         return f"{(site.what or b'').decode()} ({self.line((site.file or b'body').decode(), site.line)})"
 
     def line(self, file: str, number: int) -> str:
@@ -598,13 +598,13 @@ class Failed:
         return f"{file}, line {number}{text}"
 
     def line_of(self, code: int) -> str:
-        """Return the line of an instruction."""
+        """Return the number and the text of the line of an instruction."""
         found = self._found(code)
         return self.line(*found) if found else "an unknown line"
 
     @property
     def stopped(self) -> str:
-        """The line of the instruction that faulted; the compiler may move it by a line or two."""
+        """The line of the instruction that faulted: "near ...", because the compiler may move instructions."""
         return f"near {self.line_of(self.report.code)}"
 
 

@@ -1,4 +1,4 @@
-"""The Python interface of the runtime; runtime/abi.h documents the fields."""
+"""Load the emulator's C runtime and call it. runtime/abi.h documents the fields of the structures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Three = ctypes.c_uint * 3
 
 
 class Failure(IntEnum):
-    """The reason why a dispatch failed."""
+    """The kind of a report of a dispatch (the run of a kernel over its grid)."""
 
     FINE = 0
     FAULT = 1
@@ -54,7 +54,7 @@ class Failure(IntEnum):
 
     @property
     def is_note(self) -> bool:
-        """Whether the kernel may be right."""
+        """Whether the report is only a possible mistake, so that the kernel may be right."""
         return self >= Failure.SAME_VALUE
 
 
@@ -74,7 +74,7 @@ class Site(ctypes.Structure):
 
 
 class Report(ctypes.Structure):
-    """A finding of a dispatch."""
+    """A mistake or possible mistake that the runtime found in a dispatch."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -117,7 +117,7 @@ class Report(ctypes.Structure):
 
 
 class ThreadgroupArray(ctypes.Structure):
-    """The address of an array in threadgroup memory."""
+    """The name, address and size of an array in threadgroup memory."""
 
     _fields_ = (("name", ctypes.c_char_p), ("start", ctypes.c_ulong), ("bytes", ctypes.c_ulong))
     name: bytes
@@ -142,8 +142,9 @@ class Statistics(ctypes.Structure):
         barriers: barriers, counted once per thread.
         switches: switches between fibres.
         threadgroup_bytes: bytes of threadgroup memory.
-        tensor_operations: operations on tensors, counted once per scope.
-        undefined: the first shuffle that read an inactive lane, whose value is NaN; None if there was none.
+        tensor_operations: operations on tensors, counted once per execution scope (a thread, SIMD-group or
+            threadgroup).
+        undefined: description of the first shuffle that read an inactive lane and got NaN; None if there was none.
         notes: possible mistakes.
         writer: the last thread that wrote the element that `trace` names; None if it is unknown.
     """
@@ -173,7 +174,7 @@ class Statistics(ctypes.Structure):
         return f"Statistics({', '.join(f'{name}={getattr(self, name):,}' for name in self.NAMES)})"
 
 
-# One dispatch at a time, because fibres, threadgroup memory and signal handlers are global.
+# Only one dispatch runs at a time, because fibres, threadgroup memory and signal handlers are global.
 turn = threading.RLock()
 
 
@@ -197,7 +198,7 @@ def library() -> ctypes.CDLL:
 
 
 class Entry:
-    """A compiled kernel."""
+    """The entry point `msl_entry_INDEX` of a compiled kernel."""
 
     def __init__(self, file: Path, index: int) -> None:
         self._runtime = library()
@@ -213,10 +214,11 @@ class Entry:
         watched: Sequence[tuple[int, int, bool]] = (),
         bounds: Sequence[Bounds] = (),
     ) -> tuple[Statistics, list[Report]]:
-        """Run the grid on buffers at these addresses; the caller holds `turn`.
+        """Run the grid on buffers at these addresses. The caller must hold `turn`.
 
-        `watched` has the start and size of each memory range that is checked for races (in the build "races"), and
-        whether it has no values yet. `bounds` has all buffers; accesses outside of them are reported.
+        `watched` and `bounds` are for the build "races". `watched` has each memory range that is checked for races: its
+        start, its size in bytes, and whether it has no values yet. `bounds` has all buffers; accesses outside of them
+        are reported.
         """
         for start, size, blank in watched:
             self._runtime.msl_watch(start, size, blank)
@@ -236,7 +238,7 @@ class Entry:
 
 
 def printed() -> str:
-    """Return the lines that the last dispatch has printed."""
+    """Return the lines that the kernel printed in the last dispatch."""
     return bytes(library().msl_printed()).decode(errors="replace")
 
 

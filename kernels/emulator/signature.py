@@ -1,7 +1,8 @@
-"""Generate the text that MLX passes to Metal: a kernel's signature from names, arrays and template arguments.
+"""Generate the text that MLX passes to Metal for a `metal_kernel`: the signature, from names, arrays and template.
 
-The text equals that of MLX's generator byte for byte; the tests compare both. A shape or a thread attribute becomes a
-parameter if its name occurs in the body, comments included, but not if it occurs only in the header.
+The text equals the output of MLX's generator byte for byte; the tests compare both. As in MLX, a shape such as
+`x_shape` or a thread attribute becomes a parameter if its name occurs in the body (also in a comment), but not if it
+occurs only in the header.
 
 Source: `write_signature` and `metal_kernel` in mlx/backend/common/metal_kernel.cpp,
 https://github.com/ml-explore/mlx/blob/846d17622/mlx/backend/common/metal_kernel.cpp
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .errors import LaunchError
 
-# MLX dtype -> Metal type.
+# {MLX dtype: Metal type}
 TYPES = {
     "bool": "bool",
     "uint8": "uint8_t",
@@ -32,7 +33,7 @@ TYPES = {
     "complex64": "complex64_t",
 }
 
-# Attributes of a thread, in MLX's order, and their types.
+# {attribute of a thread: Metal type}, in MLX's order.
 ATTRIBUTES = {
     "dispatch_quadgroups_per_threadgroup": "uint",
     "dispatch_simdgroups_per_threadgroup": "uint",
@@ -56,12 +57,12 @@ ATTRIBUTES = {
     "threads_per_threadgroup": "uint3",
 }
 
-# Arrays with fewer elements are in `constant` memory.
+# MLX passes inputs with fewer elements in the address space `constant`.
 SMALL = 8
 
 
 class Input(NamedTuple):
-    """The properties of an input that the signature depends on."""
+    """The properties of an input on which the signature depends."""
 
     dtype: str
     ndim: int
@@ -88,7 +89,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Signature:
-    """The signature of an instantiation: everything needed to generate its text and to call it."""
+    """The signature of an instantiation of a kernel: everything needed to generate its text and to call it."""
 
     function: str
     template: str  # the line `template <...>`, or ""
@@ -105,7 +106,7 @@ class Signature:
 
     @property
     def tail(self) -> str:
-        """The explicit instantiation of a template."""
+        """The text after the body: the explicit instantiation of a template; "" for a kernel without template."""
         if not self.template:
             return ""
         whole = self.function + self.arguments

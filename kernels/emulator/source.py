@@ -1,4 +1,4 @@
-"""Generate one source file of several kernels for clang: a namespace and an entry function for each."""
+"""Generate a C++ source file with several kernels for clang: a namespace and an entry function for each kernel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .compiler import uses_tensors
 from .signature import ATTRIBUTES, Signature
 from .text import code_only, line_of, threadgroup_declarations, with_suffixes
 
-# The names of the sections of a kernel in clang's messages.
+# The file names that clang's messages give to the sections of a kernel.
 HEADER, BODY, SIGNATURE = "header", "body", "signature"
 
-# Attribute of a thread -> the C++ expression of its value. `t` is the thread and `g` its threadgroup, of the structs in
-# runtime/abi.h.
+# {attribute of a thread: C++ expression of its value}. `t` is the thread and `g` its threadgroup (the structs in
+# runtime/abi.h).
 KNOWN = {
     "dispatch_quadgroups_per_threadgroup": "(threads_of(g.dispatched) + 3) / 4",
     "dispatch_simdgroups_per_threadgroup": "(threads_of(g.dispatched) + 31) / 32",
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 def unit(parts: Sequence[Part]) -> str:
-    """Return the text of all parts; `msl_entry_i` calls part i. Equal headers of several kernels are included once."""
+    """Return the text of a translation unit; its function `msl_entry_i` calls part i. Equal headers occur only once."""
     bodies = {source: with_suffixes(place_threadgroup_memory(source)) for source in {part.source for part in parts}}
     of_header: dict[str, list[str]] = {}
     for i, part in enumerate(parts):
@@ -100,7 +100,7 @@ def _entry(index: int, function: str, signature: Signature) -> str:
 
 
 def place_threadgroup_memory(source: str) -> str:
-    """Return the body with threadgroup variables as references to the runtime's memory; line numbers are unchanged."""
+    """Return the body with threadgroup variables as references to the runtime's memory. Line numbers do not change."""
     pieces, last, ordinal = [], 0, 0
     for declared in threadgroup_declarations(source):
         pieces.append(source[last : declared.start])

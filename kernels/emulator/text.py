@@ -1,4 +1,4 @@
-"""Analyse kernel text without a parser: blank comments, find variables in threadgroup memory."""
+"""Analyse kernel text with regular expressions: blank out comments, find threadgroup variables, literals, casts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.MULTILINE)
 
 
 def code_only(text: str, *, directives: bool = True) -> str:
-    """Return the text with comments and character literals replaced by spaces, at unchanged positions.
+    """Return the text with comments, strings and characters replaced by spaces, so that positions do not change.
 
-    With `directives=False`, preprocessor lines are replaced, too.
+    With `directives=False`, preprocessor lines are replaced by spaces, too.
     """
     code = _IGNORED.sub(_blank, text)
     return code if directives else _DIRECTIVE.sub(_blank, code)
@@ -29,13 +29,13 @@ _CAST = re.compile(r"\*\s*(?:const\s*)?\)|_cast\s*<")
 
 @cache
 def casts_pointers(text: str) -> bool:
-    """Return whether the text may cast a pointer to another type, which may need more alignment."""
+    """Return whether the text may cast a pointer to another type; accesses may then need more alignment."""
     return _CAST.search(code_only(text)) is not None
 
 
 _LARGEST = re.compile(r"\b(?:simd_|quad_|f)(?:max|min)\s*\(")
 _FLOAT = re.compile(r"\b(?:float|half|bfloat|float16_t|bfloat16_t|T)[234]?\b[\s*&]*(\w+)")
-# A name from a list, or an element of this array, beside a comparison or as an argument of max, min or clamp.
+# One of NAMES, or an element of an array with this name, beside a comparison or as an argument of max, min or clamp.
 _COMPARED = r"""
     (?:NAMES)\b(?:\[[^\]]*\])*\s*(?:[<>=!]=|[<>](?![<>]))
     | (?<![<>-])(?:[<>=!]=|[<>])\s*(?:NAMES)\b(?!\s*>)
@@ -44,7 +44,7 @@ _COMPARED = r"""
 
 
 def compares_numbers(text: str, arrays: Sequence[str]) -> bool:
-    """Return whether the text seems to compare floating-point numbers: elements of `arrays`, or its own variables."""
+    """Return whether the text seems to compare floating-point numbers: elements of `arrays`, or its float variables."""
     code = code_only(text)
     names = "|".join(map(re.escape, sorted({*arrays, *_FLOAT.findall(code)})))
     compared = re.compile(_COMPARED.replace("NAMES", rf"\b(?:{names})"), re.VERBOSE)
@@ -52,7 +52,7 @@ def compares_numbers(text: str, arrays: Sequence[str]) -> bool:
 
 
 def line_of(text: str, position: int) -> int:
-    """Return the line number of a position, from 1 on."""
+    """Return the line number of a position, counted from 1."""
     return text.count("\n", 0, position) + 1
 
 
@@ -80,13 +80,13 @@ def with_suffixes(text: str) -> str:
 
 
 class Declaration(NamedTuple):
-    """A statement that declares threadgroup variables."""
+    """A statement that declares threadgroup variables, such as `threadgroup float a[32], b[4][8];`."""
 
     start: int
-    end: int  # after its semicolon
-    depth: int  # number of open braces around it
-    element: str
-    variables: tuple[tuple[str, str], ...]  # name, and dimensions as they are written
+    end: int  # the position after the semicolon
+    depth: int  # number of open braces around the statement
+    element: str  # the type of elements: "float"
+    variables: tuple[tuple[str, str], ...]  # names with dimensions: ("a", "[32]"), ("b", "[4][8]")
 
 
 _TOKEN = re.compile(r"[{}();]|\bthreadgroup\b")
@@ -101,7 +101,7 @@ _VARIABLE = re.compile(rf"\s*([A-Za-z_]\w*)\s*((?:{_INDEX}\s*)*)")
 
 
 def threadgroup_declarations(text: str) -> Iterator[Declaration]:
-    """Yield declarations of variables in threadgroup memory, in order; pointers to it are not included."""
+    """Yield the declarations of variables in threadgroup memory, in order, without pointers to threadgroup memory."""
     code = code_only(text, directives=False)
     depth = parentheses = 0
     begins = True  # whether a statement may begin at this position

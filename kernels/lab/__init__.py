@@ -1,1 +1,1 @@
-"""The kernel lab: describe a kernel, `check` it against float64 over ragged shapes, `bench` it with cold caches."""
+"""The kernel lab: describe a kernel, `check` it against float64 over odd shapes, `bench` it with cold caches."""

@@ -1,4 +1,4 @@
-"""The arrays of an experiment: parse descriptions such as "float16 V K", compute shapes, generate random values."""
+"""The arrays of an `Experiment`: parse descriptions such as "float16 V K", compute shapes, generate random values."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Sizes = Mapping[str, int]
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-# The type parameter of a kernel's text, which the caller of the kernel chooses.
+# The name of the type parameter in a kernel's text; a check runs it as float32 and as float16.
 CHOSEN = "T"
-# Stored types that a kernel gets as packed quants and scales, like the kernels of this package. AS_BLOCKS has the types
-# that a kernel gets as the blocks of a file.
+# Quantised types that a kernel gets as two arrays, packed quants and scales, like the kernels of this package.
+# AS_BLOCKS has the quantised types that a kernel gets as one array, the blocks of a file.
 SPLIT = {
     layout.name.lower(): layout
     for layout in (
@@ -54,7 +54,8 @@ AS_BLOCKS: dict[str, tuple[np.dtype[np.void], int]] = {
 STORED = (*SPLIT, *AS_BLOCKS)
 TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, *STORED)
 
-# Names of types in other libraries and in Metal. They are refused, because they would otherwise be names of axes.
+# Names of types in other libraries and in Metal, such as "half". They are refused with a hint; without this check, they
+# would be parsed as names of axes.
 _MEANT = re.compile(
     r"(?:b|bf)?float(?:\d+(?:_t)?)?|half|double|u?(?:int|char|short|long)(?:\d+(?:_t)?)?|bool_|byte|size_t|"
     r"complex\d*|(?:f|fp|bf|u|i)\d+|[fi]?q\d_\w+"
@@ -66,7 +67,7 @@ _AXIS = re.compile(r"(\d+|[A-Za-z]\w*)((?:[*/]\d+)*)")
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: a number or a name, times or divided by numbers ("K/32", "2*N" is written "N*2")."""
+    """One axis of an array: a number or a name, then multiplications and divisions, such as "32", "N*2" or "K/32"."""
 
     text: str
     base: str
@@ -79,7 +80,7 @@ class Axis:
 
     @property
     def multiple(self) -> int:
-        """The number of which the named size must be a multiple."""
+        """The number of which the size of the named axis must be a multiple: the product of the divisors."""
         return prod(factor for operator, factor in self.factors if operator == "/")
 
     def size(self, sizes: Sizes) -> int:
@@ -100,7 +101,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Array:
-    """An array's name, type and axes. A type in `SPLIT` makes it a matrix, passed to a kernel as two arrays."""
+    """An array's name, type and axes. An array whose type is in `SPLIT` is passed to a kernel as two arrays."""
 
     name: str
     type: str
@@ -117,12 +118,12 @@ class Array:
 
     @property
     def block(self) -> int:
-        """The columns of a block of a stored type; 1 for numbers."""
+        """The number of columns of a block of a quantised type; 1 for other types."""
         return SPLIT[self.type].group if self.type in SPLIT else AS_BLOCKS.get(self.type, (None, 1))[1]
 
     @property
     def multiples(self) -> dict[str, int]:
-        """For each named size, the number of which it must be a multiple."""
+        """For each named axis, the number of which its size must be a multiple."""
         found = {axis.name: axis.multiple for axis in self.axes if axis.name is not None}
         last = self.axes[-1].name if self.axes else None
         if last is not None:
@@ -131,7 +132,7 @@ class Array:
 
 
 def parse(name: str, text: str, kernel: str) -> Array:
-    """Parse a description: a type, float32 if none is given, then axes.
+    """Parse the description of an array: a type (float32 if none is given), then axes.
 
     Raises:
         ValueError: the text is not a description.
@@ -165,10 +166,10 @@ _TIED = (-1.0, 0.25, 0.5, 2.0)
 
 
 def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool = False) -> Any:
-    """Return random test values: normally distributed, small integers, or a matrix of a stored type with all quants.
+    """Return random test values: normally distributed floats, small integers, or a quantised matrix with random quants.
 
-    The mean is not 0, because a missing term may go unnoticed in sums that cancel. With `tied`, there are only a few
-    distinct values.
+    The mean of floats is not 0: in sums whose terms cancel, a missing term could stay within the error bound. With
+    `tied`, floats have only a few distinct values.
     """
     if array.type == "q8_0":
         made = np.empty((shape[0], shape[1] // BLOCK), blocks.Q8_0)
@@ -201,7 +202,7 @@ def _random_blocks(type_: str, shape: tuple[int, ...], rng: np.random.Generator)
 def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], NDArray[Any]]:
     """Return the arrays for the kernel, and the same values for a reference, in float64 or int64.
 
-    Values of a stored type are a StoredMatrix, or the blocks of a file, (rows, blocks) of a structured type or bytes.
+    The values of a quantised type are a StoredMatrix, or a file's blocks: a structured array (rows, blocks), or bytes.
     """
     if array.type in SPLIT:
         matrix = values if isinstance(values, StoredMatrix) else _split(array.type, np.asarray(values))
@@ -215,7 +216,7 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
 
 
 def _split(type_: str, values: NDArray[Any]) -> StoredMatrix:
-    """Return the matrix of a file's blocks."""
+    """Return the matrix with these blocks of a file, repacked."""
     modules = {"q8_0": split_q8_0, "q4_0": split_q4_0, "q4_k": split_q4_k, "q6_k": split_q6_k}
     if type_ not in modules:
         raise ValueError(

@@ -1,6 +1,7 @@
 """`bench`: measure a kernel with cold caches on a GPU, or count its operations in the emulator.
 
-The memory bandwidth of Apple's chips is known as specified, and as measured with a kernel that only reads.
+Measured rates are compared with two memory bandwidths: the one that Apple specifies for the chip, and the measured one
+of a kernel that only reads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .check import EPSILON, compare
 from .experiment import Experiment
 from .run import counted, promise, require, run
 
-# The most elements for which the result is compared with the reference. For more elements the reference in float64
+# Results are compared with the reference up to this number of elements. For more elements the reference in float64
 # takes longer than the measurement.
 MOST_CHECKED = 1 << 25
 
@@ -41,12 +42,12 @@ class Timing:
         shape: the sizes of the axes.
         seconds: seconds per launch, the median of samples.
         nbytes: bytes of all inputs and outputs.
-        is_cold: whether caches were cold: all copies of the inputs together are larger than a cache.
+        is_cold: whether caches were cold, because all copies of the inputs together are larger than any cache.
         nominal_gbs: the chip's specified memory bandwidth, if known.
-        read_gbs: memory bandwidth that a kernel without arithmetic reaches on this chip.
-        stock_seconds: seconds of `mx.quantized_matmul` with the same values, if the kernel is a product with a Q8_0
-            matrix.
-        wrong: the first wrong element, if any; the time of a wrong kernel is meaningless.
+        read_gbs: measured memory bandwidth of a kernel that only reads, on this chip.
+        stock_seconds: seconds of `mx.quantized_matmul` with the same values; None if the kernel is not a product with a
+            Q8_0 matrix.
+        wrong: description of the first wrong element, which makes the time meaningless; None if no element is wrong.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Timing:
 
     @property
     def gbs(self) -> float:
-        """Gigabytes per second."""
+        """Gigabytes per second: the bytes of inputs and outputs divided by the time."""
         return self.nbytes / self.seconds / 1e9
 
     def __str__(self) -> str:
@@ -96,10 +97,11 @@ class Counts:
         simd_operations: operations such as `simd_sum`, counted once per SIMD-group.
         barriers: barriers, counted once per threadgroup.
         threadgroup_bytes: bytes of threadgroup memory.
-        nbytes: bytes of all inputs and outputs, each once.
-        weight_bytes: bytes per weight of the inputs of stored types; without such inputs, per element of the largest.
-        threads_per_output: threads per element that is written.
-        wrong: the first wrong element, if any.
+        nbytes: bytes of all inputs and outputs, each counted once.
+        weight_bytes: bytes per weight of the quantised inputs; without quantised inputs, bytes per element of the
+            largest input.
+        threads_per_output: threads per element of the outputs.
+        wrong: description of the first wrong element; None if no element is wrong.
     """
 
     name: str
@@ -135,18 +137,18 @@ def bench(
 ) -> Timing | Counts:
     """Measure a kernel. Consecutive launches read different copies of the inputs, so that caches are cold.
 
-    Launches are submitted together, and a GPU may overlap the end of a launch with the start of the next. So this
-    measures throughput, not the latency of a single launch.
+    Launches are submitted together, and a GPU may overlap the end of one launch with the start of the next. So the time
+    per launch is a measure of throughput, not the latency of a single launch.
 
     Args:
         experiment: the kernel.
-        sizes: sizes of the axes, {"N": 4096, "K": 1024}.
+        sizes: sizes of the axes, such as {"N": 4096, "K": 1024}.
         dtype: the type that T stands for.
-        executor: "metal" or "cuda", by default the one that this machine has; "emulator" counts operations.
+        executor: "metal" or "cuda", by default the one that this machine has; "emulator" counts operations instead.
 
     Raises:
-        ValueError: the sizes do not fit the experiment.
-        ExecutorUnavailableError: the machine lacks the executor, or has no GPU and the emulator was not asked for.
+        ValueError: the experiment does not support the sizes.
+        ExecutorUnavailableError: the machine lacks the executor, or it has no GPU and `executor` is None.
     """
     chosen = executor or default_executor()
     if executor is None and chosen == "emulator":
@@ -190,7 +192,7 @@ def stock_product(
     """Return MLX's own product for an experiment `y (..., N) = x (..., K) @ w (N, K).T`; None for any other experiment.
 
     The returned function takes the inputs of a launch and returns a function that computes the product. Scales and
-    biases get the type of x, because MLX would otherwise convert them in each call.
+    biases are converted to the type of x before the measurement, because MLX would convert other types in each call.
     """
     given, made = experiment.arrays
     matrices = [array for array in given if array.type == "q8_0"]
@@ -244,9 +246,11 @@ def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wr
 
 # ---- timing with cold caches: consecutive launches read different memory ----
 
-# Bytes that other launches read before a launch reads the same memory again: more than the caches of any chip.
+# Between two launches that read the same memory, other launches read this number of bytes: more than the caches of any
+# chip hold.
 COLD_BYTES = 256 << 20
-# Limits of launches per sample: enough to hide the time of the first submission, few enough for small arrays.
+# The smallest and largest number of launches per sample: enough launches to hide the time of the first submission, but
+# not so many copies of small arrays that making them takes long.
 LEAST_LAUNCHES, MOST_LAUNCHES = 8, 512
 SAMPLES, SECONDS = 5, 0.25
 
@@ -258,19 +262,19 @@ def nbytes(launch: Launch) -> int:
 
 
 def cold_inputs(inputs: Sequence[mx.array]) -> list[list[mx.array]]:
-    """Return sets of copies of the arrays: together more bytes than a cache, but at most `MOST_LAUNCHES` sets."""
+    """Return sets of copies of the arrays: together more bytes than any cache, but at most `MOST_LAUNCHES` sets."""
     read = sum(x.nbytes for x in inputs)
     copies = min(max(-(-COLD_BYTES // max(read, 1)), 2), MOST_LAUNCHES)
     return [list(inputs), *([copy_of(x) for x in inputs] for _ in range(copies - 1))]
 
 
 def are_cold(sets: Sequence[Sequence[mx.array]]) -> bool:
-    """Return whether the sets together exceed a cache."""
+    """Return whether the sets together have more bytes than any cache."""
     return sum(x.nbytes for inputs in sets for x in inputs) >= COLD_BYTES
 
 
 def copy_of(x: mx.array) -> mx.array:
-    """Return a copy in other memory."""
+    """Return a copy of an array with memory of its own."""
     if x.dtype == mx.bfloat16:
         return mx.array(np.array(x.astype(mx.float32))).astype(mx.bfloat16)
     return mx.array(np.array(x))
@@ -282,7 +286,7 @@ def seconds_per_launch(launch: Launch, sets: Sequence[list[mx.array]], executor:
 
 
 def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
-    """Return the seconds per call of functions with lazy results: the median of rounds that call all functions."""
+    """Return the seconds per call of functions that return lazy arrays: the median of samples, each of all calls."""
     rounds = -(-LEAST_LAUNCHES // len(calls))
     mx.eval([call() for call in calls])
     samples: list[float] = []
@@ -293,7 +297,8 @@ def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
     return statistics.median(samples)
 
 
-# GB/s by the device name that MLX reports; the largest one if a chip is sold with several bandwidths.
+# Apple's specified GB/s by the device name that MLX reports; the largest value if a chip is sold with several
+# bandwidths.
 NOMINAL = {
     "Apple M1": 68.25,
     "Apple M1 Pro": 204.8,
@@ -315,7 +320,7 @@ NOMINAL = {
     "Apple M5 Max": 614.0,
 }
 
-# Bytes that `READ` reads. All copies together exceed any cache.
+# The number of bytes that the kernel `READ` reads. All copies of its input together are larger than any cache.
 READ_BYTES = 64 << 20
 
 READ = Experiment(
@@ -353,6 +358,6 @@ def nominal_gbs() -> float | None:
 
 @cache
 def read_gbs(executor: ExecutorName) -> float:
-    """Return the GB/s of `READ` on this machine; measured once."""
+    """Return the GB/s that the kernel `READ` reaches on this machine. It is measured once per process."""
     launch, _ = READ.launch({"N": READ_BYTES // 4})
     return nbytes(launch) / seconds_per_launch(launch, cold_inputs(launch.inputs), executor) / 1e9

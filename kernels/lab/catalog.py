@@ -1,4 +1,4 @@
-"""The list of kernels of this package: purpose, arrays, requirements, error bounds, checks."""
+"""The list of this package's kernels, for `kernels list` and `kernels check`: purpose, requirements, error bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .run import cuda_text, metal_text
 
 
 class About(NamedTuple):
-    """Requirements of a kernel's arrays, and its error bound with its unit."""
+    """A kernel's requirements on its arrays, and its error bound with the bound's unit."""
 
     needs: str
     bound: float
@@ -32,7 +32,7 @@ class About(NamedTuple):
 
 _ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of norm_rows"
 _ANY = "K a multiple of 32, any number of vectors"
-# Bounds in epsilons: a rounding in the references is half an epsilon.
+# Bounds in float32 epsilons (2^-23). The references count roundings (2^-24), which are half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
@@ -61,13 +61,13 @@ _ABOUT = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel in the list."""
+    """A kernel of the list."""
 
     name: str
 
     @cached_property
     def module(self) -> ModuleType:
-        """The module with its geometry, its reference and its typed function."""
+        """The module `kernels.metal.NAME`: the kernel's text, grid and reference, and the function that launches it."""
         return importlib.import_module(f"..metal.{self.name}", __package__)
 
     @property
@@ -100,19 +100,19 @@ class Entry:
 
     @cached_property
     def n_cases(self) -> int:
-        """The number of launches of a check."""
+        """The number of cases (launches) of a check."""
         return len(cases(self.name))
 
     def cases(self) -> list[Case]:
-        """Return the kernel's launches over all shapes, with expected results."""
+        """Return the kernel's launches in all shapes, with expected results."""
         return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
 
     def typical(self) -> Launch:
-        """Return the launch with the largest arrays: MLX passes small arrays in another address space."""
+        """Return the launch with the largest arrays, because MLX passes small arrays in another address space."""
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
     def metal_text(self) -> str:
-        """Return the text that MLX passes to Metal for a typical launch, after its own preamble."""
+        """Return the text that MLX passes to Metal for a typical launch, without MLX's preamble."""
         return metal_text(self.typical())
 
     def cuda_text(self) -> str:
@@ -123,15 +123,15 @@ class Entry:
 def check_entries(
     every: Sequence[Entry], executor: ExecutorName, orders: Orders, progress: Progress | None = None
 ) -> list[Verdict]:
-    """Check kernels over all shapes, and also by the rules of CUDA, because the kernels run there, too.
+    """Check kernels in all shapes. CUDA's rules are checked, too, because the kernels also run on CUDA.
 
-    The emulator compiles a kernel while it runs earlier kernels.
+    In the emulator, later kernels are compiled while earlier kernels run.
 
     Args:
         every: the kernels.
         executor: where they run.
         orders: seeds and builds.
-        progress: called after each shape with the number of finished shapes and of all shapes.
+        progress: called after each shape with the number of finished shapes and the number of all shapes.
     """
     orders = replace(orders, lanes="all", suffixes=True)
     total, done, verdicts = sum(entry.n_cases for entry in every), 0, list[Verdict]()
@@ -159,7 +159,7 @@ def _report_part(report: Progress, before: int, total: int, done: int, _: int) -
 
 
 def entries() -> list[Entry]:
-    """Return all kernels, the ladder first."""
+    """Return all kernels, those of the ladder first."""
     return [Entry(name) for name in _ABOUT]
 
 

@@ -1,4 +1,4 @@
-"""`check`: compare a kernel with float64 over ragged shapes, in several orders of its threads."""
+"""`check`: compare a kernel with its float64 reference in many shapes, in several orders of its threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .run import (
 
 # ---- the result of a check ----
 
-# The number of shapes whose labels a message lists.
+# The largest number of shapes, and of notes, that a message lists.
 SHOWN = 8
 
 
@@ -48,11 +48,12 @@ class Failure:
 
     Attributes:
         shape: the sizes of the axes, and the type that T stands for.
-        seed: seed of the order of threads; on a GPU, the number of the run. None if runs differ.
+        seed: seed of the order of threads, or on a GPU the number of the run; None if the mistake is that runs differ.
         build: the emulator's build that found the mistake; None on a GPU.
         text: description of the mistake.
-        findings: all mistakes of that run in the emulator, as values.
-        rank: how specific the text is: 0 for accesses out of bounds, the largest for wrong values without a cause.
+        findings: all mistakes of this run in the emulator, as values.
+        rank: how specific the text is, lower is more specific: 0 for accesses out of bounds, the largest rank for wrong
+            values whose cause is unknown.
     """
 
     shape: str
@@ -72,9 +73,9 @@ class Verdict:
         executor: the executor.
         shapes: number of shapes.
         runs: number of runs with all seeds and builds.
-        worst: the largest error, in the unit of `bound`.
-        bound: the largest accepted error; for an experiment, in float32 epsilons (2^-23) times its magnitude.
-        failures: wrong shapes, the smallest first.
+        worst: the largest error found, in the unit of `bound`.
+        bound: the largest accepted error. For an experiment, its unit is a float32 epsilon (2^-23) of the magnitude.
+        failures: the wrong shapes, the smallest first.
         notes: possible mistakes that the emulator found.
         seconds: duration, including compilation.
         compile_seconds: duration of compilation.
@@ -100,7 +101,7 @@ class Verdict:
 
     @property
     def clearest(self) -> Failure | None:
-        """The failure with the most specific text; of several, the one with the smallest shape."""
+        """The failure with the most specific text; of equally specific failures, the one with the smallest shape."""
         return min(self.failures, key=lambda failure: failure.rank, default=None)
 
     def __bool__(self) -> bool:
@@ -136,12 +137,12 @@ def where(failure: Failure) -> str:
 
 DTYPES = ("float32", "float16")
 EPSILON = 2.0**-23  # float32's
-# A check stops after this number of wrong shapes. The first MOST_FAILURES shapes are compiled before the rest, because
-# most new kernels are wrong.
+# A check stops after this number of wrong shapes. The first MOST_FAILURES shapes are compiled and run before the rest
+# are compiled, because most new kernels are wrong.
 MOST_FAILURES = 4
-# For a kernel that compares numbers: the number of shapes that also run with many equal numbers.
+# If a kernel compares numbers, this number of shapes also runs with many equal numbers.
 TIED_SHAPES = 4
-# Half a unit in the last place: relative, and absolute for tiny numbers.
+# Half a unit in the last place of a type: (relative error, absolute error of subnormal numbers).
 ROUNDING = {mx.float16: (2.0**-11, 2.0**-25), mx.bfloat16: (2.0**-8, 0.0)}
 
 Progress = Callable[[int, int], None]
@@ -149,7 +150,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Case:
-    """A launch, its expected outputs, and its sizes as a label and as Python code."""
+    """A launch, a function that returns its expected outputs, and its sizes as a label and as Python code."""
 
     label: str
     launch: Launch | MetalLaunch
@@ -167,7 +168,7 @@ class Orders:
     suffixes: bool = False
 
     def of(self, build: str | None) -> Sequence[int]:
-        """Return the seeds of a build: "races" needs only one, because it is slow and finds races in any order."""
+        """Return the seeds of a build. "races" runs with one seed only: it is slow, and finds races in any order."""
         return self.seeds[:1] if build == "races" else self.seeds
 
 
@@ -185,30 +186,32 @@ def check(
 ) -> Verdict:
     """Run a kernel over many shapes and compare its outputs with its reference in float64.
 
-    Threads run in a different order with each seed. A result whose bits depend on the order is wrong, however small the
-    difference. A GPU chooses the order itself, so each shape runs once per seed.
+    In the emulator, threads run in a different order with each seed. A result whose bits depend on the order is wrong,
+    however small the difference. A GPU chooses the order itself, so there a shape simply runs as often as there are
+    seeds.
 
     Args:
         experiment: the kernel.
-        sizes: a list of sizes, [{"N": 33, "K": 64}]; or a list for each axis, {"N": [1, 33], "K": [64]}, of which all
-            combinations run. Without it, 24 ragged shapes, or the sizes of a MetalExperiment.
+        sizes: a list of shapes, [{"N": 33, "K": 64}]; or a list of sizes for each axis, {"N": [1, 33], "K": [64]}, of
+            which all combinations run. If it is None, the experiment's `sizes` are used, and if they are None, 24
+            shapes with odd and edge-case sizes.
         dtypes: the types that T stands for.
-        executor: "metal", "cuda" or "emulator"; without it, the first of these that this machine has. A
-            MetalExperiment runs only in the emulator.
+        executor: "metal", "cuda" or "emulator"; by default the first of these that this machine has. A MetalExperiment
+            runs only in the emulator.
         seeds: seeds of the orders of threads.
-        builds: the emulator's builds: "spaces" finds accesses out of bounds, "undefined" overflow, "races" data races,
-            with the first seed only.
-        lanes: "active" or "all"; replaces the experiment's `lanes`.
-        suffixes: replaces the experiment's `suffixes`.
-        progress: called after each shape with the number of finished shapes and of all shapes. Without it, a progress
-            bar is shown on stderr if that is a terminal.
+        builds: the emulator's builds: "spaces" finds accesses out of bounds, "undefined" also undefined behaviour such
+            as overflow, "races" data races, with the first seed only.
+        lanes: "active" or "all", instead of the experiment's `lanes`.
+        suffixes: replacement for the experiment's `suffixes`.
+        progress: called after each shape with the number of finished shapes and the number of all shapes. By default, a
+            progress bar is shown if stderr is a terminal.
 
     Returns:
         The verdict. Print it, or use it as a truth value.
 
     Raises:
-        ValueError: there is nothing to run, an argument is wrong, or the sizes or the reference's shape do not fit the
-            experiment.
+        ValueError: there is nothing to run, an argument is wrong, the sizes are not valid for the experiment, or the
+            reference returns a wrong shape.
         ExecutorUnavailableError: the machine lacks the executor.
     """
     chosen = executor or ("emulator" if isinstance(experiment, MetalExperiment) else default_executor())
@@ -236,7 +239,7 @@ def check(
 
 @contextmanager
 def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
-    """Provide the function that reports progress: `given`, or a bar on stderr if that is a terminal; else None."""
+    """Yield the function that reports progress: `given`; or a progress bar if stderr is a terminal; or None."""
     if given is not None or not sys.stderr.isatty():
         yield given
         return
@@ -253,7 +256,7 @@ def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
 def cases_of(
     experiment: Experiment, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, dtypes: Sequence[str]
 ) -> list[Case]:
-    """Return a case for each of the sizes and types, the smallest first."""
+    """Return a case for each shape and type, the smallest shape first."""
     unknown = [dtype for dtype in dtypes if dtype not in FLOATS]
     if unknown or isinstance(dtypes, str):
         raise ValueError(f"check {experiment.name}: expected dtypes, a list of {', '.join(FLOATS)}, found {dtypes!r}")
@@ -263,7 +266,8 @@ def cases_of(
     made = [_case(experiment, one, dtype) for one in every for dtype in tried]
     if not experiment.compares:
         return made
-    # The largest sizes, because a tie needs several numbers; but not the last one, which only tests 16-bit indices.
+    # Use the largest shapes, because equal numbers are likely only among many numbers. The last shape is left out: it
+    # only tests whether indices are wider than 16 bits.
     chosen = every[:-1][-TIED_SHAPES:] or every
     return made + [_case(experiment, one, tried[0], tied=True) for one in chosen]
 
@@ -271,7 +275,7 @@ def cases_of(
 def _every_size(
     name: str, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, default: Sequence[Sizes]
 ) -> list[Sizes]:
-    """Return the sizes that were given to `check`, or the default ones; the smallest first."""
+    """Return all shapes that `sizes` stands for (see `check`), or the default shapes; the smallest first."""
     if sizes is None:
         return sorted(default, key=lambda s: prod(s.values()))
     check_sizes(name, sizes)
@@ -295,7 +299,7 @@ def _metal_case(experiment: MetalExperiment, sizes: Sizes) -> Case:
 
 
 def _scale(value: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of this shape, filled with the largest finite number of `value`."""
+    """Return an array with the shape of `value`, filled with the largest finite absolute number of `value`."""
     return np.full(value.shape, np.max(np.abs(value), initial=0, where=np.isfinite(value)), np.float64)
 
 
@@ -321,10 +325,10 @@ def check_cases(
     wary: bool = False,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Run the cases sequentially, until enough of them are wrong.
+    """Run the cases sequentially, until `MOST_FAILURES` of them are wrong.
 
-    The emulator compiles them together; with `wary` it compiles the first ones separately, because most kernels under
-    development are wrong.
+    The emulator compiles the cases together. With `wary` it compiles the first few cases separately: most kernels under
+    development are wrong, and then the other cases need not be compiled.
     """
     if not cases or not orders.seeds or not orders.builds:
         raise ValueError(
@@ -356,7 +360,8 @@ def check_cases(
 def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
     """Compile the cases as one unit; return the seconds of compilation.
 
-    Every case runs a few times on small arrays, so optimisation would take longer than it saves.
+    The code is not optimised: each case runs only a few times on small arrays, so optimisation would take longer than
+    it saves.
     """
     started = time.perf_counter()
     # A case that does not compile raises again when it runs.
@@ -368,7 +373,7 @@ def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
 def _examine(
     case: Case, executor: ExecutorName, orders: Orders
 ) -> tuple[float, int, Failure | None, tuple[Finding, ...]]:
-    """Return the largest error as a share of its bound, the number of runs, the failure, if any, and notes."""
+    """Return the largest error divided by its bound, the number of runs, the failure or None, and notes."""
     expected, worst, runs, undefined = case.expected(), 0.0, 0, ""
     notes: tuple[Finding, ...] = ()
     switches = {"lanes": orders.lanes, "suffixes": orders.suffixes}
@@ -402,7 +407,7 @@ def _raised(case: Case, seed: int | None, build: str | None, error: Exception) -
 
 
 def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefined: str, orders: Orders) -> Failure:
-    """Return the failure for a wrong value. Its text begins with the mistake that another build finds, if any."""
+    """Return the failure for a wrong value. If another build finds a mistake, the text begins with this mistake."""
     if build is None:
         return Failure(case.label, seed, build, wrong.text)
     error, causes = _causes(case.launch, orders, wrong)
@@ -426,7 +431,7 @@ def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None
 def _causes(
     launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong
 ) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
-    """Return causes of a wrong element: a build and its error, if any; notes, and the thread that wrote the element."""
+    """Return possible causes of a wrong element: (build, its error) or None; and notes and the thread that wrote it."""
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])
     index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0
@@ -455,7 +460,7 @@ class Wrong(NamedTuple):
 
 
 def _unsteady(launch: Launch | MetalLaunch, results: Mapping[int, list[NDArray[Any]]]) -> Wrong | None:
-    """Return an element that differs between runs, or None."""
+    """Return the first element that differs between runs with different seeds, or None."""
     (first, reference), *others = results.items()
     for seed, found in others:
         for name, one, other in zip(launch.output_names, reference, found, strict=True):
@@ -474,7 +479,7 @@ def _unsteady(launch: Launch | MetalLaunch, results: Mapping[int, list[NDArray[A
 def compare(
     launch: Launch | MetalLaunch, found: Sequence[NDArray[Any]], expected: Sequence[Expected]
 ) -> tuple[float, Wrong | None]:
-    """Return the largest error of all outputs as a share of its bound, and the first wrong element."""
+    """Return the largest error of all outputs divided by its bound, and the first wrong element or None."""
     worst, first = 0.0, None
     for name, dtype, got, (value, bound) in zip(
         launch.output_names, launch.output_dtypes, found, expected, strict=True

@@ -1,4 +1,7 @@
-"""Check a file with a user's kernels: run a Python program in the emulator, or compile and run a .metal file."""
+"""Check a file with a user's kernels: run a Python program in the emulator, or compile and run a .metal file.
+
+This is the command `kernels check FILE`.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ class FileReport:
         verdicts: verdicts of the experiments that the file defines.
         compiled: the kernels of a .metal file that compile in every build, by name. If a template has several
             instantiations, only the first one is compiled; its value is the names of the others.
-        findings: the mistakes as text, including errors that the program caught. If an error or a non-zero exit status
-            ended the program, the text begins with the file and line that raised it.
-        uncalled: kernels that were created and not called; empty if there are findings, because a program that ended
+        findings: the mistakes as text, including errors of the emulator that the program caught. If an error or a
+            non-zero exit status ended the program, the text begins with the file and line that raised it.
+        uncalled: kernels that were created but not called. Empty if there are findings, because a program that ended
             early could not call all of its kernels.
-        notes: possible mistakes, by kernel; possible mistakes in the text of a .metal file, by the file's name.
-        mistakes: the mistakes of the emulator's runs as values, in the order of `findings`.
+        notes: possible mistakes, by the kernel's name, or by the file's name if they are in the text of a .metal file.
+        mistakes: the mistakes that the emulator found in runs, as `Finding` values, in the order of `findings`.
     """
 
     file: str
@@ -83,18 +86,19 @@ def check_file(
 ) -> FileReport:
     """Run a Python file as a program, with its `mx.fast.metal_kernel` calls checked, then check its experiments.
 
-    The kernels of a .metal file are compiled in every build. To run them with arrays, pass a Python file with
-    `MetalExperiment` objects as the first of `arguments`; these experiments are then checked, too.
+    The kernels of a .metal file are compiled in every build of the emulator. To run these kernels with arrays, pass a
+    Python file with `MetalExperiment` objects as the first of `arguments`.
 
     Args:
         file: a Python file, or one that ends in .metal.
         arguments: arguments of the program; with a .metal file, the Python file first.
-        orders: seeds of the order of threads, builds and switches of the emulator; by default seeds 0 and 1, all
-            builds, and no switches.
+        orders: seeds for the order of threads, and builds and switches of the emulator; by default seeds 0 and 1, all
+            builds and no switches.
         folders: folders for a .metal file's `#include "..."`, in addition to its own folder.
 
     Raises:
-        FileNotFoundError: there is no such file, or the first argument with a .metal file is no Python file.
+        FileNotFoundError: there is no such file, or `file` is a .metal file and the first argument is not a Python
+            file.
         CompilerMissingError: there is no clang.
     """
     if not file.is_file():
@@ -136,7 +140,7 @@ def _checked(experiment: Experiment | MetalExperiment, orders: Orders) -> Verdic
 
 
 def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Any]:
-    """Run the program; return the experiments among its global names, also if it ends with `sys.exit()`."""
+    """Run the program, also if it ends with `sys.exit()`; return the experiments among its global variables."""
     found: dict[str, Any] = {}
     calls = Calls()
     ended: BaseException | None = None
@@ -164,14 +168,14 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
 
 
 def _program_globals(error: BaseException) -> dict[str, Any]:
-    """Return the global names of the program that raised an error, which `runpy` does not return."""
+    """Return the global variables of the program that raised an error; `runpy` does not return them in this case."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((frame.f_globals for frame in frames if frame.f_globals.get("__name__") == "__main__"), {})
 
 
 @contextmanager
 def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Set `sys.argv` and `sys.path` as for the program within this context."""
+    """Within this context, set `sys.argv` and `sys.path` as if the file were run as a program."""
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = [str(file), *arguments], [str(file.resolve().parent), *path]
     try:
@@ -181,7 +185,7 @@ def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """Return the error, with the line of the program or of an imported module that raised it."""
+    """Return the error as text, with the line of the program or of a module it imports that raised the error."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""An experiment: a kernel with its text, arrays, grid and NumPy reference."""
+"""`Experiment`: the description of a kernel (text, arrays, grid, NumPy reference) that `check` and `bench` run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ..kernel import Kernel
 from ..launch import Launch, Size
 from .arrays import CHOSEN, STORED, Array, Sizes, dtype_of, on_device, parse, random_values
 
-# Sizes that reveal mistakes: around 1, around a SIMD-group, around a threadgroup, and odd sizes.
+# Sizes of an axis that reveal mistakes: around 1, around a SIMD-group (32), around a threadgroup (256), and odd sizes.
 RAGGED = (1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 127, 256, 257)
 SHAPES = 24
-# The largest product of the sizes of an automatic shape, so that NumPy and the emulator are fast.
+# The largest product of the sizes of a shape that `ragged` chooses, so that NumPy and the emulator are fast.
 MOST_NUMBERS = 1 << 18
-# One shape has an array with more elements than this, which an index of 16 bits cannot reach.
+# One shape has an array with more elements than this, to reveal indices of 16 bits.
 BEYOND = 1 << 16
 
 
@@ -37,40 +37,42 @@ BEYOND = 1 << 16
 class Experiment:
     """A kernel with everything needed to run and check it.
 
-    Arrays are described by a type and axes: "float16 V K" is a float16 matrix, "N" a float32 vector, "" one number.
-    The type T stands for float32 and float16; both are tested. For "q8_0 N K", a Q8_0 matrix `w`, the kernel gets
-    `wq`, uint32 (N, K/4), and `ws`, float16 (N, K/32), see kernels/metal/layout.py; the reference gets `w` in float64.
-    q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16) are passed in the same way. For q4_1, q5_0, q5_1, q2_k, q3_k,
-    q5_k, iq4_nl, iq4_xs or mxfp4 the kernel gets `w`, the bytes of a file, uint8 (N, bytes of a row).
+    An array is described by a type and axes: "float16 V K" is a float16 matrix, "N" a float32 vector, "" one number.
+    The type T stands for float32 and float16; both are tested. If an array `w` is described as "q8_0 N K", a Q8_0
+    matrix, the kernel gets two arrays: `wq`, uint32 (N, K/4), the quants, and `ws`, float16 (N, K/32), the scales (see
+    kernels/metal/layout.py). The reference gets `w` as float64. q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16) are
+    passed in the same way. For q4_1, q5_0, q5_1, q2_k, q3_k, q5_k, iq4_nl, iq4_xs and mxfp4, the kernel gets one array
+    `w`: the blocks of a file as bytes, uint8 (N, bytes of a row).
 
-    The kernel's text can use every named axis and every constant as a number.
+    In the kernel's text, the name of an axis or constant stands for its number.
 
-    Functions are called with the arguments that their parameters name: arrays, axes, constants, or `rng` in `data`.
+    The names of a function's parameters choose its arguments: arrays, axes, constants, and `rng` in `data`.
 
     Attributes:
-        name: an identifier.
-        source: the body, in Metal Shading Language; MLX writes the signature.
+        name: the kernel's name, an identifier.
+        source: the body of the kernel in the Metal Shading Language; MLX generates the signature.
         inputs: array descriptions by name.
         outputs: array descriptions by name.
-        reference: function that returns the outputs, in NumPy, from float64 inputs; a tuple of several outputs.
-        threads: function that returns the threads in each direction, which are rounded up to whole threadgroups.
+        reference: NumPy function that returns the expected output for float64 inputs; if there are several outputs, a
+            tuple.
+        threads: function that returns the number of threads in each direction; it is rounded up to whole threadgroups.
         threadgroup: threads of a threadgroup in each direction.
-        constants: additional numbers for the text.
+        constants: additional named numbers for the text.
         header: text before the kernel, for functions.
-        data: function that returns inputs by name, for inputs that must not be random.
-        magnitude: function that returns the scale of errors, in an output's shape: for a matrix product, the product of
-            the absolute values. By default the scale is the largest expected number.
+        data: function that returns a dict of those inputs that must not be random.
+        magnitude: function that returns the scale of errors for each element of an output; for a matrix product, the
+            product of the absolute values. By default the scale is the largest absolute number of the expected output.
         bound: largest accepted error, in float32 epsilons of the magnitude, plus the rounding of the result to a
             shorter type.
         init_value: initial value of outputs.
-        atomic_outputs: whether the outputs are atomic.
+        atomic_outputs: whether the outputs are atomic; their last bits may then depend on the order of threads.
         lanes: the lanes that must take part in SIMD-group operations: "active" for any active lanes, as in Metal; "all"
             for all lanes, as CUDA requires.
         suffixes: whether floating-point literals must have a suffix, as CUDA requires.
-        sizes: default of the argument `sizes` of `check`; without both, ragged sizes.
-        least: smallest sizes of axes, if larger than 1: {"N": 4}.
-        ties: whether a kernel that compares numbers also runs with many equal numbers. Its reference must then define
-            which of equal numbers comes first. False if the kernel may choose.
+        sizes: default of the argument `sizes` of `check`; if both are None, `ragged` chooses shapes.
+        least: smallest sizes of axes, if larger than 1, such as {"N": 4}.
+        ties: whether a kernel that compares numbers also runs with many equal numbers. The reference must then define
+            which of several equal numbers comes first. Set it to False if the kernel may choose any of them.
 
     Raises:
         ValueError: the definition has a mistake. The message is one line.
@@ -114,7 +116,7 @@ class Experiment:
     def _check_functions(self) -> None:
         """Check the parameters of all functions, and the results of `threads` and `data` for the smallest sizes.
 
-        Exceptions within these functions are ignored here, because the smallest sizes may never be used.
+        Exceptions raised by `threads` and `data` are ignored here, because a check may never use the smallest sizes.
         """
         numbers = {**self.smallest, **self.constants}
         everything = [*numbers, *self.inputs]
@@ -164,7 +166,7 @@ class Experiment:
 
     @cached_property
     def axes(self) -> dict[str, int]:
-        """The named axes in order of appearance, each with the number of which it must be a multiple."""
+        """The named axes in order of appearance, each with the number of which its size must be a multiple."""
         found: dict[str, int] = {}
         for array in (*self.arrays[0], *self.arrays[1]):
             for name, multiple in array.multiples.items():
@@ -178,7 +180,7 @@ class Experiment:
 
     @cached_property
     def compares(self) -> bool:
-        """Whether the text seems to compare floating-point numbers, so that equal numbers are a special case."""
+        """Whether the text seems to compare floats and `ties` is set; equal numbers are then tested, too."""
         return self.ties and compares_numbers(self.header + self.source, [array.name for array in self.arrays[0]])
 
     @property
@@ -187,12 +189,12 @@ class Experiment:
         return any(array.type == CHOSEN for arrays in self.arrays for array in arrays)
 
     def label(self, sizes: Sizes, dtype: str) -> str:
-        """Return the sizes, and the type if T occurs, as text."""
+        """Return the sizes as text, followed by the type that T stands for, if T occurs."""
         text = " ".join(f"{name}={size}" for name, size in sizes.items())
         return f"{text} T={dtype}" if self.has_choice else text
 
     def ragged(self, n: int = SHAPES) -> list[dict[str, int]]:
-        """Return at most n sizes that reveal mistakes, smallest first; the result is deterministic."""
+        """Return at most n + 1 shapes that are likely to reveal mistakes, always the same ones, the smallest first."""
         choices = [
             [least, *(multiple * size for size in RAGGED if multiple * size > least)]
             for (_, multiple), least in zip(self.axes.items(), self.smallest.values(), strict=True)
@@ -203,7 +205,10 @@ class Experiment:
         return ordered + self._beyond(ordered)
 
     def _beyond(self, chosen: Sequence[Sizes]) -> list[dict[str, int]]:
-        """If no shape exceeds `BEYOND` elements, return the smallest sizes with the outputs' last axis enlarged."""
+        """Return one more shape if none of `chosen` has an array of more than `BEYOND` elements.
+
+        The shape has the smallest sizes, except that the last axis of the last output is enlarged.
+        """
         arrays = (*self.arrays[0], *self.arrays[1])
         named = [axis.name for array in self.arrays[1] for axis in array.axes if axis.name is not None]
         if not named or any(prod(array.shape(sizes)) > BEYOND for sizes in chosen for array in arrays):
@@ -216,7 +221,9 @@ class Experiment:
     def launch(
         self, sizes: Sizes, dtype: str = "float32", seed: int = 0, *, tied: bool = False
     ) -> tuple[Launch, dict[str, NDArray[Any]]]:
-        """Return a launch with random values (few distinct ones if `tied`), and the inputs of the reference.
+        """Return a launch with random inputs, and the same inputs for the reference, as float64 or int64.
+
+        With `tied`, floats have only a few distinct values.
 
         Raises:
             ValueError: sizes are missing or not divisible, or a function's result has the wrong shape.
@@ -246,7 +253,7 @@ class Experiment:
         return Launch(self.kernel, given, template, grid, threadgroup, shapes, dtypes, self.init_value), numbers
 
     def geometry(self, sizes: Sizes) -> tuple[Size, Size]:
-        """Return the grid, in whole threadgroups, and the threadgroup."""
+        """Return the grid (total threads, in whole threadgroups) and the threadgroup."""
         where = f"{self.name}.threads"
         wanted = three(call(self.threads, {**sizes, **self.constants}, where), where)
         group = check_threadgroup(self.name, self.threadgroup)
@@ -254,7 +261,7 @@ class Experiment:
         return (x, y, z), group
 
     def expected(self, sizes: Sizes, numbers: Mapping[str, Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield for each output the expected value and the magnitude, the scale of errors.
+        """Yield for each output the expected value, and the magnitude (the scale of errors) in the same shape.
 
         Raises:
             ValueError: the reference's result has the wrong shape.
@@ -270,13 +277,13 @@ class Experiment:
             if result.shape != shape:
                 raise ValueError(
                     f"{self.name}.reference{of}: expected {array.name} {shape}, found {result.shape}; if the kernel "
-                    "takes no such sizes, exclude them with sizes or least"
+                    "does not support these sizes, exclude them with sizes or least"
                 )
             against = np.max(np.abs(result), initial=0, where=np.isfinite(result)) if magnitude is None else magnitude
             yield result, np.broadcast_to(np.asarray(against, dtype=np.float64), shape)
 
     def _called(self, name: str, known: Mapping[str, Any], of: str) -> tuple[Any, ...]:
-        """Call the function `name`; return its results as a tuple. Its errors name the sizes."""
+        """Call the function in field `name`; return its results as a tuple. Raise its errors with the sizes added."""
         try:
             return _tuple(call(getattr(self, name), known, f"{self.name}.{name}"))
         except Exception as error:
@@ -317,11 +324,11 @@ def _tuple(results: Any) -> tuple[Any, ...]:
 
 
 # ---- checks of arguments, before anything is compiled ----
-# Each raises ValueError with one line: the place, the expected and the found value.
+# Each function raises ValueError with one line: the place, the expected and the found value.
 
 
 def check_names(kernel: str, names: Sequence[str]) -> None:
-    """Refuse arrays, axes and constants that share a name, or that have a name that Metal does not accept."""
+    """Refuse names that two arrays, axes or constants share, and names that Metal does not accept."""
     for name in names:
         if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
             raise ValueError(f"{kernel}: expected names of letters, digits and _, found {name!r}")
@@ -359,7 +366,7 @@ def check_threadgroup(kernel: str, threadgroup: Any) -> Size:
 
 
 def three(size: Any, where: str, *, least: int = 1) -> Size:
-    """Return one to three whole numbers as three, padded with ones."""
+    """Return one to three whole numbers as three numbers, padded with ones."""
     given = size if isinstance(size, tuple | list) else (size,)
     try:
         whole = [index(n) for n in given]
@@ -384,7 +391,7 @@ def check_parameters(function: Callable[..., Any], known: Sequence[str], where: 
 
 
 def check_data(values: Any, names: Sequence[str], where: str) -> Mapping[str, Any]:
-    """Return the values of inputs by name; refuse other types and unknown names."""
+    """Return `values`; refuse anything but a dict whose keys are names of inputs."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}: expected a dict of arrays by name, found {type(values).__name__}")
     unknown = [str(name) for name in values if name not in names]
@@ -394,7 +401,7 @@ def check_data(values: Any, names: Sequence[str], where: str) -> Mapping[str, An
 
 
 def check_switches(kernel: str, lanes: Any, suffixes: Any) -> None:
-    """Refuse switches of the emulator with unknown values."""
+    """Refuse unknown values of `lanes` and `suffixes`, the emulator's switches."""
     if lanes not in LANES:
         raise ValueError(f"{kernel}: expected lanes to be one of {', '.join(LANES)}, found {lanes!r}")
     if not isinstance(suffixes, bool):
@@ -402,7 +409,7 @@ def check_switches(kernel: str, lanes: Any, suffixes: Any) -> None:
 
 
 def check_orders(kernel: str, seeds: Any, builds: Any) -> None:
-    """Refuse seeds and builds of other types, and unknown builds."""
+    """Refuse seeds that are not numbers below 2**32, and builds that do not exist."""
     if isinstance(builds, str) or any(build not in BUILDS for build in builds):
         raise ValueError(f"check {kernel}: expected builds, a list of {', '.join(BUILDS)}, found {builds!r}")
     if isinstance(seeds, int | str) or any(not isinstance(seed, int) or not 0 <= seed < 1 << 32 for seed in seeds):

@@ -1,4 +1,7 @@
-"""Measure the Q8_0 ladder on the matrices of a model: every kernel, every tuning, and MLX's own product."""
+"""Measure the Q8_0 ladder, kernels for one product from slow to fast, on the matrix sizes of a model.
+
+Every kernel is measured with every tuning, and so is MLX's own product. `kernels bench` uses this module.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,13 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Product:
-    """One product of a decode step: matrices that share their input."""
+    """One product of a decode step: matrices that are multiplied with the same input, such as q, k and v.
+
+    Attributes:
+        title: name of the product, such as "q+k+v".
+        rows: number of rows of each matrix.
+        columns: number of columns of each matrix.
+    """
 
     title: str
     rows: tuple[int, ...]
@@ -49,7 +58,7 @@ class Product:
 def products(
     *, hidden_size: int, intermediate_size: int, n_heads: int, n_kv_heads: int, head_dim: int, vocab_size: int
 ) -> list[Product]:
-    """Return the products of a layer and of the head."""
+    """Return the products of one layer and of the head (the output matrix)."""
     queries, keys = n_heads * head_dim, n_kv_heads * head_dim
     return [
         Product("q+k+v", (queries, keys, keys), hidden_size),
@@ -63,9 +72,9 @@ def products(
 def climb(
     every: Sequence[Product], executor: ExecutorName, vectors: int = 1, tunings: Sequence[Tuning] = TUNINGS
 ) -> Iterator[Row]:
-    """Yield one result per product and kernel of the ladder: measured, or counted in the emulator.
+    """Yield one result per product and kernel: the measured time, or in the emulator, operation counts.
 
-    Kernels that are not fused, and MLX, multiply all rows of a product as one matrix.
+    Fused kernels get the matrices of a product separately. Other kernels, and MLX, get them joined as one matrix.
     """
     for product in every:
         rng = np.random.default_rng(0)
@@ -82,19 +91,20 @@ def climb(
             yield common | _stock(x, whole)
 
 
-# Tokens of a prompt on a GPU, and in the emulator, where more tokens take minutes.
+# The number of tokens of a prompt on a GPU; and in the emulator, where more tokens would take minutes.
 PROMPT, COUNTED = 512, 64
 ATTENTION = "mx.fast.scaled_dot_product_attention"
-# Types of weights of a prompt's products that are in MLX's arrays: (bits, group).
+# Weights in MLX's own arrays, with which prompts are measured: (bits, group size).
 GROUPED = {"Q8_0 in MLX's arrays": (8, 32), "affine, 4 bits, groups of 64": (4, 64)}
 DTYPES = (mx.float16, mx.bfloat16)
 
 
 def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[Row]:
-    """Yield one result per product of a layer, type of weights, type of activations and kernel.
+    """Yield a prompt's results: one per product of a layer, type of weights, type of activations and kernel.
 
-    Each result has the operations per second. If the GPU refuses a kernel, the result has the reason instead: older
-    versions of macOS have no `matmul2d`. The head is left out, because a prompt needs only one row of logits.
+    Each result has the operations per second. If the GPU refuses a kernel, the result has the reason instead; for
+    example, older versions of macOS have no `matmul2d`. The head is left out, because a prompt needs only one row of
+    logits.
     """
     emulated = executor == "emulator"
     vectors = COUNTED if emulated else PROMPT
@@ -119,7 +129,7 @@ def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[
 
 
 def climb_attention(*, n_heads: int, n_kv_heads: int, head_dim: int, executor: ExecutorName) -> Iterator[Row]:
-    """Yield the attention of a prompt: MLX's in each type, and our kernel's in float32; nothing in the emulator."""
+    """Yield the times of a prompt's attention: MLX's in each type, our kernel's in float32; nothing in the emulator."""
     if executor == "emulator":
         return
     rng, T = np.random.default_rng(0), PROMPT
@@ -158,7 +168,7 @@ def _stock_prompt(x: mx.array, weight: AffineMatrix) -> Row:
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
     """Return the call that the `metal` backend makes for this product."""
     norm_weight = numbers(rng, (product.columns,), mean=1)
-    # For more vectors than a tile has, a separate launch before this one computes the norm.
+    # For more vectors than a tile has, the backend computes the norm in a separate launch before this one.
     factors = mx.ones(len(x)) if len(x) > MOST_VECTORS else None
     if product.title == "q+k+v":
         q, k, v = matrices
@@ -187,7 +197,7 @@ def _planned(call: Call) -> Launch:
 
 
 def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
-    """Return a launch for each valid tuning: SIMD-groups that share rows must be in one threadgroup."""
+    """Return a launch per valid tuning; an invalid one puts SIMD-groups that share a row into several threadgroups."""
     launches = []
     for tuning in tunings:
         try:
@@ -198,7 +208,7 @@ def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
 
 
 def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
-    """Return the fastest launch and the times of all; in the emulator, the first launch."""
+    """Return the parameters and time of the fastest launch, and all times; in the emulator, counts of the first."""
     row: Row = {"kernel": launches[0].kernel.name, "nbytes": nbytes(launches[0])}
     if executor == "emulator":
         return row | _parameters(launches[0]) | {"counts": counted(launches[0])}
@@ -209,13 +219,16 @@ def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
 
 
 def _parameters(launch: Launch) -> Row:
-    """Return rows per SIMD-group, SIMD-groups per threadgroup and per row, if the kernel has them."""
+    """Return R (rows per lane), NSG (SIMD-groups per threadgroup), KS (SIMD-groups per row), if the kernel has them."""
     template = dict(launch.template)
     return {name: template[name] for name in ("R", "NSG", "KS") if name in template}
 
 
 def _stock(x: mx.array, weight: Q8_0Matrix) -> Row:
-    """Measure MLX's product with the same values in float32. It reads 40 bytes for 32 weights; 34 are counted."""
+    """Measure MLX's product of the same weights. Its float32 scales and biases make 40 bytes per 32 weights.
+
+    The rate counts only the 34 bytes of Q8_0, so that the ratio of two kernels' rates is the ratio of their times.
+    """
     scales = weight.ws.astype(mx.float32)
     biases = -128 * scales
     mx.eval(scales, biases)

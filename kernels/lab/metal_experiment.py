@@ -1,4 +1,4 @@
-"""An experiment with a kernel of a whole .metal file: its buffers, grid and NumPy reference."""
+"""`MetalExperiment`: the description of a kernel in a complete .metal file: buffers, grid and NumPy reference."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from ..launch import Shape, Size
 from .arrays import Sizes, in_numpy
 from .experiment import check_names, check_parameters, check_switches, check_threadgroup, three
 
-# A launch of a kernel of a whole .metal file, with those parts of the interface of `kernels.launch.Launch` that a check
-# needs.
+# `check` uses a `MetalLaunch` like a `kernels.launch.Launch`; it has the same attributes as far as `check` needs them.
 
 
 @dataclass(frozen=True, eq=False)
 class MetalLaunch:
-    """The arguments of one launch.
+    """The arguments of one launch of a kernel in a complete .metal file.
 
     Attributes:
         kernel: the kernel, from `kernels.emulator.library`.
         buffers: the buffers by index, as in a call of the kernel.
-        grid: threads in each direction.
+        grid: total threads in each direction.
         threadgroup: threads of a threadgroup in each direction.
-        threadgroup_memory: bytes by index.
+        threadgroup_memory: bytes of each threadgroup memory argument, by index.
         outputs: the indices of the buffers that are compared.
         layout: the layout of cooperative tensors, as in `MetalExperiment`.
     """
@@ -63,7 +62,7 @@ class MetalLaunch:
 
     @property
     def output_dtypes(self) -> list[mx.Dtype | None]:
-        """The types of the outputs, in order; None for structures."""
+        """The types of the outputs, in order; None for an output of structures."""
         return [_dtype_of(self.buffers[i]) for i in self.outputs]
 
     def run(
@@ -72,7 +71,8 @@ class MetalLaunch:
         """Run the launch and return the outputs.
 
         Args:
-            trace: an output's name and the index of an element whose last writer is reported in a note.
+            trace: an output's name and the flat index of an element; the thread that wrote the element last is reported
+                in a note.
             suffixes: ignored, because a .metal file is not translated to CUDA.
             options: options of a call of the kernel: `seed`, `build`, `lanes`, ...
         """
@@ -107,28 +107,28 @@ Buffers = Mapping[int, Any]
 
 @dataclass(frozen=True, eq=False)
 class MetalExperiment:
-    """A kernel of a .metal file with everything needed to run and check it, in the emulator.
+    """A kernel of a .metal file with everything needed to run and check it in the emulator.
 
-    Functions are called with the arguments that their parameters name: sizes, `rng` in `buffers`, and in `reference`
-    `buffers`, which are the buffers by index, with floats as float64.
+    The names of a function's parameters choose its arguments: sizes; in `buffers` also `rng`; in `reference` also
+    `buffers`, a dict of the buffers by index, with floats as float64.
 
     Attributes:
         file: the .metal file.
-        function: the kernel's name, its `host_name` if it has one.
+        function: the kernel's name, or its `host_name` if it has one.
         buffers: function that returns the buffers in order or by index, as a call of `library`'s kernel takes them:
             arrays, structures, numbers, and `Unwritten(shape, dtype)` for outputs.
-        reference: function that returns the expected outputs in NumPy, by the index of the buffer.
-        grid: threads in each direction, or a function that returns them; not threadgroups.
-        threadgroup: threads of a threadgroup in each direction, or a function.
-        sizes: values for the parameters of the functions; one launch for each.
-        threadgroup_memory: bytes by index, or a function.
+        reference: NumPy function that returns a dict of the expected outputs, by the index of the buffer.
+        grid: total threads (not threadgroups) in each direction, or a function that returns them.
+        threadgroup: threads of a threadgroup in each direction, or a function that returns them.
+        sizes: a list of dicts of values for the functions' parameters; a check makes one launch for each.
+        threadgroup_memory: bytes of each threadgroup memory argument, by index, or a function that returns them.
         constants: function constants by index or name.
         include: folders for `#include`.
         bound: largest accepted error in float32 epsilons of the largest expected number, plus the rounding of the
             result to a shorter type.
         lanes: as in `Experiment`.
-        layout: which thread holds which elements of cooperative tensors: "any" chooses by the seed, "m5" is the layout
-            of an M5, for kernels that run only there.
+        layout: which thread holds which elements of cooperative tensors: with "any", the seed decides; "m5" is the
+            layout of an M5, for kernels that run only there.
 
     Raises:
         ValueError: the definition has a mistake. The message is one line.
@@ -149,7 +149,7 @@ class MetalExperiment:
     lanes: str = "active"
     layout: str = "any"
 
-    suffixes = False  # a rule of CUDA, which has no .metal files
+    suffixes = False  # literals need suffixes only in CUDA, and .metal files are not translated to CUDA
 
     def __post_init__(self) -> None:
         if not Path(self.file).is_file():
@@ -177,7 +177,7 @@ class MetalExperiment:
         return library(Path(self.file), self.include).function(self.function, self.constants)
 
     def launch(self, sizes: Sizes, seed: int = 0) -> tuple[MetalLaunch, Callable[[], list[NDArray[Any]]]]:
-        """Return a launch, and a function that returns its expected outputs.
+        """Return the launch for one of the sizes, and a function that returns the launch's expected outputs.
 
         Raises:
             ValueError: the reference names a buffer that the kernel does not write, or a size is wrong.
@@ -211,14 +211,14 @@ class MetalExperiment:
 
 
 def call(value: Any, known: Mapping[str, Any]) -> Any:
-    """Return `value`; call it first if it is a function, with the known values that its parameters name."""
+    """Return `value`, or if it is a function, its result for the known values that its parameters name."""
     if not callable(value):
         return value
     return value(**{name: known[name] for name in check_parameters(value, list(known), "")})
 
 
 def _wide(value: Any) -> Any:
-    """Return arrays of floats as float64, and everything else as it is."""
+    """Return a NumPy array of floats as float64, and any other value unchanged."""
     if isinstance(value, Unwritten) or not isinstance(value, np.ndarray | np.generic) or value.dtype.kind != "f":
         return value
     return value.astype(np.float64)

@@ -1,4 +1,7 @@
-"""Run one launch on a given executor, in a given order of threads, with a given build."""
+"""Run one launch on a given executor; in the emulator, with a given order of threads and a given build.
+
+A build is one way to compile a kernel for the emulator, with the code of some of its checks.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,18 @@ from ..kernel import Kernel
 from ..launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
 from .metal_experiment import MetalLaunch
 
-# The emulator's default builds: bounds and barriers; checks of undefined behaviour; data races.
+# The emulator's default builds. "spaces" checks bounds and barriers, "undefined" also undefined behaviour, "races" data
+# races.
 BUILDS = ("spaces", "undefined", "races")
-# Builds that make all checks of kernels that are compiled without optimisation: "undefined" has those of "spaces", too.
+# The builds that together make all checks of kernels compiled without optimisation: "undefined" includes the checks of
+# "spaces".
 UNOPTIMIZED_BUILDS = BUILDS[1:]
-# The orders of threads: ascending, descending, shuffled.
+# Seeds of the order of threads: 0 is ascending, 1 descending, larger seeds shuffle the threads.
 SEEDS = (0, 1, 2)
 
 
 def require(name: ExecutorName) -> None:
-    """Raise an error if this machine lacks an executor.
+    """Raise an error if this machine does not have the executor `name`.
 
     Raises:
         ExecutorUnavailableError: the executor is unavailable; the message has the reason.
@@ -69,26 +74,26 @@ def statistics_of(launch: Launch | MetalLaunch) -> Statistics | None:
 
 
 def notes_of(launch: Launch | MetalLaunch) -> tuple[Finding, ...]:
-    """Return the possible mistakes that the last run in the emulator found."""
+    """Return the notes (possible mistakes) of the last run in the emulator."""
     statistics = statistics_of(launch)
     of_text = () if isinstance(launch, MetalLaunch) else emulated(launch.kernel).notes
     return () if statistics is None else (*of_text, *statistics.notes)
 
 
 def undefined_reads(launch: Launch | MetalLaunch) -> str:
-    """Return a line about the last run's first read of a lane outside a shuffle, or ""."""
+    """Return a line about the last run's first shuffle that read a lane that does not exist; "" if there was none."""
     statistics = statistics_of(launch)
     return f"\n{statistics.undefined}" if statistics is not None and statistics.undefined is not None else ""
 
 
 def sums_in_any_order(launch: Launch | MetalLaunch) -> bool:
-    """Return whether the last run multiplied tensors, because Metal does not define the order of these sums."""
+    """Return whether the last run multiplied tensors (`matmul2d`): Metal does not define the order of their sums."""
     statistics = statistics_of(launch)
     return statistics is not None and statistics.tensor_operations > 0
 
 
 def writer_of(launch: Launch | MetalLaunch) -> Finding | None:
-    """Return the last thread that wrote the traced element in the last run in the emulator."""
+    """Return the last thread that wrote the traced element in the emulator's last run; None if nothing was traced."""
     statistics = statistics_of(launch)
     return None if statistics is None else statistics.writer
 
@@ -97,10 +102,10 @@ def prepare(
     launches: Iterable[Launch | MetalLaunch], builds: Iterable[str] = BUILDS, *, suffixes: bool = False,
     optimize: bool = True,
 ) -> None:  # fmt: skip
-    """Compile these launches for the emulator, all instantiations of a kernel as one unit.
+    """Compile the kernels of these launches for the emulator, all template instantiations of a kernel as one unit.
 
-    A kernel of a .metal file has no instantiations and is compiled when it runs. Without `optimize`, compilation takes
-    a tenth of the time, and launches run several times slower.
+    A kernel of a .metal file is not compiled here but when it runs. Without `optimize`, compilation takes a tenth of
+    the time, but launches run several times slower.
     """
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
@@ -126,7 +131,7 @@ def counted(launch: Launch) -> dict[str, int]:
     """
     kernel = emulated(launch.kernel)
     run(launch, "emulator")
-    found = cast(Statistics, kernel.statistics)  # None only before the first call
+    found = cast(Statistics, kernel.statistics)  # it is None only before the first call
     return {
         "threads": found.threads,
         "threadgroups": found.threadgroups,
@@ -137,7 +142,7 @@ def counted(launch: Launch) -> dict[str, int]:
 
 
 def metal_text(launch: Launch) -> str:
-    """Return the text that MLX passes to Metal for this launch, after its own preamble."""
+    """Return the text that MLX passes to Metal for this launch, without MLX's preamble."""
     return emulated(launch.kernel).text(launch.inputs, launch.output_dtypes, list(launch.template))
 
 

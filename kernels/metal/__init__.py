@@ -1,1 +1,1 @@
-"""Metal kernels. Each has a `.metal` file with its text, and a module with its geometry, reference and typed call."""
+"""Metal kernels. NAME.metal is a kernel's text; NAME.py has its grid, its NumPy reference and a function to call it."""

@@ -1,5 +1,6 @@
-// MLX's affine types: weights scale * q + bias with quants of four or eight bits. An entry of `ws` is a scale and a
-// bias: two numbers of float or half, or the bits of two bfloat16 in one uint, the scale in its low half.
+// MLX's affine types: a weight is scale * q + bias, with quants q of four or eight bits. An entry of `ws` is the scale
+// and the bias of GROUP weights: two float or half numbers, or the bits of two bfloat16 in one uint, the scale in the
+// low half.
 
 METAL_FUNC float4 bytes4(uint q) {
   return float4(float(q & 255u), float(q >> 8 & 255u), float(q >> 16 & 255u), float(q >> 24));
@@ -22,7 +23,7 @@ METAL_FUNC Weights affine16(Sixteen q, const device uint* ws, size_t group) {
   return shifted16(q, as_type<float>(ws[group] << 16), as_type<float>(ws[group] & 0xffff0000u));
 }
 
-// With float scales, MLX rounds the product, too.
+// With float scales, MLX rounds the product before it adds the bias, so these weights are computed without fma.
 METAL_FUNC Weights affine16(Sixteen q, const device float* ws, size_t group) {
   const float scale = ws[2 * group];
   Weights w;
@@ -30,7 +31,7 @@ METAL_FUNC Weights affine16(Sixteen q, const device float* ws, size_t group) {
   w.q.b = q.b * scale;
   w.q.c = q.c * scale;
   w.q.d = q.d * scale;
-  // In a separate statement, because a compiler may round one expression only once.
+  // The bias is added in a separate statement: within one expression a compiler may contract product and sum to an fma.
   w.q = plus16(w.q, ws[2 * group + 1]);
   w.d = 1.0f;
   return w;

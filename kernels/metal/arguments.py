@@ -1,4 +1,4 @@
-"""Checks of a kernel's arguments before a launch, because a GPU reads out of bounds without an error."""
+"""Check a kernel's arguments before a launch, because a GPU reads out of bounds without an error."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ ACTIVATIONS = (mx.float16, mx.float32)
 
 
 def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
-    """Return the number of vectors of x, (V, n_columns) of float16, float32 or a type of `also`.
+    """Return V, the number of vectors of x, which must be (V, n_columns) of float16, float32 or a type in `also`.
 
-    The alignment of x for 16-byte loads cannot be checked here. Arrays that MLX allocates and their whole rows are
-    aligned; copy a view that begins in the middle of a row.
+    Kernels load x in 16-byte words, but MLX does not tell an array's address, so alignment cannot be checked here. An
+    array that MLX allocated is aligned, and so is a view of whole rows. The caller must copy a view that begins in the
+    middle of a row.
 
     Raises:
         ValueError: x has another shape or type.
@@ -29,10 +30,13 @@ def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
 
 
 def normed_vectors(kernel: str, x: mx.array, norm_weight: mx.array, n_columns: int, factors: mx.array | None) -> int:
-    """Return the number of vectors of x, for a kernel that norms them if `norm_rows` has not.
+    """Return the number of vectors of x, for a kernel that computes their RMSNorm unless `factors` are given.
+
+    With `factors`, x and the factors are the outputs of `norm_rows`, and x may have any number of vectors.
 
     Raises:
-        ValueError: x, the norm weight or the factors do not fit, or there are too many vectors without factors.
+        ValueError: x, the norm weight or the factors have a wrong shape or type, or x has more than 8 vectors and there
+            are no factors.
     """
     n = vectors(kernel, x, n_columns)
     array(kernel, "norm_weight", norm_weight, (n_columns,), *ACTIVATIONS)
@@ -87,11 +91,11 @@ def word(dtype: mx.Dtype) -> str:
 
 
 def factors(given: mx.array | None) -> mx.array:
-    """Return the given factors, or a placeholder array that the kernel does not read."""
+    """Return the factors, or if there are none, a placeholder array that the kernel does not read."""
     return constants(1.0) if given is None else given
 
 
 @lru_cache(maxsize=64)
 def constants(*values: float) -> mx.array:
-    """Return a cached float32 array of numbers that are not template arguments."""
+    """Return a float32 array of numbers that a kernel reads at run time, such as an epsilon. Arrays are cached."""
     return mx.array(values, dtype=mx.float32)

@@ -1,8 +1,9 @@
-// Softmax attention over pages of keys and values. A threadgroup has a row and HEADS query heads that share a KV head.
-// H query heads, G KV heads of E elements, which take ROW elements of the store; PAGE positions per page; WINDOW: the
-// number of latest positions that a row attends to, 0 for all, with CHUNKED the positions of its chunk.
-// SOFTCAP: scores are scale[0] tanh(scale[1] score).
-// SINKS: one more score for each query head, without a value. A store of one array has keys that are also the values.
+// Softmax attention over pages of keys and values. A threadgroup processes one row (a query token) and HEADS query
+// heads that share a KV head.
+// Template arguments: H query heads and G KV heads of E elements; a head takes ROW elements of the store; PAGE
+// positions per page. WINDOW: a row attends to this number of latest positions, 0 for all. CHUNKED: a row attends to
+// the positions of its own chunk of WINDOW positions. SOFTCAP: scores are scale[0] tanh(scale[1] score). SINKS: each
+// query head has one more score, without a value. If store_shape[0] is 1, the keys are also the values.
 // attention.py defines the order of summation; each SIMD-group sums one chain of blocks of 32 keys.
   threadgroup float totals[CHAINS * HEADS * E];
   threadgroup float weights[CHAINS * HEADS * 2];
@@ -36,7 +37,7 @@
     int slot[PARTS];
     float scores[HEADS * PARTS];
     UNROLL for (int j = 0; j < PARTS; j++) {
-      // Masked keys are not read, because their slots may be unwritten.
+      // Positions are clamped to the visible ones, because the slots of masked keys may be unwritten.
       const int p = min(max(block * 32 + j * (32 / PARTS) + stream, first), last);
       slot[j] = pages[table + p / PAGE] + p % PAGE;
     }
@@ -51,7 +52,8 @@
         if (PARTS == 16) score = score + simd_shuffle_xor(score, ushort(8));
         if (SOFTCAP) score = metal::precise::tanh(score * scale[1]);
         score = score * scale[0];
-        // The score of a masked key is so low that its weight is 0, but finite: infinity minus infinity is NaN.
+        // A masked key's score is so low that its weight is 0. It is not -infinity, because infinity minus infinity is
+        // NaN.
         scores[h * PARTS + j] = p >= first && p <= last ? score : -3.0e38f;
       }
     }
@@ -80,7 +82,7 @@
     }
   }
 
-  // Add the streams of a chain.
+  // Add the streams of a chain (SIMD-group).
   UNROLL for (int h = 0; h < HEADS; h++) {
     if (PARTS == 8) weight[h] = weight[h] + simd_shuffle_xor(weight[h], ushort(8));
     weight[h] = weight[h] + simd_shuffle_xor(weight[h], ushort(16));
@@ -97,7 +99,7 @@
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  // Add the chains.
+  // Add the chains, each scaled from its own largest score to the largest of all.
   for (int i = int(thread_index_in_threadgroup); i < HEADS * E; i += CHAINS * 32) {
     const int h = i / E;
     float most = weights[h * 2];

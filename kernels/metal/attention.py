@@ -1,16 +1,19 @@
 """Softmax attention over pages of keys and values, which are read in place.
 
-A threadgroup computes one row of some query heads that share a KV head, and reads their keys once. The bits of a row
-depend only on its queries and on the keys that it attends to, in the order of their positions. They do not depend on
-the numbers of rows and sequences of a launch, or on the size and place of pages:
+A row is one query token. A threadgroup computes one row for several query heads that share a KV head, so that each key
+is read once for all of them. The bits of a row depend only on its queries and on the keys and values that it attends
+to. They do not depend on how many rows and sequences a launch has, or on the size and place of pages, because the order
+of summation is fixed:
 
-    Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8, and key k of a block to its
-    stream k % 4, or k % 2 for heads wider than 256. A score is a dot product times the scale: each of eight parts of a
-    head, or 16 parts of a wider one, is summed sequentially, and the parts are added as a tree. The weight of a key is
-    2 to the power of its score minus the largest score so far of its chain. A chain sums its blocks sequentially, and a
-    stream its keys; if a block has a larger score, the sums are first scaled to it. The streams of a chain are added as
-    a tree, and the chains in their order, scaled to the largest score. The weight of a sink is added to the divisor
-    last.
+    Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8 (a SIMD-group). Key k of a
+    block belongs to stream k % 4 of the chain, or to stream k % 2 if heads are wider than 256 elements.
+    A score is a dot product times the scale. The head is cut into 8 parts, or into 16 if it is wider than 256. Each
+    part is summed sequentially, and the parts are added as a tree.
+    The weight of a key is 2 to the power of its score minus the chain's largest score so far. A chain processes its
+    blocks sequentially; if a block has a larger score, the sums so far are first scaled to this score. In a block, each
+    stream adds its keys sequentially.
+    At the end, the streams of a chain are added as a tree. Then the chains are added in their order, each scaled to the
+    largest score of all. The weight of a sink is added to the divisor last.
 
 A masked key is skipped: its weight is 0, which changes no bit. The running sum is rescaled as in Milakov and Gimelshein
 ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
@@ -29,13 +32,13 @@ from . import arguments
 from .reference import EPSILON, PRODUCT, Expected, wide
 
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
-# Part of the order of summation: not to be tuned.
+# The number of chains is part of the order of summation: another number would change bits, so it is not tuned.
 CHAINS = 8
-# The most elements of the heads of a threadgroup; a head narrower than 64 counts as 64. With more heads, keys are read
-# less often; with fewer heads, registers suffice.
+# The most elements of all heads of a threadgroup, where a head narrower than 64 counts as 64. With more heads per
+# threadgroup, keys are read less often, but queries and sums need more registers than a thread has.
 MOST_NUMBERS = 256
-# A head of at most NARROW elements has eight parts, a wider one 16, so that its queries and sums fit into registers.
-# The sums of the widest head take 18 KiB of threadgroup memory, of 32.
+# A head of at most NARROW elements is cut into eight parts, a wider head into 16, so that a thread's part of queries
+# and sums fits into registers. The sums of the widest head take 18 KiB of the 32 KiB of threadgroup memory.
 NARROW, WIDEST_HEAD = 256, 576
 
 
@@ -45,7 +48,7 @@ def fits(head_dim: int) -> bool:
 
 
 def heads(n_heads: int, n_kv_heads: int, head_dim: int) -> int:
-    """Return how many of the query heads that share a KV head a threadgroup processes."""
+    """Return how many query heads a threadgroup processes; all of them share one KV head."""
     group = n_heads // n_kv_heads
     return max(n for n in range(1, group + 1) if group % n == 0 and (n == 1 or n * max(head_dim, 64) <= MOST_NUMBERS))
 
@@ -75,25 +78,25 @@ def attention(
         q: (R, H, E) float32, E a multiple of 8 from 8 to 256, or of 64 to 576; query head h reads KV head
             `h // (H // G)`.
         store: (2, G, slots, E) float32, float16 or bfloat16, or (2, G, slots, E / 32 * 34) uint8 in Q8_0 with E a
-            multiple of 32: keys, then values; with (1, G, ...) the keys are also the values. A store of the same
-            numbers in float32 gives the same bits.
+            multiple of 32: keys, then values; with (1, G, ...) the keys are also the values. The result has the same
+            bits as with the store converted to float32.
         pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
             [i * page, (i + 1) * page). Entries of pages that a sequence does not hold are never read.
         owner: (R,) int32, the sequence of each row.
         position: (R,) int32, from 0 on: a row attends to positions up to its own.
         page: positions per page.
-        window: number of latest positions, including its own, that a row attends to; 0 is all, and -C those of its
-            chunk of C positions, counted from position 0.
+        window: number of latest positions, including its own, that a row attends to; 0 for all positions; -C for the
+            positions of the row's chunk, where chunk i has positions [i * C, (i + 1) * C).
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; None for no soft cap.
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
 
     Returns:
         (R, H, E) float32. `reference` has the error bound. Slots, owners and positions are not checked, because they
-        are in GPU memory; invalid ones read out of bounds.
+        are in GPU memory; invalid values make the kernel read out of bounds.
 
     Raises:
-        ValueError: an array does not fit.
+        ValueError: an array has a wrong shape or type, or `page` is less than 1.
     """
     R, H, G, E = _sizes(q, store, page, window)
     arguments.array("attention", "q", q, (R, H, E), mx.float32)
@@ -106,7 +109,7 @@ def attention(
     arguments.array("attention", "position", position, (R,), mx.int32)
     if sinks is not None:
         arguments.array("attention", "sinks", sinks, (H,), mx.float32)
-    # The outer factor contains log2(e), because weights are powers of 2.
+    # The outer factor contains log2(e), because the kernel computes weights as powers of 2.
     outer, *inner = (scale,) if softcap is None else (softcap, scale / softcap)
     constants = arguments.constants(outer / math.log(2), *inner)
     threads, group = grid(R, H, G, E)
@@ -124,7 +127,8 @@ def attention(
             ("PARTS", 8 if E <= NARROW else 16),
             ("CHAINS", CHAINS),
             ("PAGE", page),
-            # No negative numbers, because MLX makes them part of the kernel's name.
+            # A window of -C is passed as C and CHUNKED: MLX makes template values part of the kernel's name, where "-"
+            # is invalid.
             ("WINDOW", abs(window)),
             ("CHUNKED", window < 0),
             ("SOFTCAP", softcap is not None),
@@ -152,10 +156,11 @@ def reference(
 ) -> Expected:
     """Return the expected result in float64, with the error bound.
 
-    A score has the roundings of a product, relative to the sum of its absolute terms, and of the scale. Its weight has
-    the same relative error, in the numerator and in the denominator. Powers, sums and the division add 16 roundings. A
-    soft cap does not increase the error of a score, and adds 8 roundings of the capped score. The power of a score
-    far below a sink has the rounding of the difference between score and sink.
+    A score has the roundings of a dot product, relative to the sum of its absolute terms, and the rounding of the
+    scale. The absolute error of a score is the relative error of its weight, which occurs in the numerator and in the
+    denominator. Powers, sums and the division add 16 roundings. A soft cap does not increase the error of a score;
+    computing it adds 8 roundings of the capped score. If a sink is larger than all scores, the difference between score
+    and sink is rounded as well.
     """
     queries, table = wide(q), np.array(pages)
     slots = _q8_0(np.array(store)) if store.dtype == mx.uint8 else wide(store.astype(mx.float32))
@@ -182,7 +187,7 @@ def reference(
 
 
 def _q8_0(store: np.ndarray) -> np.ndarray:
-    """Return a store of Q8_0 in float64."""
+    """Return the values of a Q8_0 store (..., E / 32 * 34) as float64 (..., E)."""
     blocks = store.reshape(*store.shape[:-1], -1, 34)
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float64)
     return (scales * np.ascontiguousarray(blocks[..., 2:]).view(np.int8)).reshape(*store.shape[:-1], -1)

@@ -1,8 +1,9 @@
-"""Test cases of all kernels: arguments and expected results.
+"""Test cases of all Metal kernels: arguments and expected results.
 
-The tests run one case of each kernel; `kernels check` runs all cases, on any executor. Sizes are ragged on purpose: one
-row, odd numbers of rows, one block, rows that end inside the 128 columns of a SIMD-group, one to many vectors, both
-types of x, columns in one, two and four segments. The inputs of a case are random numbers seeded by its name.
+The tests run one case of each kernel; the command `kernels check` runs all cases, on any executor. The sizes include
+the edge cases: one row, odd numbers of rows, one block, rows that end inside the 128 columns that a SIMD-group reads at
+once, one to many vectors, both types of x, and columns in one, two and four segments (`products.h.metal`). The inputs
+of a case are random numbers seeded by its name.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ _BLOCKS: dict[str, tuple[int, Callable[[NDArray[np.uint8], tuple[int, int]], Sto
     "Q4_K": (256, split_q4_k),
     "Q6_K": (256, split_q6_k),
 }
-# (bits, group, type of scales): for 4 and for 8 bits, every group size and every type of scales once.
+# (bits, group size, type of scales). For 4 and for 8 bits, each group size and each type of scales occurs once.
 AFFINE = ((4, 64, "F16"), (4, 32, "BF16"), (8, 64, "BF16"), (4, 128, "F32"), (8, 32, "F32"), (8, 128, "F16"))
 TYPES = (*_BLOCKS, *(affine_layout(*of).name for of in AFFINE))
 
 
 def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
-    """Return random quants, including -128, with scales of both signs over three decades, some subnormal and some 0."""
+    """Return a random Q8_0 matrix: quants from -128 to 127; scales of both signs, some subnormal, some 0."""
     made = np.empty(n_rows * n_columns // 32, blocks.Q8_0)
     made["qs"] = rng.integers(-128, 128, made["qs"].shape)
     made["d"] = _scales(rng, len(made))
@@ -91,7 +92,7 @@ def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) ->
 
 
 def affine(rng: np.random.Generator, n_rows: int, n_columns: int, of: tuple[int, int], dtype: mx.Dtype) -> AffineMatrix:
-    """Return a matrix in MLX's arrays; `of` is (bits, columns of a group), `dtype` the type of scales and biases."""
+    """Return a random matrix in MLX's arrays; `of` is (bits, group size), `dtype` the type of scales and biases."""
     bits, group = of
     wq = rng.integers(0, 2**32, (n_rows, n_columns * bits // 32), dtype=np.uint32)
     parts = (_scales(rng, n_rows * n_columns // group).reshape(n_rows, -1).astype(np.float32) for _ in range(2))
@@ -113,7 +114,7 @@ def _bytes(values: NDArray[np.float32], scale: str) -> NDArray[np.uint8]:
 
 Arguments: TypeAlias = tuple[Any, ...]
 
-# (N, K, V, type of x): rows, columns, vectors.
+# (N, K, V, type of x): rows and columns of the matrix, number of vectors.
 SHAPES = [
     (1, 32, 1, "float32"), (1, 32, 8, "float16"), (2, 64, 1, "float16"), (3, 96, 2, "float32"),
     (4, 32, 3, "float16"), (5, 160, 4, "float32"), (7, 32, 5, "float32"), (8, 256, 1, "float16"),
@@ -123,12 +124,12 @@ SHAPES = [
     (100, 3072, 1, "float32"), (127, 1024, 1, "float16"), (129, 512, 2, "float32"), (255, 288, 1, "float16"),
     (513, 64, 1, "float32"), (1023, 32, 5, "float16"), (3, 5120, 1, "float32"), (1, 4128, 6, "float16"),
 ]  # fmt: skip
-# The same, with more vectors than a tile has.
+# The same, with more vectors than one tile of a kernel (8).
 MORE = [
     (5, 96, 9, "float32"), (18, 544, 16, "float32"), (33, 2080, 17, "float32"), (7, 4128, 24, "float32"),
     (130, 64, 33, "float32"), (1, 32, 12, "float32"),
 ]  # fmt: skip
-# For `tiles`: also whole tiles of 64 x 32.
+# For the kernel `tiles`: some sizes are whole tiles of 64 rows by 32 vectors.
 MANY = [
     (1, 32, 1, "float32"), (3, 96, 9, "float16"), (5, 160, 16, "float32"), (7, 32, 17, "float32"),
     (8, 256, 33, "float16"), (9, 544, 2, "float16"), (13, 96, 31, "float32"), (16, 288, 15, "float32"),
@@ -138,7 +139,7 @@ MANY = [
     (100, 160, 19, "float32"), (127, 256, 7, "float16"), (128, 512, 64, "float32"), (129, 64, 65, "float16"),
     (255, 32, 5, "float32"), (513, 64, 1, "float16"),
 ]  # fmt: skip
-# Prompts: ragged and whole tiles of 64 x 64.
+# For the kernels of prompts: partial and whole tiles of 64 rows by 64 vectors.
 PROMPTS = [
     (1, 32, 1, "float16"), (3, 96, 33, "bfloat16"), (5, 160, 64, "float16"), (7, 32, 65, "bfloat16"),
     (8, 256, 32, "float16"), (9, 96, 40, "bfloat16"), (13, 96, 47, "float16"), (16, 288, 32, "bfloat16"),
@@ -147,13 +148,13 @@ PROMPTS = [
     (64, 32, 63, "float16"), (65, 128, 48, "float16"), (77, 96, 2, "bfloat16"), (127, 32, 64, "float16"),
     (129, 64, 65, "bfloat16"), (193, 32, 33, "float16"),
 ]  # fmt: skip
-# Bits and groups of MLX's own arrays.
+# (bits, group size) of matrices in MLX's own arrays.
 GROUPED = [(4, 64), (8, 32)]
-# For stored types other than Q8_0, and for three matrices of different types: rows of whole blocks of each type.
+# TYPED: shapes for types other than Q8_0, where K is a multiple of each type's block. MIXED: types of three matrices.
 Q8_0 = "Q8_0"
 TYPED = [(5, 512, 1, "float32"), (9, 2304, 6, "float16"), (7, 256, 2, "float32")]
 MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("AFFINE4_G64_F16", "Q4_0", "AFFINE8_G64_BF16"), ("Q6_K", "Q6_K", "Q6_K")]
-# (T, H, G, E, type, norms): tokens, query heads, KV heads, head dim.
+# (T, H, G, E, type, with norms): tokens, query heads, KV heads, head dim.
 HEADS = [
     (tokens, n_heads, n_kv_heads, head_dim, ("float32", "float16")[i % 2], i % 3 != 0)
     for i, (tokens, n_heads, n_kv_heads, head_dim) in enumerate([
@@ -164,7 +165,7 @@ HEADS = [
     ])
 ]  # fmt: skip
 
-# (H, G, E, page, window, lengths of the sequences): all of them have a row at their last position and at some others.
+# (H, G, E, page, window, lengths of the sequences). Each sequence has rows at its last position and at some others.
 PAGED = [
     (1, 1, 8, 16, 0, [1]), (2, 1, 8, 1, 0, [9]), (4, 2, 64, 16, 0, [33]), (4, 4, 16, 64, 0, [64, 65]),
     (6, 2, 24, 5, 0, [31, 32, 1]), (8, 2, 128, 16, 0, [257]), (8, 1, 128, 64, 0, [300, 40]), (2, 2, 256, 256, 0, [70]),
@@ -174,7 +175,7 @@ PAGED = [
     (2, 1, 104, 64, 500, [40]), (4, 4, 112, 16, 0, [550]), (12, 1, 16, 16, 0, [260, 256]), (1, 1, 64, 16, 256, [530]),
     (7, 1, 88, 16, 7, [30]), (2, 2, 248, 64, 0, [50, 1]),
 ]  # fmt: skip
-# Cases of PAGED's form with keys and values in float16: every load of a head, decode rows, all rows of a prompt.
+# Cases as in PAGED, for keys and values in float16. They cover each way in which `load_head` reads a head.
 HALVES = [
     (4, 2, 64, 16, 0, [33]), (6, 2, 24, 5, 0, [31, 32, 1]), (8, 1, 128, 64, 0, [300, 40]), (4, 1, 128, 16, 64, [290]),
     (2, 2, 256, 256, 0, [70]), (4, 2, 32, 16, 0, [3, 2, 1]),
@@ -183,13 +184,13 @@ HALVES = [
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a kernel that can be repeated: its inputs are generated anew each time, with the same values.
+    """A call of a kernel with its reference. The inputs are generated anew for each call, always with the same values.
 
     Attributes:
         kernel: name of the kernel.
         label: description of the case, unique within the kernel.
-        call: the kernel's typed function.
-        reference: function that returns the expected results in float64, with bounds.
+        call: the Python function that launches the kernel.
+        reference: function that returns the expected results in float64, with error bounds.
         make: function that returns the arguments of `call` and `reference`.
     """
 
@@ -221,7 +222,7 @@ class Case:
         return only
 
     def error(self) -> float:
-        """Return the largest error on the current executor as a share of its bound; more than 1 is wrong."""
+        """Return the largest error on the current executor, divided by its bound; a value above 1 is a failure."""
         return max(
             share(_in_numpy(found), wanted) for found, wanted in zip(self.outputs(), self.expected(), strict=True)
         )
@@ -232,7 +233,7 @@ def _in_numpy(array: mx.array) -> np.ndarray:
 
 
 def share(found: np.ndarray, wanted: Expected) -> float:
-    """Return the largest error as a share of its bound; infinity for a wrong shape or an unexpected NaN."""
+    """Return the largest error divided by its bound; infinity for a wrong shape or an unexpected NaN."""
     if found.shape != wanted.value.shape:
         return float("inf")
     error = np.abs(found.astype(np.float64) - wanted.value)
@@ -302,7 +303,7 @@ def _all() -> Iterator[Case]:
 
 
 def _typed() -> Iterator[Case]:
-    """Yield the types other than Q8_0 in few shapes, because their code differs only in the load of weights."""
+    """Yield cases of types other than Q8_0: few shapes, because the kernels differ only in how they load weights."""
     for i, type_ in enumerate(TYPES):
         for shape in TYPED[:2]:
             yield _rows("matvec", matvec.matvec, matvec.reference, shape, partial(_plain, type_=type_), type_)
@@ -354,7 +355,7 @@ def _noted(type_: str) -> str:
 
 
 def _plain(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, type_: str = Q8_0) -> Arguments:
-    # In every third width, numbers have a mean of 2, so that sums do not cancel.
+    # In every third width, x has a mean of 2, so that the terms of a sum do not cancel.
     return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), stored(rng, N, K, type_)
 
 
@@ -390,7 +391,7 @@ def _gated(activation: str, types: Sequence[str] = (Q8_0, Q8_0)) -> Callable[...
 
 
 def _ready(make: Callable[..., Arguments]) -> Callable[..., Arguments]:
-    """Make arguments with vectors as `norm_rows` returns them, and arbitrary factors."""
+    """Return a maker of the same arguments followed by `factors`; x then counts as an output of `norm_rows`."""
 
     def ready(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
         return *make(rng, N, K, V, dtype), mx.abs(numbers(rng, (V,), mean=1))
@@ -403,7 +404,7 @@ def _whole(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Argu
 
 
 def _floats(N: int, K: int, V: int, _: str) -> Case:
-    # Also widths that are no multiple of a 16-byte load.
+    # Some widths are not a multiple of a 16-byte load.
     K -= (0, 1, 7, 12, 24)[N % 5]
 
     def make(rng: np.random.Generator) -> Arguments:
@@ -416,7 +417,7 @@ def paged(
     rng: np.random.Generator, heads: tuple[int, int, int], page: int, lengths: list[int], positions: list[list[int]],
     dtype: str = "float32", arrays: int = 2,
 ) -> Arguments:  # fmt: skip
-    """Return queries, a store and its pages, in random order; slots without a key are NaN."""
+    """Return (q, store, pages, owner, position) for `attention`. Pages are in random order; unused slots are NaN."""
     H, G, E = heads
     held = [-(-length // page) for length in lengths]
     starts = rng.permutation(sum(held) + 2) * page
@@ -434,7 +435,7 @@ def paged(
 
 
 def _q8_0(x: np.ndarray) -> mx.array:
-    """Return (..., E / 32 * 34) bytes of Q8_0; a block of NaN has a scale of NaN."""
+    """Return x (..., E) as Q8_0 bytes (..., E / 32 * 34); a block of NaN gets a scale of NaN."""
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     scale = (np.abs(blocks).max(axis=-1, keepdims=True) / 127).astype(np.float16)
     quants = np.nan_to_num(np.rint(blocks / scale.astype(np.float32))).clip(-127, 127).astype(np.int8)
@@ -479,7 +480,7 @@ def _dequantized(N: int, K: int, dtype: mx.Dtype, type_: str = Q8_0) -> Case:
 
 def _embedded(N: int, K: int, T: int, type_: str = Q8_0) -> Case:
     def make(rng: np.random.Generator) -> Arguments:
-        # Some ids are below or above the valid range.
+        # Some ids are below or above the valid range; their rows must be NaN.
         return stored(rng, N, K, type_), mx.array(rng.integers(-1, N + 1, T).astype(np.int32))
 
     return Case("embed_rows", f"{T} of {N} x {K}" + _noted(type_), embed_rows.embed_rows, embed_rows.reference, make)

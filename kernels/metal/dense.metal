@@ -1,4 +1,4 @@
-// float32 rows times vectors, in the order of summation of the Q8_0 kernels.
+// A float32 matrix times vectors, in the order of summation of the kernels for quantised weights.
 // N rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;

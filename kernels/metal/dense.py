@@ -1,7 +1,7 @@
-"""A float32 matrix times vectors, in the order of summation of the Q8_0 kernels: for tensors that are not quantised.
+"""Multiply a float32 matrix, for tensors that are not quantised. Sums have the order of the quantised kernels.
 
-MLX chooses among several float products by shape, so the bits of a row depend on the batch. With this kernel they do
-not. For prompts this kernel is slower than MLX's, because it does not use matrix units.
+MLX chooses among several float kernels by shape, so the bits of a row depend on the size of the batch. With this kernel
+they do not. For prompts this kernel is slower than MLX's kernels, because it does not use matrix units.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from .reference import EPSILON, PRODUCT, Expected, wide
 from .rows import Tuning, default_tuning, geometry
 
 KERNEL = Kernel.load("dense", ["x", "w"], ["y"])
-# MLX passes smaller arrays in another address space: see `in_device_memory`.
+# The smallest K. MLX passes arrays of fewer elements in another address space: see `in_device_memory` in layout.py.
 NARROWEST = 8
 
 
 def dense(x: mx.array, weight: mx.array, *, tuning: Tuning | None = None) -> mx.array:
-    """Compute `x @ weight.T` for any number of vectors.
+    """Compute `x @ weight.T` for any number V of vectors.
 
     Args:
-        x: (V, K) float32, any V, K from 8 on.
+        x: (V, K) float32, K at least 8.
         weight: (N, K) float32.
-        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
+        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
 
     Returns:
-        (V, N) float32, within 4 roundings of `sum(|x| * |weight|)`.
+        (V, N) float32. The error is at most `4 * 2**-24 * sum(|x| * |weight|)`.
 
     Raises:
-        ValueError: x or the matrix do not fit.
+        ValueError: x or the matrix has a wrong shape or type.
     """
     N, K = weight.shape
     arguments.array("dense", "weight", weight, (N, K), mx.float32)

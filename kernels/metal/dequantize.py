@@ -1,7 +1,7 @@
-"""Expand a whole stored matrix to floats: for operations that have no kernel for quants, and for inspection.
+"""Expand a whole quantised matrix to floats, for operations that have no quantised kernel, and for inspection.
 
-Each thread expands the 16 weights of one 16-byte load. The output is larger than the input, so a
-product that expands the matrix first is slower than one that reads quants, unless it has hundreds of vectors.
+Each thread expands 16 weights. The floats are larger than the quants, so for fewer than some hundred vectors, a
+product that expands the matrix first is slower than a product that reads the quants.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def grid(n_weights: int) -> tuple[Size, Size]:
 
 
 def dequantize(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> mx.array:
-    """Return the weights of a matrix as float32, exactly, or as float16, each rounded once.
+    """Return the weights of a matrix as float32, which is exact, or as float16, each weight rounded once.
 
     Args:
         weight: (N, K), of any stored type.

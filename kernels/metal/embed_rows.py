@@ -1,6 +1,6 @@
 """Embedding lookup in a quantised table.
 
-The ids are an array on the GPU, so a pass can begin before the host has read the token of the previous pass.
+The token ids are an array on the GPU, so a forward pass can begin before the host has read the previous pass's token.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def grid(tokens: int, n_columns: int) -> tuple[Size, Size]:
 
 
 def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
-    """Return the expanded rows `ids` of a table.
+    """Return the table's rows `ids` as float32.
 
     Args:
         table: (N, K), of any stored type.
-        ids: (T,) int32. Ids are not checked; the row of an invalid id is NaN.
+        ids: (T,) int32, the row number for each token. Ids are not checked; the row of an invalid id is NaN.
 
     Returns:
         (T, K) float32, exact.

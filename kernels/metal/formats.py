@@ -1,4 +1,4 @@
-"""Quantised matrices in GPU memory. Each format has a function that repacks the blocks of a file; no weight changes."""
+"""Repack quantised matrices of files for GPU memory, without changing a weight: one function and layout per format."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .layout import BLOCK, Layout, StoredMatrix, blocks_of, packed, unwritten
 
 # Q8_0 in GPU memory: bytes with their sign bit flipped, and float16 scales.
 #
-# With the sign bit flipped (`q ^ 0x80`), quants are unsigned: 0 to 255 for -128 to 127. So the two arrays are also the
-# weights and scales of MLX's affine format with the bias `-128 * d`, because `d * (q + 128) - 128 * d = d * q` exactly.
-# A kernel flips four sign bits with one operation.
+# With the sign bit flipped (`q ^ 0x80`), quants are unsigned: 0 to 255 for -128 to 127. So MLX can multiply this
+# matrix, too: with the biases `-128 * d`, the two arrays are the quants and scales of its affine format, because `d *
+# (q + 128) - 128 * d = d * q` exactly. Our kernels flip four sign bits back with one operation.
 
-# The largest scale d for which 128 d is a float16.
+# The largest scale d for which 128 d does not overflow in float16.
 LARGEST_AFFINE_SCALE = 511.75
 
 
@@ -34,14 +34,14 @@ LAYOUT_Q8_0 = Layout("Q8_0", layout.Q8_0, group=BLOCK, bits=8, entry=1, dtype=mx
 
 
 class Q8_0Matrix(StoredMatrix):  # noqa: N801 - the format's name
-    """An (N, K) matrix: `weight[n, k] = ws[n, k // 32] * quant`, four quants in each uint32 of `wq`.
+    """A Q8_0 matrix (N, K): `weight[n, k] = ws[n, k // 32] * quant[n, k]`, four quants in each uint32 of `wq`.
 
     Attributes:
-        wq: uint32 (N, K / 4); byte k % 4, counted from the lowest, is `quant[n, k] ^ 0x80`.
-        ws: float16 (N, K / 32).
+        wq: uint32 (N, K / 4); byte k % 4 of element (n, k // 4), counted from the lowest, is `quant[n, k] ^ 0x80`.
+        ws: float16 (N, K / 32), scales.
 
     Raises:
-        ValueError: the two arrays do not belong together.
+        ValueError: the shapes or types of the two arrays do not match.
     """
 
     def __init__(self, wq: mx.array, ws: mx.array) -> None:
@@ -60,20 +60,20 @@ class Q8_0Matrix(StoredMatrix):  # noqa: N801 - the format's name
 
 
 def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
-    """Repack the Q8_0 blocks of a file, row after row, for GPU memory; no weight changes.
+    """Repack the Q8_0 blocks of a file, in row order, for GPU memory; no weight changes.
 
     Args:
         raw: N * K / 32 * 34 bytes, of any shape; may be a read-only view of a mapped file.
         shape: (N, K).
 
     Raises:
-        ValueError: the bytes are not those of such a matrix.
+        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
     """
     found = blocks_of("split_q8_0", raw, shape, blocks.Q8_0, BLOCK)
     quants = found["qs"].view(np.uint8)
     wq = unwritten((shape[0], shape[1] // 4), np.uint32)
     np.bitwise_xor(quants, np.uint8(0x80), out=np.asarray(wq).view(np.uint8).reshape(quants.shape))
-    # A contiguous copy, because MLX would keep the whole memory of a view, which contains the quants.
+    # Copy the scales: for a view, MLX would keep all of `found` in memory, including the quants.
     scales = np.ascontiguousarray(found["d"])
     return Q8_0Matrix(wq, mx.array(scales))
 
@@ -98,17 +98,17 @@ LAYOUT_Q4_0 = Layout("Q4_0", layout.Q4_0, group=BLOCK, bits=4, entry=1, dtype=mx
 
 
 def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q4_0 blocks of a file, row after row, for GPU memory; no weight changes.
+    """Repack the Q4_0 blocks of a file, in row order, for GPU memory; no weight changes.
 
     Args:
         raw: N * K / 32 * 18 bytes, of any shape; may be a read-only view of a mapped file.
         shape: (N, K).
 
     Raises:
-        ValueError: the bytes are not those of such a matrix.
+        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
     """
     found = blocks_of("split_q4_0", raw, shape, blocks.Q4_0, BLOCK)
-    # The low halves of 16 bytes have 16 quants, and the high halves the next 16.
+    # The low four bits of 16 bytes hold 16 quants, and the high four bits the next 16.
     quants = np.concatenate([found["qs"] & np.uint8(15), found["qs"] >> np.uint8(4)], axis=-1)
     scales = np.ascontiguousarray(found["d"])
     return StoredMatrix(LAYOUT_Q4_0, mx.array(packed(quants.reshape(shape), 4)), mx.array(scales))
@@ -116,15 +116,16 @@ def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # ---- Q4_K ----
 
-# Q4_K in GPU memory: quants of four bits, and the 16 bytes of scales that a file has for 256 weights.
+# Q4_K in GPU memory: quants of four bits, and for each 256 weights the 16 bytes of scales as in a file.
 #
-# `weight = (d * scale) * q - dmin * minimum`; 32 weights share a scale and a minimum of six bits each.
+# `weight = (d * scale) * q - dmin * minimum`. 256 weights share d and dmin (float16); 32 weights share a scale and a
+# minimum of six bits each.
 
 SUPERBLOCK, WORDS = 256, 4
 
 
 def _affine_q4_k(ws: mx.array) -> tuple[mx.array, mx.array]:
-    """Return the scales and biases of 32 weights, exact in float32."""
+    """Return a scale and a bias for each 32 weights, exact in float32: (N, K / 32) each."""
     words = ws.reshape(len(ws), -1, WORDS)
     factors = mx.contiguous(words[..., :1]).view(mx.float16).astype(mx.float32)
     packed_scales = mx.contiguous(words[..., 1:]).view(mx.uint8)
@@ -141,17 +142,17 @@ LAYOUT_Q4_K = Layout("Q4_K", layout.Q4_K, group=SUPERBLOCK, bits=4, entry=WORDS,
 
 
 def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q4_K blocks of a file, row after row, for GPU memory; no weight changes.
+    """Repack the Q4_K blocks of a file, in row order, for GPU memory; no weight changes.
 
     Args:
         raw: N * K / 256 * 144 bytes, of any shape; may be a read-only view of a mapped file.
         shape: (N, K).
 
     Raises:
-        ValueError: the bytes are not those of such a matrix.
+        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
     """
     found = blocks_of("split_q4_k", raw, shape, blocks.Q4_K, SUPERBLOCK)
-    # The low halves of 32 bytes have 32 quants, and the high halves the next 32.
+    # The low four bits of 32 bytes hold 32 quants, and the high four bits the next 32.
     qs = found["qs"].reshape(*found.shape, 4, 1, 32)
     quants = np.concatenate([qs & np.uint8(15), qs >> np.uint8(4)], axis=-2)
     heads = np.ascontiguousarray(found).view(np.uint8).reshape(*found.shape, -1)[..., : 4 * WORDS]
@@ -161,10 +162,11 @@ def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # ---- Q6_K ----
 
-# Q6_K in GPU memory: quants of six bits, and for 256 weights a float16 and 16 scales of a byte.
+# Q6_K in GPU memory: quants of six bits, and for each 256 weights a float16 d and 16 signed bytes, the scales.
 #
 # `weight = (d * scale) * (q - 32)`; 16 weights share a scale. The quants of 16 weights take three uint32: two with the
-# low four bits, one with the high two. MLX's affine format has no groups of 16, so the fallback multiplies floats.
+# low four bits, one with the high two. MLX's affine format has no groups of 16, so where no kernel of ours can run, the
+# matrix is expanded to floats (`_values_q6_k`).
 
 HALVES = 9
 
@@ -185,18 +187,19 @@ LAYOUT_Q6_K = Layout("Q6_K", layout.Q6_K, group=SUPERBLOCK, bits=6, entry=HALVES
 
 
 def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q6_K blocks of a file, row after row, for GPU memory; no weight changes.
+    """Repack the Q6_K blocks of a file, in row order, for GPU memory; no weight changes.
 
     Args:
         raw: N * K / 256 * 210 bytes, of any shape; may be a read-only view of a mapped file.
         shape: (N, K).
 
     Raises:
-        ValueError: the bytes are not those of such a matrix.
+        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
     """
     found = blocks_of("split_q6_k", raw, shape, blocks.Q6_K, SUPERBLOCK)
-    # Each half of a block: 64 bytes have the low bits of 128 quants, the first 64 in their low halves; 32 bytes have
-    # the high bits, the first 32 in their lowest bits.
+    # In each half of a block, 64 bytes of `ql` hold the low four bits of 128 quants: quants 0 to 63 in the low halves
+    # of the bytes, quants 64 to 127 in the high halves. 32 bytes of `qh` hold the high two bits: those of quants 0 to
+    # 31 in the lowest two bits of the bytes, those of quants 32 to 63 in the next two, and so on.
     ql, qh = found["ql"].reshape(*found.shape, 2, 1, 64), found["qh"].reshape(*found.shape, 2, 1, 32)
     low = np.concatenate([ql & np.uint8(15), ql >> np.uint8(4)], axis=-2)
     high = np.concatenate([qh >> np.uint8(shift) & np.uint8(3) for shift in (0, 2, 4, 6)], axis=-2)
@@ -210,8 +213,8 @@ def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # MLX's affine types of four and eight bits in GPU memory: `weight = scale * q + bias`.
 #
-# Quants are those of `mx.quantize`. The scale and the bias of a group are adjacent; two bfloat16 are the halves of one
-# uint32, the scale in the low half, because not every GPU supports bfloat16.
+# Quants are stored as `mx.quantize` stores them. The scale and the bias of a group are adjacent. Two bfloat16 are
+# stored as the halves of one uint32, the scale in the low half, because not every GPU supports bfloat16.
 
 KINDS = {4: layout.AFFINE4, 8: layout.AFFINE8}
 GROUPS = (32, 64, 128)
@@ -229,7 +232,7 @@ def _halves(ws: mx.array) -> tuple[mx.array, mx.array]:
 
 @cache
 def affine_layout(bits: int, group: int, scale: str) -> Layout:
-    """Return the layout of the type with 4 or 8 bits, groups of 32, 64 or 128, and scales of F16, BF16 or F32."""
+    """Return the layout of MLX's type with 4 or 8 bits, groups of 32, 64 or 128, and scales of F16, BF16 or F32."""
     if bits not in KINDS or group not in GROUPS or scale not in DTYPES:
         raise ValueError(
             f"affine_layout: expected 4 or 8 bits, a group of 32, 64 or 128, and scales of F16, BF16 or F32, "
@@ -243,17 +246,17 @@ def affine_layout(bits: int, group: int, scale: str) -> Layout:
 def join_affine(
     of: Layout, shape: tuple[int, int], quants: NDArray[np.uint8], scales: NDArray[np.uint8], biases: NDArray[np.uint8]
 ) -> StoredMatrix:
-    """Return a matrix from the bytes of three tensors of an MLX folder; no weight changes.
+    """Return a matrix from the bytes of its three tensors in an MLX folder; no weight changes.
 
     Args:
-        of: `affine_layout(...)`.
+        of: the layout, from `affine_layout`.
         shape: (N, K).
         quants: N * K * bits / 8 bytes, of any shape.
         scales: the bytes of N * K / group numbers.
         biases: the bytes of N * K / group numbers.
 
     Raises:
-        ValueError: the arrays are not those of such a matrix.
+        ValueError: an array has another number of bytes, or K is not a multiple of the group size.
     """
     n, k = shape
     size = of.entry * of.dtype.size // 2

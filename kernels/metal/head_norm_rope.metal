@@ -1,6 +1,6 @@
-// Norm and rotate heads of queries and keys; write them and values in the layout of attention and of the KV store.
-// One SIMD-group per head of a token, NSG of them in a threadgroup. H query heads, G KV heads of E elements
-// of type X, in PAIRS pairs per lane; NORM: whether there are norms.
+// Apply RMSNorm and RoPE to the heads of queries and keys; write queries in the layout of attention, and keys and
+// values in the layout of the KV store. A SIMD-group processes one head of one token; a threadgroup has NSG of them.
+// H query heads and G KV heads of E elements of type X; a lane has PAIRS rotated pairs; NORM: whether there are norms.
   const int lane = int(thread_index_in_simdgroup);
   const int unit = int(threadgroup_position_in_grid.x) * NSG + int(simdgroup_index_in_threadgroup);
   const int tokens = q_shape[0];

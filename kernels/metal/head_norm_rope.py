@@ -1,6 +1,6 @@
-"""Norm and rotate the heads of queries and keys, and split values into heads, in one launch.
+"""Apply RMSNorm and RoPE to the heads of queries and keys, and split values into heads, in one launch.
 
-This is faster than two norms, two rotations and three copies. Queries are returned in the layout of attention. Keys and
+One launch replaces two norms, two rotations and three copies. Queries are returned in the layout of attention. Keys and
 values are returned as one array in the layout of the KV store (2, G, slots, E), so that one update writes both.
 """
 
@@ -28,9 +28,9 @@ def grid(tokens: int, n_heads: int, n_kv_heads: int) -> tuple[Size, Size]:
 
 
 def rotation_table(frequencies: Sequence[float], n_positions: int, first: int = 0) -> NDArray[np.float32]:
-    """Return the cos/sin table (n_positions, E / 2, 2) of `position * frequency`, from position `first` on.
+    """Return the cos/sin table (n_positions, E / 2, 2) of the angles `position * frequency`, from position `first` on.
 
-    The table is computed in float64. Its rows are the `cos_sin` of tokens at consecutive positions.
+    The table is computed in float64 and rounded to float32. Row i is the `cos_sin` of a token at position `first + i`.
     """
     positions = np.arange(first, first + n_positions, dtype=np.float64)
     angles = positions[:, None] * np.asarray(frequencies, dtype=np.float64)
@@ -46,22 +46,24 @@ def head_norm_rope(
     norm_weights: tuple[mx.array, mx.array] | None = None,
     eps: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[mx.array, mx.array]:
-    """Split rows into heads; norm (with `norm_weights`) and rotate the heads of q and k, by pairs (j, j + E / 2).
+    """Split q, k and v into heads; norm (if `norm_weights` are given) and rotate the heads of q and k.
+
+    A rotation turns each pair of elements (j, j + E / 2) of a head.
 
     Args:
-        q: (T, H * E) float16 or float32, any T.
+        q: (T, H * E) float16 or float32, any number T of tokens.
         k: (T, G * E) of the same type.
         v: (T, G * E) of the same type.
         cos_sin: (T, E / 2, 2) float32, cosine and sine for each token and pair.
-        head_dim: E, an even number from 8 on.
-        norm_weights: (E,) float32 for q and for k; None for no norms.
+        head_dim: E, an even number of at least 8.
+        norm_weights: two arrays (E,) of float32, for q and for k; None for no norms.
         eps: epsilon of the norms of q and of k.
 
     Returns:
         Queries (H, T, E), and keys followed by values (2, G, T, E), both float32. `reference` has the error bound.
 
     Raises:
-        ValueError: an array does not fit.
+        ValueError: an array has a wrong shape or type, or `head_dim` is not supported.
     """
     T, H, G = _heads(q, k, head_dim)
     arguments.array("head_norm_rope", "q", q, (T, H * head_dim), *arguments.ACTIVATIONS)
@@ -103,8 +105,9 @@ def reference(
 ) -> list[Expected]:
     """Return the expected results in float64, with the error bounds.
 
-    A rotation adds two products; one is rounded separately, the other only in the sum. A norm adds the roundings of its
-    factor and of two products. All roundings are relative to the sum of absolute terms.
+    A rotation computes `a * c - b * s`: one product is rounded by itself, the other only with the sum (fma), so there
+    are two roundings. A norm adds the roundings of its factor and of two products. All roundings are relative to the
+    sum of absolute terms.
     """
     roundings = 2 if norm_weights is None else 2 + FACTOR + 2
     queries, keys = (_by_head(x, head_dim) for x in (q, k))

@@ -1,9 +1,9 @@
-// Four elements, of any type, in float32.
+// Load four adjacent elements, of any type, as float32.
 METAL_FUNC float4 load4(const device float* p) { return *(const device float4*)p; }
 
 METAL_FUNC float4 load4(const device half* p) { return float4(*(const device half4*)p); }
 
-// The bits of bfloat16: the upper half of a float.
+// Convert to float. A ushort has the bits of a bfloat16, which are the upper half of a float.
 METAL_FUNC float widened(const device ushort* p) { return as_type<float>(uint(*p) << 16); }
 
 template <typename T>
@@ -15,7 +15,8 @@ METAL_FUNC float4 load4(const device ushort* p) {
   return float4(widened(p), widened(p + 1), widened(p + 2), widened(p + 3));
 }
 
-// A part of a head of E elements, for one of PARTS adjacent lanes: interleaved float4 or single elements.
+// Load one lane's part of a head of E elements, which PARTS adjacent lanes share. Lane i of PARTS has every PARTS-th
+// float4 from float4 i on, or, if E is not a multiple of 4 PARTS, every PARTS-th element from element i on.
 template <int E, int PARTS, typename T>
 METAL_FUNC void load_head(thread float* to, const device T* from, int lane) {
   if (E % (4 * PARTS) == 0) {
@@ -31,7 +32,7 @@ METAL_FUNC void load_head(thread float* to, const device T* from, int lane) {
   }
 }
 
-// A part of a head in Q8_0: 34 bytes for 32 elements, a float16 scale and signed bytes.
+// Load the same part of a head in Q8_0: 34 bytes for 32 elements, a float16 scale and 32 signed bytes.
 template <int E, int PARTS>
 METAL_FUNC void load_head(thread float* to, const device uint8_t* from, int lane) {
   UNROLL for (int i = 0; i < E / (4 * PARTS); i++) {

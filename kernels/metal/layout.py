@@ -1,14 +1,16 @@
-"""The layout of quantised matrices in GPU memory: packed quants and scales in two aligned arrays, for every type.
+"""The layout of quantised matrices in GPU memory: an array of packed quants and an array of scales, for every type.
 
-In a file, blocks contain scales and quants, so quants are not aligned for loads of several words. Split in two arrays,
-a matrix takes the same memory, and a SIMD-group reads consecutive quants. Quants are unsigned and in MLX's order, the
-first in the lowest bits of a uint32. So for most types `mx.quantized_matmul` accepts this array, with scales and biases
-in float32. It is the fallback for a GPU that refuses a kernel.
+In a file, each block contains its scales and its quants, so quants are not aligned for loads of several words. Split
+into two arrays, a matrix takes the same memory, and a SIMD-group reads consecutive aligned quants. Quants are unsigned
+and in MLX's order, the first in the lowest bits of a uint32. So for most types `mx.quantized_matmul` accepts the array
+of quants, together with scales and biases in float32. `mx.quantized_matmul` is the fallback for a GPU that refuses our
+kernels.
 
-Kernels read sixteen weights at a time, with the header of each type (`q4_0.h.metal`). A new type needs such a header,
-and in `formats.py` a `Layout` and a function that repacks a file's bytes. Weights are the float32 values that the
-format defines. For types without an offset, the sum of sixteen products of quants is scaled, which rounds less; with an
-offset, each weight is computed before it is multiplied.
+Kernels read sixteen weights at a time, with a function from the header of the type, such as `q4_0.h.metal`. A new type
+needs such a header, and in `formats.py` a `Layout` and a function that repacks a file's bytes. Kernels compute with
+exactly the weights that the format defines, in float32. In types without an offset (`scale * q`), the products of
+sixteen quants are summed and then scaled, which needs fewer roundings. In types with an offset (`scale * q + bias`),
+each weight is computed before it is multiplied.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-# Every K is a multiple of this.
+# The number of columns K of every quantised matrix is a multiple of BLOCK.
 BLOCK = 32
-# The numbers of the types in `sixteen.h.metal`, and of MLX's own arrays in `prompt.h.metal`.
+# The same numbers are in `sixteen.h.metal`; those of MLX's own arrays are in `prompt.h.metal`.
 Q8_0, Q4_0, Q4_K, Q6_K, AFFINE4, AFFINE8, MLX4, MLX8 = range(8)
 
 
@@ -33,13 +35,13 @@ class Layout:
     Attributes:
         name: name of the type.
         kind: number of the type in the kernels' text.
-        group: columns per entry of `ws`; every K is a multiple of this.
-        bits: bits of a quant.
-        entry: elements of an entry of `ws`.
-        dtype: type of these elements.
-        affine: function that returns, from `ws`, the scales and biases of `scale * quant + bias`, each float32
-            (N, K / c) for c columns; None for a type that MLX's format cannot express.
-        values: function that returns, from `wq` and `ws`, the weights, float32 (N, K), of a type without `affine`.
+        group: number of columns that share an entry of `ws`; K is a multiple of it.
+        bits: bits per quant.
+        entry: number of elements in an entry of `ws`.
+        dtype: type of the elements of `ws`.
+        affine: function of `ws` that returns the scales and the biases of `scale * quant + bias`, each float32
+            (N, K / c), where c columns share a scale; None for a type that MLX's affine format cannot express.
+        values: for a type without `affine`, function of `wq` and `ws` that returns the weights, float32 (N, K).
     """
 
     name: str
@@ -53,7 +55,7 @@ class Layout:
 
     @property
     def code(self) -> int:
-        """The template argument of kernels."""
+        """The type as one number, which is a template argument of kernels."""
         return 1000 * self.kind + self.group
 
 
@@ -67,7 +69,7 @@ class StoredMatrix:
         ws: (N, K / group * entry), scales, and minima or biases.
 
     Raises:
-        ValueError: the two arrays do not belong together.
+        ValueError: the shapes or types of the two arrays do not match the layout.
     """
 
     layout: Layout
@@ -95,21 +97,21 @@ class StoredMatrix:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the matrix, which are as many as in a file. A product reads all of them."""
+        """Size in bytes, the same as in a file. A product reads all of these bytes."""
         return self.wq.nbytes + self.ws.nbytes
 
     @property
     def inputs(self) -> list[mx.array]:
-        """Both arrays, for a kernel."""
+        """Both arrays, as arguments of a kernel."""
         return [in_device_memory(self.wq), in_device_memory(self.ws)]
 
     @property
     def code(self) -> int:
-        """The template argument of kernels."""
+        """The type as one number, which is a template argument of kernels."""
         return self.layout.code
 
     def scales_and_biases(self, ws: mx.array | None = None) -> tuple[mx.array, mx.array]:
-        """Return scales and biases in MLX's format, of all rows, or of the rows whose scales are `ws`.
+        """Return scales and biases in MLX's affine format: of all rows, or only of the rows that `ws` contains.
 
         Raises:
             ValueError: MLX's format cannot express the type.
@@ -119,7 +121,7 @@ class StoredMatrix:
         return self.layout.affine(self.ws if ws is None else ws)
 
     def dequantized(self, ids: mx.array | None = None) -> mx.array:
-        """Return the weights (N, K), or the rows `ids`, in float32, in MLX operations."""
+        """Return the weights of all rows, or of the rows `ids`, as float32 (rows, K), with MLX's operations."""
         of = self.layout
         wq, ws = (self.wq, self.ws) if ids is None else (self.wq[ids], self.ws[ids])
         if of.values is not None:
@@ -140,7 +142,7 @@ class AffineMatrix:
         bits: 4 or 8.
 
     Raises:
-        ValueError: the arrays do not belong together.
+        ValueError: the shapes or types of the arrays do not match.
     """
 
     wq: mx.array
@@ -170,21 +172,21 @@ class AffineMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads."""
+        """Size in bytes. A product reads all of these bytes."""
         return self.wq.nbytes + self.scales.nbytes + self.biases.nbytes
 
     @property
     def inputs(self) -> list[mx.array]:
-        """The three arrays, for a kernel."""
+        """The three arrays, as arguments of a kernel."""
         return [in_device_memory(part) for part in (self.wq, self.scales, self.biases)]
 
     @property
     def code(self) -> int:
-        """The template argument of kernels."""
+        """The type as one number, which is a template argument of kernels."""
         return 1000 * (MLX4 if self.bits == 4 else MLX8) + self.group
 
     def dequantized(self) -> mx.array:
-        """Return the weights (N, K) in float32, in MLX operations."""
+        """Return the weights (N, K) in float32, with MLX's operations."""
         scales, biases = (part.astype(mx.float32) for part in (self.scales, self.biases))
         return mx.dequantize(self.wq, scales, biases, group_size=self.group, bits=self.bits)
 
@@ -198,8 +200,9 @@ def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:
 def unwritten(shape: Sequence[int], dtype: type[np.generic]) -> mx.array:
     """Return an uninitialised array whose memory NumPy may write through `np.asarray`.
 
-    MLX copies NumPy's values, which doubles the memory of a large matrix while it is loaded. So MLX copies `np.empty`,
-    whose pages take no memory until they are written. No MLX operation runs, because a forked process cannot run one.
+    `mx.array(values)` copies NumPy's values, so a large matrix would be in memory twice while it is loaded. To avoid
+    this, MLX copies `np.empty`, whose pages take no memory because they are never written, and the caller writes into
+    MLX's copy. `mx.zeros` would do the same, but it is an MLX operation, and a forked process cannot run one.
     """
     return mx.array(np.empty(shape, dtype))
 
@@ -207,10 +210,17 @@ def unwritten(shape: Sequence[int], dtype: type[np.generic]) -> mx.array:
 def blocks_of(
     where: str, raw: NDArray[np.uint8], shape: tuple[int, int], dtype: np.dtype[np.void], block: int
 ) -> NDArray[np.void]:
-    """Return a file's blocks of `block` weights as a structured array (N, K / block).
+    """Return the bytes of an (N, K) matrix as a structured array (N, K / block), with one element per block.
+
+    Args:
+        where: name of the calling function, for the error message.
+        raw: the bytes, uint8 of any shape.
+        shape: (N, K).
+        dtype: the layout of a block.
+        block: weights per block.
 
     Raises:
-        ValueError: the bytes are not those of such a matrix.
+        ValueError: `raw` has another type or number of bytes, or K is not a multiple of the block size.
     """
     n, k = shape
     n_bytes = n * k // block * dtype.itemsize
@@ -223,8 +233,8 @@ def blocks_of(
 
 
 def packed(quants: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
-    """Return quants (..., n) of 2 or 4 bits, n * bits a multiple of 32, in words (..., n * bits / 32)."""
-    # View the quants that share a byte as one word, and combine them in its lowest byte by shifts.
+    """Pack quants (..., n) of 2 or 4 bits into uint32 (..., n * bits / 32), the first in the lowest bits."""
+    # Quants that will share a byte are in adjacent bytes: view them as one word, and shift them into its lowest byte.
     words = np.ascontiguousarray(quants).view(f"<u{8 // bits}")
     made = words.copy()
     for i in range(1, 8 // bits):
@@ -235,8 +245,8 @@ def packed(quants: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
 def in_device_memory(array: mx.array) -> mx.array:
     """Return the array, padded to eight elements if it has fewer.
 
-    MLX passes smaller arrays in the address space `constant`, which functions with pointers to `device` memory do not
-    accept. Matrices of models are never so small.
+    MLX passes arrays of fewer than eight elements in the address space `constant`, but the kernels' functions expect
+    pointers to `device` memory. Matrices of models are never so small; those of tests are.
     """
     return array if array.size >= 8 else mx.pad(array.reshape(-1), (0, 8 - array.size))
 

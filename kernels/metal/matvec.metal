@@ -1,6 +1,6 @@
-// R rows per lane in each of four groups of lanes, times M vectors per SIMD-group; 16 weights per lane and load.
-// N rows, K columns, of type W. Sums are rounded to type Y. A threadgroup has NSG SIMD-groups and one tile of M
-// vectors; KS SIMD-groups share a row's columns.
+// A matrix of N rows and K columns of type W times vectors; sums are rounded to type Y. A SIMD-group has four groups of
+// eight lanes. Each lane has R rows and M vectors, and loads 16 weights at a time. A threadgroup has NSG SIMD-groups
+// and one tile of M vectors; KS SIMD-groups share the columns of a row.
   threadgroup float parts[KS > 1 ? NSG * 4 * M * R : 1];
   const int lane = int(thread_index_in_simdgroup);
   const int mine = int(simdgroup_index_in_threadgroup);

@@ -1,7 +1,7 @@
 // RMSNorm, gate and up projections, and activation: y = activation(gate) * up. A SIMD-group has the same rows of both
 // matrices. N rows of each, K columns, R rows of each per lane, M vectors per SIMD-group, NSG SIMD-groups in a
-// threadgroup. GELU: the tanh form of GELU instead of SiLU. READY: x comes from norm_rows, with factors. GATE_W, UP_W:
-// the stored types of the matrices, which may differ.
+// threadgroup. GELU: the tanh form of GELU instead of SiLU. READY: the kernel norm_rows has already multiplied x by the
+// norm weight and computed the factors of the norm. GATE_W, UP_W: the types of the matrices, which may differ.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);

@@ -1,7 +1,7 @@
-"""RMSNorm, gate, up and activation in one launch: the first half of a gated feed-forward network.
+"""RMSNorm, gate projection, up projection and activation in one launch: the first half of a gated feed-forward network.
 
-This is faster than four launches, which wait for each other and pass the two products through memory. The activation is
-applied here, because in the down projection every output row would recompute it.
+This is faster than four launches, which wait for each other and pass the two products through memory. The activation
+is applied here and not in the down projection, where every output row would recompute it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def norm_gate_up(
     """Compute `activation(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x, norm_weight, eps)`.
 
     Args:
-        x: (V, K) float16 or float32. Without `factors` V is 1 to 8; with them, x comes from `norm_rows` and V is any.
+        x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, any V.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
         gate: (N, K).
         up: (N, K); its stored type may differ from that of `gate`.
         activation: SiLU, or the tanh form of GELU.
-        factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
-        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
+        factors: (V,) float32, returned by `norm_rows` together with x; without factors this kernel computes the norm.
+        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
 
     Returns:
         (V, N) float32. `reference` has the error bound.
 
     Raises:
-        ValueError: x, the norm weight, the factors or a matrix do not fit, or the activation is unknown.
+        ValueError: an array or a matrix has a wrong shape or type, or the activation is unknown.
     """
     if activation not in ("silu", "gelu"):
         raise ValueError(f"norm_gate_up: expected the activation 'silu' or 'gelu', found {activation!r}")
@@ -58,8 +58,8 @@ def norm_gate_up(
     V = arguments.normed_vectors("norm_gate_up", x, norm_weight, K, factors)
     arguments.same("norm_gate_up", "rows of up", up.shape[0], N)
     arguments.same("norm_gate_up", "columns of up", up.shape[1], K)
-    # Tuned as for 2 N rows, because there are two matrices. With more than 8 vectors a lane has two rows, not four,
-    # because two matrices take twice the registers.
+    # The tuning is that of 2 N rows, because there are two matrices. Two matrices also take twice the registers, so the
+    # number of vectors is capped at 8: with more, `default_tuning` would give a lane four rows instead of two.
     g = geometry((N,), V, tuning or default_tuning(2 * N, min(V, MOST_VECTORS)))
     normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(
@@ -101,8 +101,8 @@ def reference(
     - 1 of the division
     - 1 of the product with up
 
-    These are 11; the bound allows 12. For GELU, z has 4 roundings: they are `4 |z|` roundings of exp(-z), and
-    `|z| / (1 + exp(|z|))` is at most 0.28.
+    The sum is 11; the bound allows 12. For GELU, z has 4 roundings. They change exp(-z) by `4 |z|` roundings, and the
+    result by at most `4 * 0.28` roundings, because `|z| / (1 + exp(|z|))` is at most 0.28.
     """
     a, a_bound = normed_products(x, norm_weight, eps, gate, factors)
     b, b_bound = normed_products(x, norm_weight, eps, up, factors)

@@ -1,6 +1,6 @@
 // RMSNorm and one matrix. The factor of the norm is one number per vector, which multiplies the finished sums.
-// N rows, K columns, of type W; R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x
-// comes from norm_rows, with factors.
+// N rows, K columns, of type W; R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: the
+// kernel norm_rows has already multiplied x by the norm weight and computed the factors of the norm.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);

@@ -1,7 +1,7 @@
-"""RMSNorm and one matrix in one launch: the logits of a model.
+"""RMSNorm and one matrix in one launch: the final norm and the output matrix, which give the logits of a model.
 
 This is faster than a norm and then a product, because in a small model a dependent launch costs more than the norm.
-Every SIMD-group sums the squares of the whole x, because it reads x for the product.
+Every SIMD-group computes the norm again: it reads all of x for the product anyway, and sums the squares on the way.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def norm_project(
     """Compute `rms_norm(x, norm_weight, eps) @ weight.T`.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8; or any number of rows from `norm_rows`.
+        x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, any V.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
         weight: (N, K), of any stored type.
-        factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
-        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
+        factors: (V,) float32, returned by `norm_rows` together with x; without factors this kernel computes the norm.
+        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
 
     Returns:
-        (V, N) float32. With h the normed x, within 11 roundings of `sum(|h| * |weight|)`: 4 of the product, 1 of
-        `x * norm_weight`, 5 of the norm's factor and 1 to multiply by it.
+        (V, N) float32. The error is at most `11 * 2**-24 * sum(|h| * |weight|)` with h the normed x. The 11 roundings
+        are 4 of the product, 1 of `x * norm_weight`, 5 of the norm's factor and 1 of the multiplication by the factor.
 
     Raises:
-        ValueError: x, the norm weight or the factors do not fit.
+        ValueError: x, the norm weight or the factors have a wrong shape or type.
     """
     N, K = weight.shape
     V = arguments.normed_vectors("norm_project", x, norm_weight, K, factors)

@@ -1,7 +1,8 @@
 // RMSNorm and three matrices: queries, keys and values in one launch. The number of a SIMD-group determines its matrix;
-// all its rows are of one matrix.
-// NQ, NK, NV rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x
-// comes from norm_rows, with factors. Q_W, K_W, V_W: the stored types of the matrices, which may differ.
+// all rows of a SIMD-group are in the same matrix.
+// NQ, NK, NV rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY:
+// the kernel norm_rows has already multiplied x by the norm weight and computed the factors of the norm.
+// Q_W, K_W, V_W: the types of the matrices, which may differ.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);

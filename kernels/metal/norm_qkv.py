@@ -1,7 +1,7 @@
-"""RMSNorm and three matrices in one launch: queries, keys and values.
+"""RMSNorm and the projections to queries, keys and values in one launch.
 
-This is faster than three launches with the normed x: they would wait for each other, and the matrices of keys and
-values have too few rows to use a GPU's whole memory bandwidth.
+This is faster than a launch for the norm and three for the projections: launches wait for each other, and the matrices
+of keys and values have too few rows to use a GPU's whole memory bandwidth.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ def norm_qkv(
     *,
     tuning: Tuning | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Compute `rms_norm(x, norm_weight, eps)` times three matrices.
+    """Compute `h @ q.T`, `h @ k.T` and `h @ v.T` with `h = rms_norm(x, norm_weight, eps)`.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8; or any number of rows from `norm_rows`.
+        x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, any V.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
         q: (NQ, K). The stored types of the three matrices may differ.
         k: (NK, K).
         v: (NV, K).
-        factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
-        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
+        factors: (V,) float32, returned by `norm_rows` together with x; without factors this kernel computes the norm.
+        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
 
     Returns:
         (V, NQ), (V, NK) and (V, NV) float32, bit-identical to three calls of `norm_project`.
 
     Raises:
-        ValueError: x, the norm weight, the factors or a matrix do not fit.
+        ValueError: an array or a matrix has a wrong shape or type.
     """
     K = q.shape[1]
     V = arguments.normed_vectors("norm_qkv", x, norm_weight, K, factors)

@@ -1,5 +1,6 @@
-// Rows times a norm weight, and the factors of their RMSNorm; WHOLE: multiply rows by their factors, too.
-// K columns, eight lanes per row, NSG SIMD-groups in a threadgroup. Squares are summed in the order of norm_project.
+// Multiply rows by a norm weight, and compute each row's factor of its RMSNorm; WHOLE: multiply rows by their factors,
+// too. K columns, eight lanes per row, NSG SIMD-groups in a threadgroup. Squares are summed in the same order as in
+// norm_project.
   const int lane = int(thread_index_in_simdgroup);
   const int row = (int(threadgroup_position_in_grid.x) * NSG + int(simdgroup_index_in_threadgroup)) * 4 + lane / 8;
   const size_t start = size_t(min(row, x_shape[0] - 1)) * K;

@@ -1,8 +1,9 @@
-"""Rows times a norm weight, and the factors of their RMSNorm: the launch before a product with more than eight vectors.
+"""RMSNorm in a launch of its own, before a product with more than eight vectors.
 
-Up to eight vectors are normed in the launch of the product. With more vectors each SIMD-group would repeat the sums of
-squares, which costs more than a launch. Squares are summed in the same order as in the product kernels, so a row has
-the same bits either way.
+The kernel multiplies rows by the norm weight and returns each row's factor `1 / sqrt(mean(x**2) + eps)`; the product
+kernel multiplies its sums by the factors. Up to eight vectors are normed by the product kernel itself. With more
+vectors, each of its SIMD-groups would repeat the sums of squares, which costs more than another launch. Both ways sum
+squares in the same order, so a row has the same bits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = Fals
     """Compute `x * norm_weight`, and `1 / sqrt(mean(x**2) + eps)` of each row.
 
     Args:
-        x: (V, K) float16 or float32, any V, K a multiple of 32.
+        x: (V, K) float16 or float32, any number V of rows, K a multiple of 32.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
         whole: also multiply the rows by their factors, which completes the RMSNorm.
@@ -40,7 +41,7 @@ def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = Fals
         Rows (V, K) and factors (V,), both float32. `reference` has the error bound.
 
     Raises:
-        ValueError: x or the norm weight do not fit.
+        ValueError: x or the norm weight has a wrong shape or type.
     """
     K = x.shape[-1]
     V = arguments.vectors("norm_rows", x, K)
@@ -60,7 +61,10 @@ def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = Fals
 
 
 def reference(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = False) -> list[Expected]:
-    """Return the expected results in float64. Roundings: `x * norm_weight`, the factor's, multiplication by it."""
+    """Return the expected results in float64, with the error bounds.
+
+    Rows have one rounding of `x * norm_weight`; if `whole`, also those of the factor, and one of its multiplication.
+    """
     numbers = wide(x)
     factors = 1 / np.sqrt(np.mean(np.square(numbers), axis=-1) + np.float32(eps))
     rows = numbers * wide(norm_weight) * (factors[:, None] if whole else 1)

@@ -1,10 +1,11 @@
-// Rows times vectors, and the order of summation over K.
+// The loop of a matrix times vectors, which most kernels share, and its order of summation over the K columns.
 //
-// The order depends only on K, not on the number of rows, vectors or SIMD-groups, on the tile of a SIMD-group, or on a
-// norm before the product. The columns are cut into SEGMENTS segments. A segment has eight streams: stream s sums the
-// dot products of its groups of 16 columns s, s + 8, s + 16, ... sequentially. The streams are added as a tree, adjacent
-// ones first, and then the segments in their order. Each stream belongs to one lane; a SIMD-group has four rows at a
-// time.
+// The order depends only on K. It does not depend on the number of rows, vectors or SIMD-groups, on the tile of a
+// SIMD-group, or on a norm before the product. So the bits of a result do not depend on them, either.
+// The columns are cut into SEGMENTS segments, and a segment into groups of 16 columns. A segment has eight streams:
+// stream s sums the dot products of groups s, s + 8, s + 16, ... sequentially. The streams are added as a tree,
+// adjacent streams first, and then the segments in their order. Each stream belongs to one lane, so a SIMD-group
+// processes four rows at a time.
 
 template <int K>
 struct Order {
@@ -15,15 +16,15 @@ struct Order {
   };
 };
 
-// The tree over eight adjacent lanes. All of them get the sum.
+// Add the values of eight adjacent lanes as a tree. All eight lanes get the sum.
 METAL_FUNC float add_streams(float v) {
   v = v + simd_shuffle_xor(v, ushort(1));
   v = v + simd_shuffle_xor(v, ushort(2));
   return v + simd_shuffle_xor(v, ushort(4));
 }
 
-// The rows of a lane: its row r is row `first + 4 r` of N. After the last row, the last row is read again; such sums
-// must not be stored. W: the stored type, see sixteen.h.metal.
+// The rows of a lane: its row r is row `first + 4 r` of the N rows of a matrix. Beyond the last row, the last row is
+// read again, and the caller must not store the sum. W: the type of the matrix, see sixteen.h.metal.
 template <int W, typename S>
 struct Rows {
   const device uint* wq;
@@ -37,7 +38,7 @@ METAL_FUNC Rows<W, S> rows_of(const device uint* wq, const device S* ws, int N, 
   return rows;
 }
 
-// Rows of the gate and up matrices, interleaved.
+// Rows of the gate and up matrices, interleaved: row 2 r is row r of gate, and row 2 r + 1 is row r of up.
 template <typename Gate, typename Up>
 struct GatedRows {
   Gate gate;
@@ -64,7 +65,7 @@ METAL_FUNC EitherRows<First, Second> either_rows(First first, Second second, boo
   return rows;
 }
 
-// Two matrices of the same type differ only in their addresses.
+// For two matrices of the same type no struct is needed: they differ only in their addresses.
 template <typename Same>
 METAL_FUNC Same either_rows(Same first, Same second, bool is_second) {
   return is_second ? second : first;
@@ -75,7 +76,7 @@ struct FloatRows {
   int N, first;
 };
 
-// Sixteen columns from column k on; zeros after column K - 1.
+// Load sixteen columns from column k on; columns after K - 1 are zero.
 template <int K>
 METAL_FUNC Sixteen load_columns(const device float* row, int k) {
   if (K % 16 == 0) return load16(row + k);
@@ -117,7 +118,7 @@ METAL_FUNC Weights load_weights(FloatRows rows, int r, int k) {
   return w;
 }
 
-// The vectors of a lane: its vector m is vector `first + m` of V, or the last one.
+// The vectors of a lane: its vector m is vector `first + m` of V. Beyond the last vector, the last one is read again.
 template <typename X>
 struct Vectors {
   const device X* x;
@@ -149,7 +150,7 @@ METAL_FUNC Sixteen load_vector(Vectors<X> vectors, int m, int k, thread float* s
   return load_columns<K>(vectors.x + size_t(min(vectors.first + m, vectors.V - 1)) * K, k);
 }
 
-// The squares of the norm are summed in the loop that reads x for the product.
+// Sum the squares of the norm here, in the loop that reads x for the product, so that x is read once.
 template <int K, bool READY, typename X, typename G>
 METAL_FUNC Sixteen load_vector(NormedVectors<READY, X, G> vectors, int m, int k, thread float* squares) {
   const Sixteen v = load16(vectors.x + size_t(min(vectors.first + m, vectors.V - 1)) * K + k);
@@ -158,12 +159,12 @@ METAL_FUNC Sixteen load_vector(NormedVectors<READY, X, G> vectors, int m, int k,
   return times16(v, load16(vectors.norm_weight + k));
 }
 
-// A lane's R rows times its M vectors: sums[m * R + r] over segments `segment`, `segment + KS`, ...; with NORM also the
-// squares of the vectors.
+// Multiply a lane's R rows with its M vectors: sums[m * R + r] is the sum over segments `segment`, `segment + KS`, ...;
+// with NORM, squares[m] is the sum of the squares of vector m.
 template <int K, int R, int M, int KS, bool NORM, typename Rows, typename Input>
 METAL_FUNC void multiply_rows(
     thread float* sums, thread float* squares, Rows rows, Input vectors, int segment, int lane) {
-  // With few sums, there are registers for the weights of several steps, so that several loads are in flight.
+  // If a lane has few sums, there are registers to load the weights of several steps at once.
   const int STEPS = R * M <= 4 ? 4 : 1;
   const bool WHOLE = K % (128 * Order<K>::SEGMENTS * STEPS) == 0;
   for (int s = segment; s < Order<K>::SEGMENTS; s += KS) {
@@ -199,8 +200,9 @@ METAL_FUNC void multiply_rows(
   }
 }
 
-// Add the sums of KS adjacent SIMD-groups, which have a segment each, in the order of segments. Only the first of them
-// gets the result. `parts` has space for all SIMD-groups' sums, four rows of lanes each.
+// Add the sums of KS adjacent SIMD-groups, each of which has one segment, in the order of segments. Only the first
+// SIMD-group gets the result. `parts` has space for COUNT sums of each of the four groups of eight lanes of each
+// SIMD-group.
 template <int COUNT, int KS>
 METAL_FUNC void add_segments(thread float* sums, threadgroup float* parts, int simdgroup, int lane) {
   if (KS > 1) {

@@ -1,6 +1,6 @@
-// The product of matvec.metal, added to the residual stream: the last step of attention and the feed-forward network.
-// N rows, K columns, of type W. A threadgroup has NSG SIMD-groups and one tile of M vectors; KS SIMD-groups share a
-// row's columns.
+// The product of matvec.metal, added to the residual stream: the last step of attention and of the feed-forward
+// network. N rows, K columns, of type W. A threadgroup has NSG SIMD-groups and one tile of M vectors; KS SIMD-groups
+// share a row's columns.
   threadgroup float parts[KS > 1 ? NSG * 4 * M * R : 1];
   const int lane = int(thread_index_in_simdgroup);
   const int mine = int(simdgroup_index_in_threadgroup);

@@ -1,4 +1,4 @@
-"""A product added to the residual stream: the last step of attention and of the feed-forward network.
+"""Multiply and add to the residual stream: the output projection of attention, the down projection of the FFN.
 
 The product has the same bits as `matvec`; the addition needs no separate launch.
 """
@@ -19,19 +19,19 @@ KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 
 
 def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning: Tuning | None = None) -> mx.array:
-    """Compute `residual + x @ weight.T` for any number of vectors.
+    """Compute `residual + x @ weight.T` for any number V of vectors.
 
     Args:
-        x: (V, K) float16 or float32, any V.
+        x: (V, K) float16 or float32.
         weight: (N, K), of any stored type.
         residual: (V, N) float32.
-        tuning: rows and SIMD-groups. The result's bits depend neither on the tuning nor on the number of vectors.
+        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
 
     Returns:
-        (V, N) float32, within 4 roundings of `sum(|x| * |weight|)` and one of the sum.
+        (V, N) float32. The error is at most `4 * 2**-24 * sum(|x| * |weight|)`, plus one rounding of the result.
 
     Raises:
-        ValueError: x or the residual do not fit.
+        ValueError: x or the residual has a wrong shape or type.
     """
     N, K = weight.shape
     V = arguments.vectors("project_add", x, K)

@@ -1,6 +1,6 @@
 // Weights of every type, for the kernel `prompt_product`.
 
-// Types in addition to those of sixteen.h.metal: MLX's own arrays, with scales and biases in separate arrays.
+// Numbers of two more types than sixteen.h.metal has: MLX's own arrays, with scales and biases in separate arrays.
 enum { TYPE_MLX4 = 6, TYPE_MLX8 };
 
 template <int TYPE, int GROUP>
@@ -28,7 +28,7 @@ struct PromptWeights<TYPE_MLX8, GROUP> {
   }
 };
 
-// The sixteen weights from weight `at` on; W = 1000 TYPE + GROUP. `biases` is read for MLX's own arrays only.
+// Load the sixteen weights from weight `at` on. W is 1000 TYPE + GROUP. Only MLX's own arrays read `biases`.
 template <int W, typename S>
 METAL_FUNC Weights load_prompt_weights(const device uint* wq, const device S* ws, const device S* biases, size_t at) {
   return PromptWeights<W / 1000, W % 1000>::load(wq, ws, biases, at);

@@ -1,7 +1,8 @@
-// A tile of 64 vectors by 64 rows per threadgroup of four SIMD-groups: y = x * weights^T, with sums in float32.
-// Weights of type W are expanded into a tile of 32 columns, vectors are copied into a second tile, and the header
-// tile_simdgroups.h.metal or tile_tensors.h.metal multiplies the tiles. TILE: the type of their elements. N rows and K
-// columns are not template arguments, so that a kernel is compiled once for all matrices of a type.
+// y = x * weights^T for prompts, with sums in float32. A threadgroup of four SIMD-groups computes a tile of 64 vectors
+// by 64 rows, 32 columns at a time: it expands weights of type W into one tile of threadgroup memory, copies vectors
+// into a second tile, and multiplies both by a function of tile_simdgroups.h.metal or tile_tensors.h.metal. TILE: the
+// element type of tiles. The sizes N and K are not template arguments, so that a kernel is compiled once per type of
+// matrix.
   threadgroup TILE vectors[64 * TILE_STRIDE];
   threadgroup TILE weights[64 * TILE_STRIDE];
   threadgroup float held[TILE_HELD];
@@ -13,7 +14,8 @@
   const int N = wq_shape[0];
   const int row0 = int(threadgroup_position_in_grid.x) * 64;
   const int vector0 = int(threadgroup_position_in_grid.y) * 64;
-  // Two threads per row of a tile: sixteen columns each. After the last row or vector, the last one is read again.
+  // Two threads per row of a tile, with sixteen columns each. Beyond the last row or vector, the last one is read
+  // again.
   const int r = thread_index / 2;
   const int column = thread_index % 2 * 16;
   const size_t of_row = size_t(min(row0 + r, N - 1)) * K + column;

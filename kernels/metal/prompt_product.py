@@ -1,10 +1,10 @@
-"""Multiply prompts in float16 or bfloat16 with `simdgroup_matrix`, which every Apple GPU since the M1 has.
+"""Multiply many vectors (prompts) in float16 or bfloat16 with `simdgroup_matrix`, which every Apple GPU since M1 has.
 
-A threadgroup expands each weight once for 64 vectors, in a tile of threadgroup memory, and sums in float32. The result
-is rounded to the type of x. `prompt_product_tensors` is the same kernel with `matmul2d`.
+A threadgroup expands each weight once for 64 vectors, into a tile in threadgroup memory, and sums in float32. The
+result is rounded to the type of x. `prompt_product_tensors` is the same kernel with `matmul2d` of Metal 4.
 
-For float16, tiles are float16, which the matrix units multiply without conversion. For bfloat16, tiles are float32,
-because GPUs before the M5 have no bfloat16 units; weights are then not rounded.
+If x is float16, tiles are float16, which the matrix units multiply without conversion; weights are rounded to float16.
+If x is bfloat16, tiles are float32 and weights are not rounded, because GPUs before the M5 have no bfloat16 units.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def prompt_product(x: mx.array, weight: PromptMatrix) -> mx.array:
     """Compute `x @ weight.T` for many vectors, by `simdgroup_matrix`.
 
     Args:
-        x: (V, K) float16 or bfloat16, any V.
+        x: (V, K) float16 or bfloat16, any number V of vectors.
         weight: (N, K), of any stored type, or in MLX's affine arrays.
 
     Returns:
-        (V, N) of x's type: float32 sums, rounded once. For float16 each weight is rounded to float16.
+        (V, N) of x's type: float32 sums, rounded once. If x is float16, each weight is first rounded to float16.
 
     Raises:
-        ValueError: x does not fit.
+        ValueError: x has a wrong shape or type.
     """
     return product("prompt_product", KERNEL, x, weight, mx.float16 if x.dtype == mx.float16 else mx.float32)
 
 
 def product(name: str, kernel: Kernel, x: mx.array, weight: PromptMatrix, tile: mx.Dtype) -> mx.array:
-    """Launch one of the two kernels with tiles of a type."""
+    """Launch `kernel`, one of the two prompt kernels, with tiles of type `tile`. `name` is for error messages."""
     N, K = weight.shape
     if x.ndim != 2 or x.shape[1] != K or x.dtype not in ROUNDING or x.shape[0] < 1:
         raise ValueError(f"{name}: expected x (V, {K}) of float16 or bfloat16, found {described(x)}")
@@ -74,7 +74,7 @@ def reference(x: mx.array, weight: PromptMatrix) -> Expected:
 
 
 def rounded_product(x: mx.array, weight: PromptMatrix, tile: mx.Dtype) -> Expected:
-    """Return the product with weights that are rounded to the type of tiles."""
+    """Return the product in float64, with weights rounded to the type `tile`, and the error bound."""
     with mx.stream(mx.cpu):
         vectors, weights = (wide(part.astype(mx.float32)) for part in (x, weight.dequantized().astype(tile)))
     y = vectors @ weights.T

@@ -1,7 +1,8 @@
-"""Multiply prompts in float16 or bfloat16 with `matmul2d` of Metal 4, in the neural accelerators of an M5.
+"""Multiply many vectors (prompts) in float16 or bfloat16 with `matmul2d` of Metal 4: the neural accelerators of an M5.
 
-Older GPUs run `matmul2d` on their ALUs, so the engine uses `prompt_product` on them. Tiles have the type of x, so each
-weight is rounded to this type. Metal does not define which thread has which sum, or the order of summation.
+GPUs before the M5 run `matmul2d` on their ALUs, so the engine uses `prompt_product` there. Tiles have the type of x, so
+each weight is rounded to this type. Metal does not define the order of summation of `matmul2d`, so results may differ
+between GPUs.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from .reference import Expected
 KERNEL = Kernel.load(
     "prompt_product_tensors", INPUTS, OUTPUTS, headers=["prompt", "tile_tensors"], body="prompt_product"
 )
-# The requirements of MLX's own `matmul2d` kernels: a version of macOS, and a generation of the GPU. The generation is
-# the number before the last letter of the architecture, such as applegpu_g17s; "p" is the letter of phones' GPUs.
+# MLX uses its own `matmul2d` kernels from this version of macOS and this generation of the GPU on. The generation is
+# the number in the name of the architecture, such as 17 in applegpu_g17s; the last letter is "p" for GPUs of phones.
 MACOS = (26, 2)
 GENERATION, GENERATION_OF_PHONES = 17, 18
 
@@ -28,14 +29,14 @@ def prompt_product_tensors(x: mx.array, weight: PromptMatrix) -> mx.array:
     """Compute `x @ weight.T` for many vectors, by `matmul2d`.
 
     Args:
-        x: (V, K) float16 or bfloat16, any V.
+        x: (V, K) float16 or bfloat16, any number V of vectors.
         weight: (N, K), of any stored type, or in MLX's affine arrays.
 
     Returns:
         (V, N) of x's type: float32 sums, rounded once. Each weight is rounded to x's type.
 
     Raises:
-        ValueError: x does not fit.
+        ValueError: x has a wrong shape or type.
     """
     return product("prompt_product_tensors", KERNEL, x, weight, x.dtype)
 
@@ -46,7 +47,7 @@ def reference(x: mx.array, weight: PromptMatrix) -> Expected:
 
 
 def has_accelerators(macos: str | None = None, architecture: str | None = None) -> bool:
-    """Return whether MLX would use the neural accelerators of this machine's GPU; both arguments are for tests.
+    """Return whether MLX would use the neural accelerators of this machine's GPU. Only tests pass arguments.
 
     Args:
         macos: the version of macOS, such as "26.2", or "" on another system.

@@ -1,4 +1,4 @@
-// Q4_0: weights d * (q - 8) with quants of four bits.
+// Q4_0: a weight is d * (q - 8), with quants q of four bits; 32 weights share d.
 
 template <int GROUP>
 struct Stored<TYPE_Q4_0, GROUP> {

@@ -1,6 +1,6 @@
-// Q6_K: weights (d * scale) * (q - 32), with quants of six bits and a signed byte as scale of 16 weights. Three words
-// of `wq` have 16 quants: their low four bits in two words, their high two bits in the third. An entry of `ws` is nine
-// half: d, and the bits of 16 scales.
+// Q6_K: a weight is (d * scale) * (q - 32), with quants q of six bits; 16 weights share a scale, a signed byte. Three
+// words of `wq` hold 16 quants: the low four bits in two words, the high two bits in the third. An entry of `ws` is
+// nine half for 256 weights: d, and eight half whose bits are 16 scales.
 
 METAL_FUNC float4 with_high4(float4 low, uint high) {
   return float4(float(high & 3u), float(high >> 2 & 3u), float(high >> 4 & 3u), float(high >> 6 & 3u)) * 16.0f + low;

@@ -1,4 +1,5 @@
-// Q8_0: weights d * q. One 16-byte load reads half a block of 32 quants, each a byte with its sign bit flipped.
+// Q8_0: a weight is d * q; 32 weights share d. One 16-byte load reads 16 quants; in memory, their sign bits are
+// flipped.
 
 METAL_FUNC float4 quants4(uint q) {
   return float4(as_type<char4>(q ^ 0x80808080u));

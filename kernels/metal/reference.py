@@ -1,7 +1,8 @@
-"""Expected results of kernels in float64, with error bounds.
+"""Expected results of kernels in float64, with error bounds, for the references of all Metal kernels.
 
-Bounds count roundings, relative to the sum of the absolute terms of a product. The worst case has more roundings, one
-per addition that a term passes through, but roundings partly cancel.
+A bound is a number of roundings times `EPSILON` times the sum of the absolute terms of a dot product. In the worst case
+a term is rounded in each addition that it passes through. The bounds allow fewer roundings, because roundings of random
+numbers partly cancel.
 """
 
 from __future__ import annotations
@@ -16,30 +17,33 @@ from .layout import StoredMatrix, expanded
 
 # The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
-# Lanes share a row: a term passes through 15 additions of its sixteen, one for each sixteen of its stream, and 6 more.
+# Roundings allowed where eight lanes share a row: a term passes through up to 15 additions within its group of sixteen
+# columns, one addition for each later group of its stream, and a few to add streams and segments.
 PRODUCT = 4
-# One thread, or a matrix unit, sums a whole block: a term passes through 32 + K / 32 additions.
+# Roundings allowed where one thread or a matrix unit sums a block of 32: a term passes through up to 32 + K / 32
+# additions.
 SEQUENTIAL = 8
-# The factor of an RMSNorm: half of the roundings of the sum of squares, a division and an addition, and 2 of the root.
+# Roundings of the factor of an RMSNorm: 3 + 2. The sum of squares has 4, the division by K one, the addition of epsilon
+# one; the square root halves these 6. `rsqrt` itself has 2.
 FACTOR = 5
 
 Floats = NDArray[np.float64]
 
 
 class Expected(NamedTuple):
-    """A result in float64, and the largest error allowed in each number of it."""
+    """A result in float64, and the largest error allowed in each of its elements."""
 
     value: Floats
     bound: Floats
 
 
 def wide(x: mx.array) -> Floats:
-    """Return an array in float64."""
+    """Return an MLX array as a NumPy array of float64."""
     return np.array(x).astype(np.float64)
 
 
 def products(x: Floats, matrix: StoredMatrix, roundings: float = PRODUCT) -> Expected:
-    """Return `x @ weight.T`, with a bound of `roundings` of the sum of absolute terms."""
+    """Return `x @ weight.T`, with the bound `roundings * EPSILON * sum(|x| * |weight|)`."""
     weight = expanded(matrix)
     return Expected(x @ weight.T, roundings * EPSILON * (np.abs(x) @ np.abs(weight).T))
 
@@ -54,7 +58,10 @@ def normed(x: mx.array, norm_weight: mx.array, eps: float) -> Floats:
 def normed_products(
     x: mx.array, norm_weight: mx.array, eps: float, matrix: StoredMatrix, factors: mx.array | None = None
 ) -> Expected:
-    """Return products of normed rows. Roundings: `x * norm_weight`, the factor's, multiplication by the factor.
+    """Return the product of a matrix with the RMSNorm of x.
+
+    In addition to the product's roundings, the bound allows one of `x * norm_weight`, those of the norm's factor, and
+    one of the multiplication by the factor.
 
     With `factors`, x has already been multiplied by the norm weight, and only one rounding is added.
     """

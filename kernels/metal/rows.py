@@ -1,9 +1,9 @@
-"""The geometry of kernels with several rows per SIMD-group: the mapping of SIMD-groups to rows and vectors.
+"""The geometry (grid and threadgroup) of products with quantised weights: which SIMD-group has which rows and vectors.
 
-Eight lanes share the columns of a row, so a SIMD-group multiplies four rows at a time; each lane has R rows. A *group*
-is 4 R rows of one matrix. A *unit* is a group times a tile of M vectors: the work of one SIMD-group, or of KS adjacent
-SIMD-groups that share the columns. All units of a threadgroup have the same vectors; adjacent threadgroups have the
-same rows and other vectors.
+A SIMD-group multiplies four rows of a matrix at a time, because eight of its 32 lanes share the columns of a row. Each
+lane has R rows, so a SIMD-group has a *group* of 4 R rows. A *unit* is a group times a tile of M vectors: the work of
+one SIMD-group, or of KS adjacent SIMD-groups that share the columns. All units of a threadgroup have the same vectors;
+adjacent threadgroups have the same rows and other vectors.
 
 The bits of results do not depend on the geometry: the order of summation depends on K alone (`products.h.metal`).
 """
@@ -16,10 +16,11 @@ from functools import lru_cache
 from ..cached import cached_property
 from ..launch import Size
 
-# Vectors of a tile. Up to this number memory is the limit, and the product's launch computes the norm. With more
-# vectors arithmetic is the limit, and a separate launch (`norm_rows`) computes the norm once.
+# The most vectors of a tile. Up to this number of vectors, memory bandwidth limits a product, and the product's kernel
+# also computes the RMSNorm of x. With more vectors, arithmetic is the limit, and a separate launch (`norm_rows`)
+# computes the norm once.
 MOST_VECTORS = 8
-# Rows that a SIMD-group multiplies at a time.
+# The number of rows that a SIMD-group multiplies at a time.
 LANE_ROWS = 4
 
 
@@ -28,8 +29,8 @@ class Tuning:
     """Parameters that change the speed of a kernel but not its results.
 
     Attributes:
-        rows: R, rows of a lane. With more rows, x is read less often; with fewer, more SIMD-groups are busy.
-        simdgroups: NSG, SIMD-groups of a threadgroup.
+        rows: R, rows per lane. With more rows, x is read less often; with fewer rows, the work fills more SIMD-groups.
+        simdgroups: NSG, SIMD-groups per threadgroup.
     """
 
     rows: int = 4
@@ -47,16 +48,17 @@ TUNINGS = tuple(Tuning(rows, simdgroups) for rows in (1, 2, 4) for simdgroups in
 
 @dataclass(frozen=True)
 class Geometry:
-    """A launch over the rows of one or more matrices.
+    """The geometry of a launch over the rows of one or more matrices.
 
     Attributes:
-        tile: M, vectors of a unit.
-        tiles: number of tiles. It is not a template argument: a kernel is compiled for any number of vectors above 8.
-        rows: R.
-        simdgroups: NSG.
-        split: KS.
-        grid: threads.
-        threadgroup: threads of one group.
+        tile: M, vectors per unit.
+        tiles: number of tiles of vectors. It is not a template argument, so all numbers of vectors above 8 share one
+            compiled kernel.
+        rows: R, rows per lane.
+        simdgroups: NSG, SIMD-groups per threadgroup.
+        split: KS, SIMD-groups that share the columns of a row.
+        grid: total threads.
+        threadgroup: threads per threadgroup.
     """
 
     tile: int
@@ -80,14 +82,14 @@ class Geometry:
 
 @lru_cache(maxsize=1024)
 def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int = 1) -> Geometry:
-    """Return the geometry for matrices of `n_rows` rows and a number of vectors.
+    """Return the geometry for matrices with these numbers of rows, and a number of vectors.
 
     Raises:
         ValueError: `tuning` would put the SIMD-groups that share a row into several threadgroups.
     """
     if tuning.simdgroups % split:
         raise ValueError(
-            f"tuning: {split} SIMD-groups share a row here: expected a multiple of that many in a threadgroup, "
+            f"tuning: {split} SIMD-groups share a row here: expected a multiple of {split} per threadgroup, "
             f"found {tuning.simdgroups}"
         )
     tiles = -(-vectors // MOST_VECTORS)
@@ -106,15 +108,16 @@ def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int =
 
 
 def segments(n_columns: int) -> int:
-    """Return the number of segments of K columns in the order of summation: each has at least 1,024 columns."""
+    """Return into how many segments the order of summation cuts K columns, as `Order` in `products.h.metal`."""
     return 4 if n_columns >= 4096 else 2 if n_columns >= 2048 else 1
 
 
 @lru_cache(maxsize=1024)
 def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
-    """Return KS: the number of SIMD-groups that share the columns of a row, a segment each; 1 if they are not shared.
+    """Return KS: how many SIMD-groups share the columns of a row, one segment each; 1 if columns are not shared.
 
-    A matrix of few rows has too few SIMD-groups to keep the memory of a large GPU busy.
+    Columns are shared if there are few rows, because one SIMD-group per 4 R rows would not keep the memory of a large
+    GPU busy.
     """
     split = segments(n_columns)
     return split if vectors <= MOST_VECTORS and n_rows * split <= 8192 else 1
@@ -122,7 +125,7 @@ def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
 
 @lru_cache(maxsize=1024)
 def default_tuning(n_rows: int, vectors: int) -> Tuning:
-    """Return defaults, which are not measured: fewer rows for small matrices, more for several vectors."""
+    """Return an unmeasured default tuning: fewer rows per lane for small matrices, more for several vectors."""
     if vectors > MOST_VECTORS:
         return Tuning(rows=4, simdgroups=4)
     return Tuning(rows=1 if vectors == 1 and n_rows <= 2048 else 2, simdgroups=4)
@@ -130,9 +133,9 @@ def default_tuning(n_rows: int, vectors: int) -> Tuning:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one SIMD-group: rows [first, stop) of a matrix times vectors [first_vector, stop_vector).
+    """The work of one SIMD-group: rows [first, stop) of a matrix times vectors [first_vector, stop_vector), for tests.
 
-    The SIMD-group multiplies segments `part`, `part + KS`, ... of the columns.
+    The SIMD-group multiplies the segments `part`, `part + KS`, ... of the columns.
     """
 
     matrix: int
@@ -144,7 +147,7 @@ class Work:
 
 
 def work(n_rows: tuple[int, ...], vectors: int, g: Geometry, simdgroup: int) -> Work | None:
-    """Return the work of SIMD-group number `simdgroup` of the grid, computed as in the kernels; None for no work."""
+    """Return the work of SIMD-group number `simdgroup` of the grid, as in the kernels; None if it has no work."""
     threadgroup, mine = divmod(simdgroup, g.simdgroups)
     block, tile = divmod(threadgroup, g.tiles)
     group, part = divmod(block * g.simdgroups + mine, g.split)

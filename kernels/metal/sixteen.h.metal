@@ -1,8 +1,8 @@
-// Operations on 16 columns at a time. All kernels of this folder share this header and the others. Each stored type has
-// its own header.
+// Operations on 16 columns at a time, which the kernels of this folder share. Each quantised type has a header of its
+// own, such as q8_0.h.metal.
 //
-// Multiply-adds are explicit calls of fma(). Otherwise the compiler could contract them differently in two
-// instantiations, and a row would have other bits in another batch.
+// Multiply-adds are explicit calls of fma(). From x * y + z the compiler could make an fma in one instantiation of a
+// template and not in another, so that a row would have other bits in another batch.
 
 #ifndef UNROLL
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -33,7 +33,7 @@ METAL_FUNC Sixteen load16(const device half* p) {
   return x;
 }
 
-// Convert four bfloat16 by their bits, the upper halves of floats, because not every GPU supports the type.
+// Convert four bfloat16 given as bits, which are the upper halves of floats, because not every GPU supports the type.
 METAL_FUNC float4 upper_halves4(ushort4 v) {
   return float4(as_type<float>(uint(v.x) << 16), as_type<float>(uint(v.y) << 16), as_type<float>(uint(v.z) << 16),
                 as_type<float>(uint(v.w) << 16));
@@ -50,20 +50,20 @@ METAL_FUNC Sixteen load16(const device T* p) {
   return x;
 }
 
-// Sixteen columns of a row of a matrix: numbers, and their common factor.
+// Sixteen adjacent weights of a row: weight i is d times number i of q.
 struct Weights {
   Sixteen q;
   float d;
 };
 
-// A stored type: a specialisation has a static function `load(wq, ws, at)`, which returns the sixteen weights from
-// weight `at` on, counted over all rows. GROUP: columns for which `ws` has one entry. kernels/metal/layout.py has the
-// numbers of the types.
+// A quantised type. The header of a type specialises this struct with a static function `load(wq, ws, at)`, which
+// returns the sixteen weights from weight `at` on, counted over all rows. GROUP: number of columns that share an entry
+// of `ws`. kernels/metal/layout.py has the same numbers of types.
 enum { TYPE_Q8_0, TYPE_Q4_0, TYPE_Q4_K, TYPE_Q6_K, TYPE_AFFINE4, TYPE_AFFINE8 };
 template <int TYPE, int GROUP>
 struct Stored;
 
-// Load from type W = 1000 TYPE + GROUP, which is one template argument of kernels.
+// Load sixteen weights of type W. W is 1000 TYPE + GROUP, so that a type is one template argument of a kernel.
 template <int W, typename S>
 METAL_FUNC Weights load_stored(const device uint* wq, const device S* ws, size_t at) {
   return Stored<W / 1000, W % 1000>::load(wq, ws, at);
@@ -105,7 +105,7 @@ METAL_FUNC Sixteen plus16(Sixteen x, float y) {
   return x;
 }
 
-// Weights d * q + m, each rounded once if d * q is exact. They have no common factor.
+// Return the weights d * q + m, each rounded once. Their common factor w.d is 1, because m cannot be factored out.
 METAL_FUNC Weights shifted16(Sixteen q, float d, float m) {
   Weights w;
   w.q.a = fma(q.a, float4(d), float4(m));
@@ -120,8 +120,8 @@ METAL_FUNC float dot4(float4 x, float4 y, float s) {
   return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, s))));
 }
 
-// Sixteen products, added sequentially in the order of their columns. A tree would need one more addition; the sums of
-// other rows hide the latency.
+// Return the sum of sixteen products, added sequentially in the order of their columns. A tree would have less latency
+// but more instructions; the sums of a lane's other rows hide the latency.
 METAL_FUNC float dot16(Sixteen x, Sixteen y) {
   return dot4(x.d, y.d, dot4(x.c, y.c, dot4(x.b, y.b, dot4(x.a, y.a, 0.0f))));
 }
@@ -134,7 +134,7 @@ METAL_FUNC void store4(device half* p, float4 x) {
   *(device half4*)p = half4(x);
 }
 
-// Sixteen weights d * q. They are exact in float, because the bits of d and q fit into a float, or d is 1.
+// Store sixteen weights d * q. They are exact in float: the bits of d and q together fit into a float, or d is 1.
 template <typename T>
 METAL_FUNC void store16(device T* p, Sixteen q, float d) {
   store4(p, q.a * d);
@@ -160,7 +160,7 @@ METAL_FUNC void put16(threadgroup T* p, Sixteen q, float d) {
   put4(p + 12, q.d * d);
 }
 
-// The factor by which an RMSNorm multiplies x.
+// The factor by which an RMSNorm multiplies x: 1 / sqrt(squares / count + eps).
 METAL_FUNC float rms_factor(float squares, int count, float eps) {
   return metal::precise::rsqrt(squares / float(count) + eps);
 }

@@ -1,4 +1,4 @@
-// One thread per output, which reads its whole row. N rows, K columns.
+// One thread per output; the thread reads the whole row of the matrix. N rows, K columns.
   const int row = int(thread_position_in_grid.x);
   const int vector = int(thread_position_in_grid.y);
   if (row < N) {

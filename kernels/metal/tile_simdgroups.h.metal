@@ -1,7 +1,8 @@
-// Products of tiles by `simdgroup_matrix`, 8 x 8 elements at a time, for every GPU. Of a tile of 64 by 64 sums, a
-// SIMD-group has 32 vectors by 32 rows.
+// Multiply tiles with `simdgroup_matrix`, 8 x 8 elements at a time, on any GPU; for the kernel prompt_product. A
+// threadgroup has 64 vectors by 64 rows of sums, and each of its four SIMD-groups 32 vectors by 32 rows of them.
 
-// TILE_STRIDE is the distance of a tile's rows in elements, so that rows begin in different memory banks.
+// TILE_STRIDE is the distance in elements between the rows of a tile: 32 columns and 4 of padding, so that rows begin
+// in different memory banks. TILE_HELD is the number of floats of threadgroup memory that store_sums needs.
 enum { TILE_STRIDE = 36, TILE_HELD = 4 * 64 };
 
 // Sums in matrices of 8 vectors by 8 rows: matrix i, j begins at vector 8 i and row 8 j.
@@ -39,7 +40,8 @@ METAL_FUNC void add_tiles(
   }
 }
 
-// Write the sums that are inside of y, through threadgroup memory, 64 at a time, because y has another type.
+// Write the sums whose row and vector exist to y. They pass through threadgroup memory, 64 at a time, because y has
+// another type than the sums.
 template <typename T>
 METAL_FUNC void store_sums(
     thread TileSums& sums, device T* y, threadgroup float* held, int row0, int vector0, int N, int count,

@@ -1,5 +1,6 @@
-// Products of tiles by `matmul2d` of Metal 4, for GPUs with neural accelerators. The four SIMD-groups of a threadgroup
-// compute one product of 64 vectors by 64 rows; the compiler decides which thread has which sums.
+// Multiply tiles with `matmul2d` of Metal 4, for GPUs with neural accelerators; for the kernel prompt_product_tensors.
+// The four SIMD-groups of a threadgroup compute one product of 64 vectors by 64 rows; the compiler decides which thread
+// has which sums.
 
 #if __METAL_VERSION__ >= 400
 #include <metal_tensor>
@@ -42,7 +43,7 @@ METAL_FUNC void add_tiles(thread Sums& sums, threadgroup TILE* vectors, threadgr
   operation.run(left, right, sums);
 }
 
-// Write the sums that are inside of y.
+// Write the sums whose row and vector exist to y.
 template <typename T, typename Sums>
 METAL_FUNC void store_sums(
     thread Sums& sums, device T* y, threadgroup float* held, int row0, int vector0, int N, int count, int simdgroup,

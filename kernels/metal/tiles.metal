@@ -1,8 +1,8 @@
 // Products with many vectors: a threadgroup of four SIMD-groups computes a tile of 64 rows by BM vectors, 32 columns at
-// a time. These columns of each row are expanded into threadgroup memory once, and the matrix units multiply them with
-// all BM vectors: each SIMD-group multiplies 32 of the rows with half of the vectors. The matrix has N rows and K
-// columns of type W; TILE is the element type in threadgroup memory; sums are float32. The `metal` backend does not use
-// this kernel, because its order of summation is not that of `matvec` (tiles.py).
+// a time. The weights of these columns are expanded into threadgroup memory once, and the matrix units multiply them
+// with all BM vectors: each SIMD-group multiplies 32 of the 64 rows with half of the vectors. The matrix has N rows and
+// K columns of type W; TILE is the element type in threadgroup memory; sums are float32. The `metal` backend does not
+// use this kernel, because its order of summation differs from that of `matvec` (tiles.py).
   threadgroup TILE weights[64 * 36];
   threadgroup TILE vectors[BM * 36];
   threadgroup float edge[4 * 64];
@@ -31,7 +31,8 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // The products of 32 columns are summed from zero, and only then added to `sums`: one long sum loses precision.
+    // The products of 32 columns are first summed into `parts`, and then added to `sums`: one long sum would lose
+    // precision.
     simdgroup_matrix<float, 8, 8> parts[BM / 16][4];
     UNROLL for (int i = 0; i < BM / 16; i++) {
       UNROLL for (int j = 0; j < 4; j++) parts[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);

@@ -1,9 +1,10 @@
 """Rung 4 of the Q8_0 ladder: tiles in the matrix units, for prompts.
 
-This is faster than `matvec` for many vectors: each expanded weight is multiplied with 16 or 32 vectors, by units that
-multiply 8 x 8 matrices. The order of summation in these units is not specified, and differs from that of `matvec`.
-Therefore the `metal` backend does not use this kernel. `kernels bench --vectors` measures both, which shows the cost of
-one order of summation.
+The ladder is four kernels for the same product, from slow to fast. For many vectors this kernel is faster than rung 3,
+`matvec`: each expanded weight is multiplied with 16 or 32 vectors, by units that multiply 8 x 8 matrices. The order of
+summation in these units is not specified, and differs from that of `matvec`. So a token's bits would depend on whether
+it is processed in a prompt or alone, and therefore the `metal` backend does not use this kernel. `kernels bench
+--vectors` measures both kernels, which shows how much speed the fixed order costs.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ def grid(n_rows: int, vectors: int) -> tuple[int, Size, Size]:
 
 
 def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.array:
-    """Compute `x @ weight.T` for any number of vectors.
+    """Compute `x @ weight.T` for any number V of vectors.
 
     Args:
-        x: (V, K) float16 or float32, any V.
+        x: (V, K) float16 or float32.
         weight: (N, K), of any stored type.
-        half_tiles: round weights and x to float16, an error of 2e-4; x beyond 65,504 overflows. It is faster if matrix
-            units are faster for float16.
+        half_tiles: round weights and x to float16, a relative error of 5e-4 each at most; x beyond 65,504 overflows.
+            This is faster if the matrix units are faster for float16.
 
     Returns:
-        (V, N) float32, within 8 roundings of `sum(|x| * |weight|)`.
+        (V, N) float32. Without `half_tiles`, the error is at most `8 * 2**-24 * sum(|x| * |weight|)`.
 
     Raises:
-        ValueError: x does not fit.
+        ValueError: x has a wrong shape or type.
     """
     N, K = weight.shape
     V = arguments.vectors("tiles", x, K)
@@ -65,6 +66,6 @@ def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.
 
 
 def reference(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> Expected:
-    """Return the expected result in float64. With half tiles each term has the roundings of its weight and of x."""
+    """Return the expected result in float64, with the error bound. Half tiles also round each weight and each x."""
     inexact = (2 * HALF + HALF**2) / EPSILON if half_tiles else 0
     return products(wide(x), weight, SEQUENTIAL + inexact)

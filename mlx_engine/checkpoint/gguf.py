@@ -9,7 +9,7 @@ the alignment is a uint32 and a power of two (default 32); tensors are stored wi
 records, and the padding after the last tensor is part of the file; tensor names are shorter than 64 bytes; a
 dimension may be 0. Unlike llama.cpp, this reader accepts arrays of arrays, which the specification allows.
 
-If another process truncates a mapped file, access to the lost part ends this process (SIGBUS).
+If another process truncates the file while it is mapped, reading the lost part ends this process (SIGBUS).
 
 Source: `gguf_init_from_reader`,
 https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
@@ -47,8 +47,8 @@ from mlx_engine.quant.weight import Weight
 
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64, including the terminating zero byte
 MAX_DIMS = 4  # GGML_MAX_DIMS
-# ggml counts elements in a signed 64-bit integer. The limit is eight times smaller, because NumPy's size in bytes
-# of the values as float64 must fit into 63 bits too.
+# ggml counts elements in a signed 64-bit integer. This limit is eight times smaller, so that the size in bytes of the
+# values as float64 fits into 63 bits, too, as NumPy requires.
 MAX_ELEMENTS = 1 << 60
 
 _DAMAGED_RECORD = "the file is damaged, or made by a faulty converter; download or convert it again"
@@ -73,8 +73,8 @@ def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[i
     """Return the byte at which tensor data begins, and the tensors by name. All tensors are within the file.
 
     Raises:
-        FormatError: a record is damaged, tensors leave gaps or overlap, or the file ends before their data
-        does.
+        FormatError: a record is damaged, there are gaps between tensors, tensors overlap, or the file ends before
+            their data.
     """
     tensors: dict[str, TensorInfo] = {}
     starts: list[int] = []
@@ -130,7 +130,7 @@ def _read_shape(cursor: Cursor, field: str) -> tuple[int, ...]:
         raise cursor.error(what, at=at, expected=f"at most {MAX_DIMS}", found=f"{n_dims:,}", hint=_DAMAGED_RECORD)
     at = cursor.at
     dims = [cursor.u64(f"{field}, dimension {i},") for i in range(n_dims)]
-    # Zero dimensions are left out of the product: an empty tensor is allowed, unless its other dimensions overflow.
+    # Dimensions of 0 count as 1 here: an empty tensor is allowed if the product of its other dimensions is in bounds.
     if math.prod(max(dim, 1) for dim in dims) >= MAX_ELEMENTS:
         expected = f"fewer than 2**{MAX_ELEMENTS.bit_length() - 1} elements"
         raise cursor.error(f"{field}, dimensions,", at=at, expected=expected, found=f"{dims}", hint=_DAMAGED_RECORD)
@@ -265,7 +265,7 @@ class GGUFFile:
         )
 
     def close(self) -> None:
-        """Close the file. Weights that were returned stay valid, because the mapping exists as long as a view of it."""
+        """Close the file. Returned weights stay valid, because the mapping exists as long as a weight refers to it."""
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -380,12 +380,11 @@ def part_files(path: Path) -> list[Path]:
 
 
 class SplitGGUFFile(GGUFFile):
-    """All parts of a split GGUF file as one: the metadata of the first part, and the tensors of all.
+    """All parts of a split GGUF file as one file: the metadata of the first part, and the tensors of all parts.
 
-    Split GGUF files, NAME-00001-of-00005.gguf: their names, and all parts as one file.
-
-    The first part has the metadata of the model; each part has its own number, counted from 0, the number of parts, and
-    the number of tensors in all parts. Source: llama.cpp, tools/gguf-split, and `llama_split_path` in src/llama.cpp.
+    The parts are named NAME-00001-of-00005.gguf and so on. The first part has the metadata of the model. Each part has
+    its own number, counted from 0, the number of parts, and the number of tensors in all parts. Source: llama.cpp,
+    tools/gguf-split, and `llama_split_path` in src/llama.cpp.
     """
 
     def __init__(self, parts: Sequence[GGUFFile]) -> None:
@@ -414,10 +413,10 @@ class SplitGGUFFile(GGUFFile):
 
 
 def _open_split(named: GGUFFile) -> GGUFFile:
-    """Open all parts of a split file, given any of them; a file with a count of one part is returned itself.
+    """Open all parts of a split file, given any part; return `named` itself if it is the only part.
 
     Raises:
-        SourceError: a part is missing, or the name of the file does not show where the others are.
+        SourceError: a part is missing, or the name of the file does not have the form of a part's name.
         FormatError: the parts do not fit together.
     """
     count = _part_number(named, COUNT_KEY)

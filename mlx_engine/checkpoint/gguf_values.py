@@ -1,11 +1,12 @@
 """Parse the values of a GGUF header: numbers, strings and typed metadata. Every length is checked.
 
-Values become Python types: numbers int and float, booleans bool, strings str, arrays of numbers or booleans read-only
-NumPy arrays, arrays of strings lists, arrays of arrays tuples. A string that is not UTF-8 is decoded with
-`surrogateescape`, so that it can be written back unchanged: llama.cpp accepts any bytes, and its test files contain
-such strings. Such a string raises an error if it is longer than any token could be.
+Values become Python types: numbers become int and float, booleans bool, strings str. Arrays of numbers or booleans
+become read-only NumPy arrays, arrays of strings lists, and arrays of arrays tuples. A string of at most
+32 KiB that is not UTF-8 is decoded with `surrogateescape`, so that it can be written back unchanged: llama.cpp accepts
+any bytes, and its test files contain such strings. If a longer string is not UTF-8, an error is raised: no token is
+that long.
 
-A damaged or malicious header takes at most `8 * file size + 1 MB` of memory: allocations are counted.
+Allocations are counted, so a damaged or malicious header needs at most `8 * file size + 1 MB` of memory.
 
 Source: the layout is that of https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; the checks follow
 `gguf_init_from_reader` of llama.cpp,
@@ -45,7 +46,7 @@ class ValueType(IntEnum):
 
 @dataclass(frozen=True)
 class Value:
-    """A metadata value with an explicit stored type, for values whose default type is not the wanted one."""
+    """A metadata value with an explicit stored type, for `write_gguf`."""
 
     kind: ValueType
     value: object
@@ -71,10 +72,10 @@ DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in
 def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
     """Decode up to `n` strings from the start of `piece`; return them and the bytes read, or None if not applicable.
 
-    A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A length below 256 is
-    stored as one byte and seven zeros. Short texts do not contain such a sequence, so every such sequence is assumed to
-    be the start of a string. This guess is verified: each string must end where the next one starts. When the length
-    bytes are set to zero, one `split` returns all strings.
+    A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A string is stored as a
+    length of 8 bytes and a text. A length below 256 is one byte and seven zeros. Texts rarely contain such a sequence,
+    so every such sequence is assumed to be a length. This guess is verified: each string must end where the next one
+    starts. Then the length bytes are set to zero, and one `split` at eight zeros returns all strings.
     """
     if len(piece) < 8:
         return None
@@ -90,13 +91,13 @@ def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
     n_bytes = int(ends[-1])
     flat = np.frombuffer(piece, np.uint8, n_bytes).copy()
     flat[starts] = 0
-    if np.count_nonzero(flat) != n_bytes - 8 * starts.size:  # `split` would cut a text at a zero byte of its own
+    if np.count_nonzero(flat) != n_bytes - 8 * starts.size:  # a text contains zeros, at which `split` might cut it
         return None
     return flat.tobytes().decode("utf-8", "surrogateescape").split("\0" * 8)[1:], n_bytes
 
 
 def any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
-    """Decode up to `n` strings one by one; return them and the bytes read, no strings if the first is incomplete."""
+    """Decode up to `n` strings one by one; return them and the bytes read. Stop at a string that `piece` cuts off."""
     out: list[str] = []
     at, last = 0, len(piece) - 8
     for _ in range(n):
@@ -119,7 +120,7 @@ _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 # Strings are decoded in pieces of this many bytes, so that only one piece is copied at a time.
 _PIECE = 1 << 15
 _OBJECT_BYTES = 256  # an upper bound on a string's or array's object without its data, and its entry in a dict
-_SPARE_BYTES = 1 << 18  # the counted part of the megabyte; the rest covers uncounted allocations
+_SPARE_BYTES = 1 << 18  # the part of the 1 MB that counted allocations may use; the rest is for uncounted ones
 
 
 def shown(text: object) -> str:
@@ -177,7 +178,7 @@ class Cursor:
         return int(value)
 
     def count(self, field: str, *, bytes_each: int) -> int:
-        """Read a count of items of at least `bytes_each` bytes each; raise FormatError if they exceed the file."""
+        """Read how many items of at least `bytes_each` bytes follow; raise FormatError if the file is too short."""
         at = self.at
         n = self.u64(field)
         if n * bytes_each > self.size - self.at:
@@ -197,8 +198,8 @@ class Cursor:
         if max_bytes is not None and length > max_bytes:
             hint = "the file is damaged, or made by a faulty converter; download or convert it again"
             raise self.error(field, at=at, expected=f"at most {max_bytes:,} bytes", found=f"{length:,}", hint=hint)
-        # A Python str with one wide character takes four bytes per character. The decoder's temporary buffer, which may
-        # be half as large again, is not counted.
+        # A Python str with one wide character needs four bytes for every character. The decoder's temporary buffer,
+        # which may need half of this in addition, is not counted.
         self.spend(4 * length + _OBJECT_BYTES, field)
         errors = "surrogateescape" if length <= _PIECE else "strict"
         try:
@@ -222,8 +223,8 @@ class Cursor:
             texts, n_bytes = short_strings(piece, n - len(out)) or any_strings(piece, n - len(out))
             if not texts:  # the next string is longer than a piece, or than the file
                 texts, n_bytes = [self.string(f"{field}[{len(out)}]")], 0
-            # Strings of 5 bytes or more on average take at most 8 times the bytes that they and their lengths take in
-            # the file. Of shorter strings the sizes are added up.
+            # If strings have 5 bytes or more on average, they need at most 8 times their bytes in the file (with the
+            # lengths). For shorter strings, add up the sizes of the Python objects.
             enough = n_bytes >= (8 + 5) * len(texts)
             self.spend(8 * n_bytes if enough else sum(map(str.__sizeof__, texts)) + 9 * len(texts), field)
             self.at += n_bytes

@@ -1,10 +1,10 @@
 """Write GGUF files. A file that was read can be written back byte for byte.
 
-The stored type of a metadata value follows its Python type: bool is BOOL and str is STRING; an int is the first of
-UINT32, INT32, INT64 and UINT64 that holds it; a float is FLOAT32; NumPy numbers and arrays have the type of their
-dtype. All elements of a list have one type; an empty list is an array of strings and an empty tuple an array of
-arrays, as the reader returns them. `Value` sets another type; `GGUFFile.typed_metadata()` returns all values with
-the types that the file had.
+The stored type of a metadata value follows from its Python type. A bool becomes BOOL, a str STRING, and a float
+FLOAT32. An int gets the first of UINT32, INT32, INT64 and UINT64 that can hold it. NumPy numbers and arrays keep the
+type of their dtype. All elements of a list must have one type. An empty list becomes an array of strings, and an empty
+tuple an array of arrays, because the reader returns them in this way. `Value` sets another type;
+`GGUFFile.typed_metadata()` returns all values with the types that they had in the file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tensor(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Row-major."""
+        """The row-major shape."""
 
     @property
     def type(self) -> GGMLType:
@@ -67,7 +67,8 @@ def write_gguf(
 ) -> None:
     """Write metadata and tensors in the given order. The file appears only when it is complete.
 
-    `alignment` is stored as `general.alignment`; without both, tensors are aligned to 32 bytes.
+    `alignment` is stored as `general.alignment`. If neither `alignment` nor this key is given, tensors are aligned to
+    32 bytes.
 
     Raises:
         OptionError: GGUF cannot store a key, value, name or shape.
@@ -212,7 +213,7 @@ def _encode_array(value: object, option: str, depth: int) -> bytes:
     else:
         kind = _common_kind(value, option)
     items = (_encoded(kind, item, f"{option}[{i}]", depth) for i, item in enumerate(value))
-    # Inner arrays begin with their own element type; `encoded` writes no type before a value.
+    # `_encoded` writes no type before a value; an inner array begins with the type of its elements.
     return struct.pack("<IQ", kind, len(value)) + b"".join(items)
 
 

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face folder: its shards of safetensors, and its JSON files."""
+"""Open the files of a Hugging Face folder: the shards of its safetensors, and its JSON files, which are not trusted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mlx_engine.errors import SHOWN, FormatError, SourceError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
-# The largest size of a JSON file. An empty list takes 3 bytes of the file and 64 of memory. The largest published index
-# has 17 MB.
+# The largest accepted JSON file, in bytes, and in lists and objects: an empty list has 3 bytes in the file, but 64 in
+# memory. The largest published index has 17 MB.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 1 << 25, 1 << 20
 SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 
@@ -26,7 +26,9 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def shards(folder: Path) -> list[SafetensorsFile]:
-    """Open the safetensors files of a folder: the files in its index, the only one, or all shards without an index.
+    """Open the safetensors files of a folder.
+
+    These are the files in the index; without an index model.safetensors, or the files with the names of shards.
 
     Raises:
         SourceError: a file is missing.
@@ -65,7 +67,7 @@ def _indexed(folder: Path) -> list[str]:
 
 
 def _named_shards(folder: Path) -> list[str]:
-    """Return the names of all shards, also of missing ones, if a file of the folder is named as a shard."""
+    """Return the names of all shards, including missing ones, if a file of the folder has the name of a shard."""
     for file in sorted(folder.glob("model-*.safetensors")):
         match = NUMBERED.fullmatch(file.name)
         if match:

@@ -1,4 +1,4 @@
-"""Download models by hub id with huggingface_hub: its cache, its access token and its progress bars are used."""
+"""Download models by hub id with huggingface_hub, with its cache, access token and progress bars."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mlx_engine.errors import SourceError, shown
 # fail, which is too long a wait when there is no network.
 TIMEOUT = 5.0
 
-# Errors that are answers of the hub. They are OSErrors. A full disk and, in older versions, a missing network are
-# OSErrors, too.
+# Errors by which the hub refuses a request. They are OSErrors, like other errors: a full disk, and in older versions of
+# huggingface_hub a missing network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -26,10 +26,10 @@ FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "toke
 
 
 def download(repo: str, file: str | None) -> Path:
-    """Download a GGUF file of `repo`, or its safetensors folder, unless it is in the hub's cache. Return its path.
+    """Download a GGUF file of `repo`, or its safetensors folder, if it is not in the hub's cache. Return the path.
 
-    `file` may also be a type such as Q4_K_M: the only GGUF file with it in its name is taken. Without `file`, take the
-    only GGUF file of the repository, or its only Q8_0 file.
+    `file` is the name of a file, or a type such as Q4_K_M, which chooses the only GGUF file with this type in its name.
+    Without `file`, choose the only GGUF file of the repository, or its only Q8_0 file.
 
     Raises:
         SourceError: no network, no such repository or file, or several candidate files.
@@ -37,8 +37,8 @@ def download(repo: str, file: str | None) -> Path:
     name = HubName(repo, file)
     _check_file_name(repo, file)
     try:
-        # This request is sent even if the file is given: without a network it fails at once, while a download fails
-        # only after retries.
+        # The list of files is requested even if `file` is given: without a network this request fails at once, but a
+        # download fails only after retries.
         files = _remote_files(repo)
         return _fetch(repo, _choose(repo, files, file), offline=False)
     except HFValidationError as error:
@@ -111,7 +111,7 @@ def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
     """Return the GGUF file to download, or None for the safetensors folder. `wanted` is a file or a type, if given."""
     if wanted is not None and not is_type(wanted):
         return wanted
-    # The first part represents a split file; encoders of images or sound are left out.
+    # Of a split file, only the first part is kept. Files with encoders of images or audio are left out.
     ggufs = [name for name in files if name.lower().endswith(".gguf") and name == part_names(name)[0]]
     ggufs = [name for name in ggufs if not PurePosixPath(name).name.lower().startswith("mmproj")]
     if not ggufs:

@@ -1,4 +1,7 @@
-"""Digests of a checkpoint's files: a quick one over some of their bytes, and one over all bytes."""
+"""Compute digests of a checkpoint's files: `identity`, a quick one over some of the bytes, and `digest` over all bytes.
+
+They tell whether two processes, or a cache on disk and a process, have the same model.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.errors import SourceError
 from mlx_engine.kernels.files import draft
 
-# The number of evenly spaced pieces that are read of each file, and their size: 4 MiB in all.
+# The number of evenly spaced pieces that `identity` reads of each file, and the size of a piece: 4 MiB per file.
 PIECES, PIECE_BYTES = 256, 16 << 10
 
 
 def identity(path: Path) -> str:
     """Return a SHA-256, in hex, of the names, sizes and some bytes of a checkpoint's files.
 
-    Files of at most 4 MiB are read completely. Of larger files, 256 pieces are read. These pieces differ for another
-    training run, quantisation or size; they may not differ if a single weight was edited.
+    Files of at most 4 MiB are read completely. Of larger files, 256 pieces are read. These pieces differ between models
+    of different training runs, quantisations or sizes. If only a few weights were edited, they may be equal.
 
     Raises:
         SourceError: a file cannot be read.
@@ -28,7 +31,7 @@ def identity(path: Path) -> str:
         try:
             with file.open("rb") as opened:
                 size = opened.seek(0, 2)
-                # The name of a GGUF file is the user's choice.
+                # The name of a GGUF file is not part of the digest, because users rename these files.
                 hashed.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
                 step = max(PIECE_BYTES, size // PIECES)
                 for at in range(0, size, step):
@@ -50,9 +53,9 @@ def digest(path: Path) -> str:
 
 
 def signature(path: Path) -> str:
-    """Return the paths, sizes, inodes and times of a checkpoint's files; empty if a file is missing.
+    """Return a text with the paths, sizes, inodes and times of a checkpoint's files; "" if a file is missing.
 
-    A file that is written again has another change time (ctime), which programs cannot set.
+    The text changes when a file is written again, because programs cannot set its change time (ctime).
     """
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path)
     try:
@@ -63,16 +66,16 @@ def signature(path: Path) -> str:
 
 
 def kept_digest(path: Path, folder: Path, loaded: str | None = None) -> str:
-    """Return the `digest` of a checkpoint.
+    """Return the `digest` of a checkpoint, and keep it in a file for later calls.
 
-    Take it from a file in a folder if no file of the checkpoint has changed since. Reading 1 GB takes about half a
-    second.
+    The kept digest is used if no file of the checkpoint has changed since; computing it takes about half a second per
+    GB.
 
     Args:
         path: the checkpoint.
-        folder: where the digest is kept.
-        loaded: the `signature` of the files whose weights are in use. Files that have been replaced since then have
-            the digest of another model.
+        folder: the folder in which the digest is kept.
+        loaded: the `signature` of the files when their weights were loaded. If the files have been replaced since
+            then, their digest would be that of another model, so an error is raised.
 
     Raises:
         SourceError: the files have changed since they were loaded, or while they were read.

@@ -1,4 +1,4 @@
-"""List a checkpoint's header, metadata and tensors, whether or not a model can be built from it."""
+"""List a checkpoint's header, metadata and tensors, for `inspect`. The model need not be supported."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def _row(checkpoint: Checkpoint, name: str) -> TensorRow:
     return TensorRow(name, weight.shape, weight.type.name, weight.nbytes)
 
 
-# Our name of a size, its GGUF keys without the architecture's prefix, and its keys in config.json. The first key that a
-# file has counts.
+# For each name of a size in the summary: its GGUF keys without the architecture's prefix, and its keys in config.json.
+# The first key that a file has is used.
 _SIZES = {
     "n_layers": (("block_count",), ("num_hidden_layers", "n_layer")),
     "hidden_size": (("embedding_length",), ("hidden_size", "n_embd")),
@@ -197,9 +197,9 @@ def summary(listing: Listing) -> dict[str, object]:
 
 
 def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return config.json on one level, with the settings of the text model (of a multimodal model) and of RoPE.
+    """Return config.json with the nested settings of RoPE, and of a multimodal model's text model, on the top level.
 
-    Transformers 5 has the settings of RoPE in `rope_parameters`, with one mapping per kind of layer.
+    Transformers 5 writes the settings of RoPE to `rope_parameters`, with a mapping per kind of layer if kinds differ.
     """
     text = config.get("text_config")
     if isinstance(text, Mapping):
@@ -210,7 +210,7 @@ def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _add_defaults(known: dict[str, object], listing: Listing) -> None:
-    """Add the sizes that GGUF leaves out because they follow from others."""
+    """Add the sizes that a GGUF file may omit because they follow from others."""
     hidden, heads = known["hidden_size"], known["n_heads"]
     if known["head_dim"] is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
         known["head_dim"] = hidden // heads

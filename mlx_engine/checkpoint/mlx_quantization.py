@@ -1,8 +1,9 @@
-"""Quantised tensors of MLX's folders: the settings in config.json, and the three tensors that store one matrix.
+"""Read quantised matrices from folders that MLX has written: their settings in config.json, and their tensors.
 
 A quantised matrix NAME (..., N, K) is stored as NAME.weight, uint32 (..., N, K * bits / 32), NAME.scales (..., N, K /
-group size), and in the mode "affine" NAME.biases of the scales' shape. The setting `quantization` (also written as
-`quantization_config`) has "bits", "group_size" and "mode" for all matrices, and the same for single ones by NAME.
+group size), and in the mode "affine" NAME.biases of the scales' shape. The setting `quantization` (or
+`quantization_config`) has "bits", "group_size" and "mode" for all matrices. Under the key NAME it may have other values
+for a single matrix.
 
 Source: `load_model` and `quantize_model` of mlx-lm 0.32, mlx_lm/utils.py.
 """
@@ -26,7 +27,7 @@ WORD_BITS = 32
 
 @dataclass(frozen=True)
 class Setting:
-    """How matrices are quantised: `key` is the place in config.json, for error messages."""
+    """How matrices are quantised. `where` (the file) and `key` (the place in config.json) are for error messages."""
 
     where: str
     key: str
@@ -37,7 +38,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Quantization:
-    """The settings of a folder: for all matrices, and for single ones by name; None means not quantised."""
+    """The settings of a folder: `default` for all matrices, `by_name` for single ones; None means not quantised."""
 
     default: Setting
     by_name: Mapping[str, Setting | None]
@@ -49,14 +50,14 @@ class Quantization:
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """A quantised matrix in a folder: its shape and type, and its tensors, each with its file."""
+    """A quantised matrix in a folder. `tensors` has the file and name of its quants, scales and biases (if any)."""
 
     shape: tuple[int, ...]
     type: GroupType
     tensors: tuple[tuple[SafetensorsFile, str], ...]
 
     def weight(self, name: str) -> GroupWeight:
-        """Return the matrix as a weight, whose bytes are read when first used."""
+        """Return the matrix as a weight; its bytes are read from the file when they are first used."""
         width = self.type.block_size * self.type.bits // 8
         (file, tensor), *others = self.tensors
         quants = file.stored_bytes(tensor).reshape(-1, width)
@@ -67,7 +68,7 @@ class GroupEntry:
 def read_quantization(config: Mapping[str, object], where: str) -> Quantization | None:
     """Return the settings of MLX's quantisation, or None if the folder has none.
 
-    A `quantization_config` with only a "quant_method" belongs to another program.
+    If `quantization_config` has a "quant_method", another program has quantised the folder: return None.
 
     Raises:
         UnsupportedConfigError: a setting is unknown or invalid.

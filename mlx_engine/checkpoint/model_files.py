@@ -1,4 +1,4 @@
-"""Open a GGUF file or a Hugging Face folder as one type: settings, tensor shapes, weights by name."""
+"""Open a GGUF file or a Hugging Face folder as a `Checkpoint`: settings, tensor shapes, weights by name."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Checkpoint:
 
     Attributes:
         where: the file or folder, for error messages.
-        naming: the naming scheme of tensors and settings.
+        naming: whose names tensors and settings have: "gguf", or "hf" for Hugging Face transformers.
         architecture: GGUF's general.architecture, or config.json's model_type.
         settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json, without the
             settings of MLX's quantisation.
         metadata: all GGUF metadata; empty for a folder.
-        shapes: every tensor's row-major shape; of a matrix that MLX has quantised, the shape of its weights.
-        weight: return a stored tensor by name; its bytes are read from disk when first used.
+        shapes: every tensor's row-major shape. A quantised matrix has the shape of its weights, not of its quants.
+        weight: a function that returns a stored tensor by name; its bytes are read from disk when they are first used.
         notes: lines for the user about settings that are ignored.
-        is_converted: whether the types of weights are known only when they are read.
+        is_converted: whether weights are converted when they are read, so that their types are unknown before.
     """
 
     where: str
@@ -47,7 +47,7 @@ class Checkpoint:
 
     @property
     def n_embeddings(self) -> int:
-        """Rows of the GGUF embedding table; if it is missing, the size of the vocabulary, or 1."""
+        """Rows of the GGUF embedding table; without a table, the size of the vocabulary, or 1 if it is missing too."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         n_tokens = len(tokens) if isinstance(tokens, list) else 0
         return (self.shapes.get("token_embd.weight") or (max(n_tokens, 1),))[0]
@@ -56,7 +56,8 @@ class Checkpoint:
 def open_checkpoint(path: Path, *, expand: bool = True) -> Checkpoint:
     """Open a GGUF file, or a Hugging Face folder with config.json and safetensors.
 
-    Without `expand`, the tensors of quantised layers in a folder are listed in their stored form.
+    With `expand`, the tensors of a layer that GPTQ, AWQ or similar programs have quantised become one weight. Without
+    it, they are listed as they are stored.
 
     Raises:
         SourceError: there is no such file or folder, or it cannot be read.
@@ -136,7 +137,8 @@ def _expanded(checkpoint: Checkpoint, layers: Mapping[str, Layer]) -> Checkpoint
     )
 
 
-# By `general.type`, or by `general.architecture` of files without a type: the kind of file, and a hint.
+# Kinds of GGUF files that have no model, by `general.type`, or by `general.architecture` of files without a type: a
+# description, and a hint for the user.
 GGUF_KINDS = {
     "adapter": (
         "a LoRA adapter, which changes a model's weights and has none of its own",
@@ -154,7 +156,7 @@ GGUF_KINDS = {
     "controlvector": ("a control vector, which steers a model", "name the file of the model"),
 }
 GGUF_KINDS["clip"] = GGUF_KINDS["mmproj"]
-# The converters that come with transformers; OUT is for the user to choose.
+# Commands that convert other folders to safetensors, for hints. OUT stands for a folder that the user chooses.
 FROM_TORCH = (
     'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
     "[kind.from_pretrained({folder!r}).save_pretrained('OUT') for kind in (M, T)]\""

@@ -1,6 +1,6 @@
-"""Check a path before it is read.
+"""Check a path before a model file is opened, so that errors can say what is there instead.
 
-Errors name what the path is if it is no file, and the kind of a file that is not GGUF.
+For example: a folder, a pipe, a pickle of PyTorch, or a Git-LFS pointer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from mlx_engine.errors import FormatError, SourceError
 
-# Kinds of paths that are no regular files. Reading a pipe would block until it has a writer; a device may have no end.
+# Kinds of paths that are not regular files. They are refused, because reading a pipe would block until another process
+# writes to it, and a device may have no end.
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
@@ -35,8 +36,8 @@ def refuse_other_paths(path: Path, expected: str) -> None:
     """Check that there is a regular file at `path`.
 
     Raises:
-        SourceError: there is nothing, or something else: a folder, a pipe, a device.
-        OSError: the path cannot be looked at.
+        SourceError: there is nothing at the path, or a folder, a pipe or a device.
+        OSError: the path cannot be examined (`stat` fails).
         ValueError: the path has a NUL character.
     """
     try:
@@ -70,7 +71,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return the kind of a file that is not GGUF, by its first bytes, and a hint; None if it is not known."""
+    """Return the kind of a file that is not GGUF, by its first bytes, and a hint; None if the kind is unknown."""
     name_folder = f"name its folder, {path.parent if path.parent.name else path.parent.absolute()}"
     if head[8:9] == b"{" or path.suffix == ".safetensors":
         return "a safetensors file, which has no settings of a model", name_folder
@@ -79,17 +80,17 @@ def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
     return next((kind for magic, kind in _SIGNATURES.items() if head.startswith(magic)), None)
 
 
-# The specification's size limit of a pointer. The first line of a pointer is a version line; no model file begins with
-# one.
+# A Git-LFS pointer has fewer bytes than this, by its specification. It begins with a version line, as no model file
+# does.
 POINTER_BYTES = 1024
 _VERSION = b"version https://git-lfs.github.com/spec/"
 _SIZE = re.compile(rb"^size (\d{1,18})\r?$", re.MULTILINE)
 
 
 def refuse_pointer(path: Path, head: bytes, expected: str) -> None:
-    """Raise an error that names the pointer if `head`, the first bytes of the file at `path`, is one.
+    """Raise an error if `head`, the first bytes of the file at `path`, shows that the file is a Git-LFS pointer.
 
-    A clone that was made without Git LFS has short text files in place of large files.
+    If a repository was cloned without Git LFS, it has such pointers, short text files, in place of large files.
 
     Source: https://github.com/git-lfs/git-lfs/blob/v3.5.1/docs/spec.md
 

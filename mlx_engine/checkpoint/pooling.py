@@ -1,9 +1,9 @@
-"""Read from a model's files how hidden states become an embedding, and how a reranker's labels become a score.
+"""Read from a model's files how hidden states become an embedding, and how a reranker computes a score.
 
-A GGUF file has `ARCH.pooling_type`; a folder has the files of sentence-transformers: `modules.json`, and the
-`config.json` of its Pooling module. A reranker is recognised by its files, never by its name: in GGUF by the pooling
-type "rank" or a chat template named "rerank"; in a folder by `classifier_from_token` in config.json, by a LogitScore
-module, or by `pipeline_tag: text-ranking` at the head of its model card.
+A GGUF file has `ARCH.pooling_type`. A folder has the files of sentence-transformers: `modules.json`, and the
+`config.json` of its Pooling module. A GGUF file is a reranker if its pooling type is "rank" or it has a chat template
+named "rerank". A folder is a reranker if it has `classifier_from_token` in config.json, a LogitScore module, or
+`pipeline_tag: text-ranking` at the beginning of its model card.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mlx_engine.errors import FormatError
 
 Kind = Literal["last", "mean", "cls"]
 
-# GGUF's numbers; 0 is none, 4 is rank.
+# The values of GGUF's `pooling_type`. 0 means no pooling, and 4 (GGUF_RANK) a reranker.
 GGUF_KINDS: Mapping[object, Kind] = {1: "mean", 2: "cls", 3: "last"}
 GGUF_RANK = 4
 CLASSIFIER = "cls.output.weight"
 FOLDER_KINDS: Mapping[str, Kind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 # Modules of sentence-transformers that are implemented, by the last part of their type.
 MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
-# Labels of Qwen3-Reranker.
+# The default labels, those of Qwen3-Reranker.
 LABELS = ("yes", "no")
 
 
@@ -39,7 +39,7 @@ class Pooling:
     """How a text becomes a vector.
 
     Attributes:
-        kind: the hidden states that are used: the last token's, the mean of all, or the first token's ("cls").
+        kind: which hidden states are used: the last token's ("last"), the mean of all, or the first token's ("cls").
         is_normalized: whether the vector is scaled to length 1.
         is_declared: whether the files have these settings; if not, they are the defaults.
         missing: a step in the files that is not implemented; None if all steps are implemented.
@@ -55,12 +55,12 @@ class Pooling:
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """How a reranker scores a document: the softmax over two labels, of which the first is "relevant".
+    """How a reranker scores a document: the softmax over the logits of two tokens, the labels.
 
     Attributes:
-        labels: the tokens.
-        template: the prompt, with {query} and {document}; None for that of Qwen3-Reranker.
-        classifier: (2, D) rows of the head for these labels, if the file has them in place of the head.
+        labels: the two tokens; the probability of the first is the score.
+        template: the prompt, with {query} and {document}; None for the prompt of Qwen3-Reranker.
+        classifier: (2, D) the head's rows for these labels, if the file has only these rows and no head; else None.
     """
 
     labels: tuple[str, str] = LABELS
@@ -99,7 +99,7 @@ def _of_folder(checkpoint: Checkpoint, folder: Path) -> Pooling:
     ranking = None
     named, modules = checkpoint.settings.get("classifier_from_token"), folder / "modules.json"
     parts = _modules(modules) if modules.exists() else []
-    if named is not None:  # vLLM's key lists the label of "not relevant" first
+    if named is not None:  # vLLM's key `classifier_from_token` lists the label for "not relevant" first
         no, yes = _labels(named, checkpoint.where)
         ranking = Ranking((yes, no))
     elif any(kind == "LogitScore" for kind, _ in parts) or _is_for_ranking(folder / "README.md"):
@@ -122,7 +122,7 @@ def _of_folder(checkpoint: Checkpoint, folder: Path) -> Pooling:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """Return the modules of modules.json: the last part of each type, and its folder."""
+    """Return for each module of modules.json the last part of its type, and its folder."""
     try:
         listed = json.loads(path.read_text("utf-8"))
         if not isinstance(listed, list):

@@ -1,10 +1,8 @@
-"""Folders that other programs have quantised: AWQ, GPTQ, MXFP4, FP8 and compressed-tensors.
+"""Read folders that other programs have quantised with AWQ, GPTQ, MXFP4, FP8 or compressed-tensors.
 
-config.json has a `quantization_config` with a `quant_method`.
-
-A quantised layer consists of several tensors: quants, scales, zero points. Each method has a reader. The reader finds
-the layers of a folder, and returns each layer as one weight with exactly the values that the method defines.
-Activations stay float32, even if the config asks to quantise them.
+The config.json of such a folder has a `quantization_config` with a `quant_method`. A quantised layer consists of
+several tensors: quants, scales, zero points. A reader per method finds the layers, and returns each as one weight with
+exactly the values that the method defines. Activations stay float32, even if the config asks to quantise them.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from mlx_engine.quant.weight import Weight
 
 Files: TypeAlias = Mapping[str, SafetensorsFile]
 CONFIG = "quantization_config"
-# Types of scales: floats, or powers of two.
+# The types that scales may have; F8_E8M0 is an exponent, for powers of two.
 SCALES = ("F32", "F16", "BF16", "F8_E8M0")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A quantised weight: its row-major shape, (N, K) or (X, N, K), its tensors' names, a function that reads it."""
+    """A quantised weight: its row-major shape, (N, K) or (X, N, K), the names of its tensors, and a read function."""
 
     shape: tuple[int, ...]
     parts: tuple[str, ...]
@@ -47,10 +45,10 @@ class QuantConfig:
         self.where, self.values = where, values
 
     def expect(self, key: str, *allowed: object) -> Any:
-        """Return a setting whose value must be among `allowed`; an absent setting is the first of them.
+        """Return a setting, which must have a value among `allowed`. The first of these is the default.
 
         Raises:
-            UnsupportedConfigError: it has another value.
+            UnsupportedConfigError: the setting has another value.
         """
         value = self.values.get(key, allowed[0])
         if not isinstance(value, str | int | float | None) or value not in allowed:
@@ -74,7 +72,7 @@ class QuantConfig:
 
 def quant_method(values: Mapping[str, object]) -> str | None:
     """Return the method of a `quantization_config`; None without a method, as in folders that MLX has quantised."""
-    # Folders of bitsandbytes from before transformers 4.34 do not name it.
+    # Folders that bitsandbytes wrote before transformers 4.34 do not name the method.
     is_old = any(key.startswith(("load_in_", "bnb_")) for key in values)
     method = values.get("quant_method", "bitsandbytes" if is_old else None)
     return method if method is None else str(method)
@@ -89,7 +87,7 @@ def part(files: Files, name: str, *dtypes: str) -> NDArray[Any]:
     """Return a tensor of a quantised weight.
 
     Raises:
-        FormatError: there is none, or its type is none of `dtypes`.
+        FormatError: there is no such tensor, or its type is not among `dtypes`.
     """
     if name not in files:
         layer = name.rpartition(".")[0]
@@ -111,7 +109,7 @@ def floats(files: Files, name: str) -> NDArray[np.float32]:
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "F8_E8M0":
         return np.where(stored == 255, np.float32(np.nan), np.ldexp(np.float32(1), stored.astype(np.int32) - 127))
-    with np.errstate(invalid="ignore"):  # a signalling NaN
+    with np.errstate(invalid="ignore"):  # NumPy warns of a signalling NaN
         return stored.astype(np.float32)
 
 
@@ -123,27 +121,25 @@ def check_shape(name: str, found: tuple[int, ...], *allowed: tuple[int, ...]) ->
 
 
 BLOCK = 32
-# Weights per piece: temporaries take a few megabytes.
+# Weights are computed in pieces of this many, so that temporary arrays need a few megabytes only.
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Groups:
-    """A matrix (N, K) of `bits`-bit integers in G groups of columns.
+    """A matrix (N, K) of `bits`-bit integers q in G groups of columns, with a scale and a zero point per row and group.
+
+    A weight is `scale * (q - zero)`: one product in float32 of a widened scale and a small integer. If 32 consecutive
+    columns always share a scale, and this scale is a float16, then Q4_0 or Q8_0 can represent the same values, and
+    backends multiply the matrix as stored. Other matrices are expanded to float32.
 
     Attributes:
         name: the weight's name.
         scales: float32 (N, G).
         zeros: int16 (N, G).
         groups: (K,) the group of each column.
-        quants: function that returns rows `first` to `last - 1` of the integers, (last - first, K) of type int16.
-        lowest: the lowest value of an integer; the highest is `lowest + 2**bits - 1`.
-
-    Weights of integers with a scale and a zero point per group of columns: `scale * (q - zero)`.
-
-    The value is one product of float32: scales are widened, and `q - zero` is a small integer. If each 32 columns of a
-    row share a scale that is a float16, the weight is a Q4_0 or Q8_0 weight of the same values, which backends multiply
-    as stored. Otherwise it is expanded to float32.
+        quants: function of (first, last) that returns rows [first, last) of the integers, (last - first, K) int16.
+        lowest: the lowest possible q; the highest is `lowest + 2**bits - 1`.
     """
 
     name: str
@@ -165,7 +161,7 @@ class Groups:
             )
 
     def weight(self) -> Weight:
-        """Return the matrix as Q4_0 or Q8_0 if their values are exactly those of the integers, else as float32."""
+        """Return the matrix as Q4_0 or Q8_0 if one of these types can represent its values exactly, else as float32."""
         type_ = self._type()
         n, k = len(self.scales), len(self.groups)
         out = np.empty((n, type_.bytes_for(k)), dtype=np.uint8)
@@ -194,7 +190,7 @@ class Groups:
                 values = self.scales[first:last, self.groups] * differences.astype(np.float32)
             return np.ascontiguousarray(values).view(np.uint8)
         made = np.empty(differences.size // BLOCK, layout.Q4_0 if type_ == Q4_0 else layout.Q8_0)
-        with np.errstate(invalid="ignore"):  # a signalling NaN
+        with np.errstate(invalid="ignore"):  # NumPy warns of a signalling NaN
             made["d"] = self.scales[first:last, self.groups[::BLOCK]].astype(np.float16).reshape(-1)
         blocks = differences.reshape(-1, BLOCK)
         made["qs"] = pack_halves((blocks + 8).astype(np.uint8)) if type_ == Q4_0 else blocks.astype(np.int8)
@@ -215,12 +211,12 @@ def fields(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = 
 
 
 def equal_groups(k: int, size: int) -> NDArray[np.int64]:
-    """Return the group of each of k columns if groups have `size` columns, -1 for one group of all."""
+    """Return (k,) the group of each column, for groups of `size` columns; -1 means one group for all columns."""
     return np.arange(k) // (k if size == -1 else size) if k else np.zeros(0, np.int64)
 
 
 AWQ_BITS = 4
-# The field of a word in which each of its 8 outputs is stored.
+# In which 4-bit field of a word, from the lowest, AWQ stores output 0, 1, ... 7 of the word.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _AWQ_KNOWN = (
     "backend", "bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "modules_to_fuse",
@@ -229,11 +225,11 @@ _AWQ_KNOWN = (
 
 
 def awq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
-    """Find the layers of AWQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`.
+    """Find the layers of AWQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where g is `k // group_size`.
 
-    g is the group of column k, `k // group_size`. `qweight` (K, N / 8) int32 packs the 4-bit quants of 8 outputs into a
-    word, in the order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits up; `qzeros` (G, N / 8) packs zero points in the same
-    way; `scales` is (G, N). This is the version "gemm"; other versions pack for other kernels.
+    `qweight` (K, N / 8) int32 packs the 4-bit quants of 8 outputs into a word, in the order 0, 2, 4, 6, 1, 3, 5, 7 from
+    the lowest bits up. `qzeros` (G, N / 8) packs zero points in the same way. `scales` is (G, N). Only AWQ's version
+    "gemm" is read; other versions pack quants in another order.
 
     Source: `dequantize_gemm`, github.com/casper-hansen/AutoAWQ, awq/utils/packing_utils.py.
     """
@@ -282,12 +278,12 @@ _GPTQ_V1 = ("gptq", None)
 
 
 def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
-    """Find the layers of GPTQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`.
+    """Find the layers of GPTQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where g is `g_idx[k]`.
 
-    g is the group of column k, `g_idx[k]`. `qweight` (K * bits / 32, N) int32 packs the quants of 32 / bits columns
-    into a word, the first in the lowest bits; `scales` is (G, N); `qzeros` (G, N * bits / 32) packs zero points in the
-    same way, along N. The format "gptq" stores every zero point minus one, "gptq_v2" stores the zero point itself. The
-    1 is added to whole words, as in GPTQModel, which also undoes the carry of a zero point of 0.
+    `qweight` (K * bits / 32, N) int32 packs the quants of 32 / bits columns into a word, the first in the lowest bits.
+    `scales` is (G, N). `qzeros` (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq" stores
+    every zero point minus one, "gptq_v2" stores the zero point itself. The ones are added to whole words, as in
+    GPTQModel: a zero point of 0 had borrowed from its neighbor in the word, and the carry of the sum repairs this.
 
     Source: `QuantLinear.pack` and `forward`, github.com/AutoGPTQ/AutoGPTQ,
     auto_gptq/nn_modules/qlinear/qlinear_cuda.py; `convert_gptq_v1_to_v2_format_module`,
@@ -335,11 +331,11 @@ BLOCKS, BLOCK_SCALES = "_blocks", "_scales"
 
 
 def mxfp4_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
-    """MXFP4 folders, as gpt-oss is published: the experts of a layer, quantised together.
+    """Find the layers of MXFP4, the form in which gpt-oss is published: one weight has all experts of a layer.
 
-    NAME_blocks (..., N, K / 32, 16) has the quants of groups of 32 weights, two to a byte, the even one in the low
-    half. NAME_scales (..., N, K / 32) has the exponent of each group's power of two, plus 127. The weight (..., N, K)
-    keeps the name NAME_blocks, because the tensor NAME of folders that are not quantised has another order of axes.
+    NAME_blocks (..., N, K / 32, 16) has the quants of groups of 32 weights, two per byte, the even one in the low half.
+    NAME_scales (..., N, K / 32) has an exponent e per group, for the scale 2**(e - 127). The weight (..., N, K) keeps
+    the name NAME_blocks, because in folders that are not quantised the tensor NAME has another order of axes.
 
     Source: `convert_moe_packed_tensors`, Hugging Face transformers, integrations/mxfp4.py.
     """
@@ -372,9 +368,9 @@ _FP8_UNUSED = ("input_scale", "activation_scale")
 def fp8_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find weights of type F8_E4M3 with float scales: `weight[n, k] = float32(q[n, k]) * scale`, rounded to float32.
 
-    A scale is for a block of rows and columns, for a row, or for the matrix. Published models have `weight_scale_inv`
-    for blocks of 128 x 128; in spite of its name, the stored number is the factor and not its inverse. Scales of the
-    activations are not used, because activations stay float32.
+    There is a scale per block of rows and columns, per row, or one for the matrix. Published models have
+    `weight_scale_inv` for blocks of 128 x 128; in spite of this name, the stored number is the factor, not its inverse.
+    Scales of activations are ignored, because activations stay float32.
 
     Source: `weight_dequant`, github.com/deepseek-ai/DeepSeek-V3, inference/kernel.py; OCP 8-bit Floating Point
     Specification (OFP8), revision 1.0, E4M3.
@@ -389,10 +385,10 @@ def fp8_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
 
 def block_size(config: QuantConfig, key: str, value: object) -> tuple[int, int]:
-    """Return the rows and columns of a block.
+    """Return the rows and columns of a block from a setting's value.
 
     Raises:
-        UnsupportedConfigError: they are not two whole numbers >= 1.
+        UnsupportedConfigError: the value is not a list of two whole numbers >= 1.
     """
     if isinstance(value, list) and len(value) == 2 and all(type(n) is int and n >= 1 for n in value):
         return value[0], value[1]
@@ -400,7 +396,7 @@ def block_size(config: QuantConfig, key: str, value: object) -> tuple[int, int]:
 
 
 def fp8_layer(files: Files, prefix: str, block: tuple[int, int] | None) -> Layer:
-    """Return the layer of `prefix.weight`, (N, K), whose scales are for blocks, or without `block` for rows or for all.
+    """Return the layer of `prefix.weight` (N, K), with a scale per block; if `block` is None, per row or for all rows.
 
     Raises:
         FormatError: the scales are missing, or do not fit the weight.
@@ -440,15 +436,15 @@ _COMPRESSED_OPTIONAL = ("weight_zero_point", "weight_g_idx", "input_scale", "inp
 
 
 def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
-    """compressed-tensors: integers or FP8 with a scale per row, per group of columns, or for the whole matrix.
+    """Find the layers of compressed-tensors: integers or FP8 with scales per row, per group of columns or per matrix.
 
-    `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`. The formats "int-quantized" and "naive-quantized" store 8-bit
-    integers as `weight`, I8; "float-quantized" stores `weight` as F8_E4M3 (`fp8_layers`); "pack-quantized" stores 4- or
-    8-bit integers as `weight_packed` (N, K * bits / 32) I32, the first column in the lowest bits, each plus 2**(bits -
-    1), with their shape in `weight_shape`. `weight_scale` is (N, G), (N, 1) or (1,). Zero points are 0 unless the
-    weights are
-    asymmetric: `weight_zero_point`, I8 of the scales' shape, or packed along N. `weight_g_idx` is the group of each
-    column.
+    `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where g is the group of column k (`weight_g_idx`).
+    - "int-quantized" and "naive-quantized" store 8-bit integers as `weight`, I8.
+    - "float-quantized" stores `weight` as F8_E4M3 (see `fp8_layers`).
+    - "pack-quantized" stores 4- or 8-bit integers plus 2**(bits - 1) as `weight_packed` (N, K * bits / 32) I32, the
+      first column in the lowest bits, and their shape in `weight_shape`.
+    `weight_scale` is (N, G), (N, 1) or (1,). Asymmetric weights have `weight_zero_point`: I8 of the scales' shape, or
+    packed along N; without this tensor zero points are 0.
 
     Source: github.com/vllm-project/compressed-tensors, src/compressed_tensors/compressors.
     """
@@ -477,7 +473,7 @@ def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
 
 def _schemes(config: QuantConfig) -> list[Mapping[str, Any]]:
-    """Return how the weights of each group of layers are quantised."""
+    """Return the setting `weights` of each group of layers, which says how the group is quantised."""
     groups = config.values.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise config.error("config_groups", "a mapping of mappings", groups)

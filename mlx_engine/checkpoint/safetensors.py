@@ -1,4 +1,6 @@
-"""Read safetensors files: an 8-byte header length, a JSON header, tensor data. Memory-mapped; lengths are checked.
+"""Read and write safetensors files: an 8-byte header length, a JSON header, then tensor data.
+
+Files are memory-mapped. They are not trusted: every length is checked before it is used.
 
 Source: github.com/huggingface/safetensors, "Format" in its README, release 0.5.
 """
@@ -22,9 +24,10 @@ from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
-# The readable types, spelled as in GGUF. Tensors of other types are listed; loading one raises an error.
+# The types of tensors that can be loaded as a weight, spelled as in GGUF. Other types can be listed.
 READABLE = ("F32", "F16", "BF16")
-# The NumPy types of tensors that are parts of a quantised weight. BF16 and the 8-bit floats are returned as their bits.
+# The NumPy types of tensors that are parts of a quantised weight. BF16 and the 8-bit floats, which NumPy does not have,
+# are returned as unsigned integers with the same bits.
 ARRAYS = {
     "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E8M0": "u1", "I8": "i1", "U8": "u1", "I32": "<i4",
     "U32": "<u4", "I64": "<i8",
@@ -190,15 +193,15 @@ class Entry:
 
 
 def write_safetensors(path: Path, entries: Iterable[Entry], pieces: Iterable[NDArray[np.uint8]]) -> None:
-    """Write the header, then tensor data: `pieces`, concatenated, are the bytes of all entries in their order.
+    """Write the header, then the tensor data, so that only one piece is in memory at a time.
 
-    Only one piece of one tensor is in memory at a time.
+    `pieces`, concatenated, are the bytes of all entries in their order. A piece may be a part of a tensor.
 
     Raises:
         ValueError: the pieces have more or fewer bytes than the entries.
         OSError: the file cannot be written.
     """
-    # transformers rejects a file without this entry as one of another framework.
+    # Without this entry, transformers rejects the file as a file of another framework.
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for entry in entries:

@@ -1,8 +1,8 @@
-"""Checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
+"""Write checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
 Each checkpoint is written once, to the user's cache folder, and kept there: GPT-2 and Gemma 3 as Hugging Face folders,
-the others as a Q8_0 GGUF file. Their generated text is noise; their timings are valid, because speed does not depend on
-the values.
+the others as Q8_0 GGUF files. The models generate noise, but their timings are valid, because speed does not depend on
+the values of weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mlx_engine.observe import log
 from mlx_engine.quant.types import BF16, F32, Q8_0, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# Values of a folder's tensor that are drawn and written at a time.
+# Tensors of a folder are drawn and written in pieces of this many values.
 PIECE = 1 << 20
 # The standard deviation of uniform quants from -127 to 127.
 QUANTS_STD = 73.6
@@ -47,8 +47,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 class RandomTensor:
     """A tensor of random values.
 
-    The values are normally distributed. In Q8_0 they are uniform, because uniform quants are faster to draw, and as
-    fast to multiply. With `is_decay` they are uniform between -2 and -0.01, like the decays of a delta network.
+    The values are normally distributed with `mean` and `std`. Q8_0 quants are uniform from -127 to 127, because uniform
+    numbers are faster to draw. With `is_decay` values are uniform between -2 and -0.01, like decays of a delta network.
     """
 
     name: str
@@ -65,11 +65,11 @@ class RandomTensor:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The stored bytes. Each tensor has its own generator, which draws the values when they are written."""
+        """The stored bytes, drawn on access by a generator whose seed depends on the tensor's name."""
         return self.draw(np.random.default_rng(zlib.crc32(self.name.encode()))).data
 
     def draw(self, rng: np.random.Generator) -> Weight:
-        """Return the tensor with values of a generator."""
+        """Return the tensor with values that the generator draws."""
         if self.type == Q8_0:
             packed = np.empty(math.prod(self.shape) // 32, blocks.Q8_0)
             packed["qs"] = rng.integers(-127, 128, (len(packed), 32), dtype=np.int8)
@@ -112,7 +112,7 @@ class Shape(ABC):
 
     @abstractmethod
     def write(self, path: Path, name: str, progress: Progress | None = None) -> None:
-        """Write the checkpoint; `progress` is called with (pieces written, total pieces) of a folder."""
+        """Write the checkpoint. For a folder, `progress` is called with (pieces written, total pieces)."""
 
 
 # ---- GGUF files: Q8_0 matrices, F32 norms and routers, a made-up vocabulary of the real size ----
@@ -175,7 +175,7 @@ class Qwen3Shape(Shape):
         yield from (norm(at + name, self.head_dim) for name in ("attn_q_norm", "attn_k_norm"))
 
     def attention(self, at: str, q_rows: int = 1) -> Iterator[RandomTensor]:
-        """Yield the matrices of attention. With `q_rows` 2, those of queries have the rows of an output gate, too."""
+        """Yield the matrices of attention. With `q_rows` = 2, the query matrix also has the rows of an output gate."""
         D, H, G = self.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         yield matrix(f"{at}attn_q", q_rows * H, D)
         yield matrix(f"{at}attn_k", G, D)
@@ -215,7 +215,7 @@ class Qwen35Shape(Qwen3Shape):
     conv_kernel: int
 
     architecture = "qwen35"
-    # One layer in so many, the last of each group, has attention; the others are gated delta networks.
+    # Every fourth layer has attention; the others are gated delta networks.
     interval: ClassVar[int] = 4
 
     def settings(self) -> dict[str, object]:
@@ -239,7 +239,7 @@ class Qwen35Shape(Qwen3Shape):
         yield norm(f"{at}post_attention_norm", self.hidden_size)
         if (i + 1) % self.interval:
             yield from self.delta(at)
-        else:  # the rows of queries are followed by those of the gate
+        else:  # the query matrix also has the rows of the output gate
             yield from self.attention(at, q_rows=2)
             yield from self.head_norms(at)
         yield from self.ffn(at)
@@ -264,11 +264,11 @@ class Qwen35NextShape(Qwen35Shape):
     """Sizes of a dense Qwen3.5 with its layer of multi-token prediction, which has attention."""
 
     def settings(self) -> dict[str, object]:
-        """Return the settings, with that layer."""
+        """Return the settings, with the layer of multi-token prediction."""
         return super().settings() | {"block_count": self.n_layers + 1, "nextn_predict_layers": 1}
 
     def tensors(self) -> Iterator[RandomTensor]:
-        """Yield the tensors, with those of that layer."""
+        """Yield the tensors, then the tensors of the layer of multi-token prediction."""
         yield from super().tensors()
         at, D = f"blk.{self.n_layers}.", self.hidden_size
         yield norm(f"{at}attn_norm", D)
@@ -282,7 +282,7 @@ class Qwen35NextShape(Qwen35Shape):
 
 @dataclass(frozen=True)
 class Qwen3MoeShape(Qwen3Shape):
-    """Sizes of a Qwen3-MoE with a head of its own. No layer is dense, so no matrix has the `intermediate_size`."""
+    """Sizes of a Qwen3-MoE with an untied head. No layer is dense, so `intermediate_size` is unused."""
 
     n_experts: int
     n_experts_used: int
@@ -320,8 +320,8 @@ class Qwen3MoeShape(Qwen3Shape):
 class DeepSeek2Shape(Qwen3MoeShape):
     """Sizes of a DeepSeek-V2, with YaRN and a dense first layer.
 
-    Queries have a latent, which DeepSeek-V2-Lite has not: without it llama.cpp loads models of 26 or 27 layers only.
-    `head_dim` is that of values, and of keys without their rotated part.
+    Queries have a latent, unlike in DeepSeek-V2-Lite, because without one llama.cpp loads only models of 26 or 27
+    layers. `head_dim` is the size of a value head, and of a key head without its rotated part.
     """
 
     n_shared: int
@@ -379,7 +379,7 @@ class DeepSeek2Shape(Qwen3MoeShape):
 
 @dataclass(frozen=True)
 class NemotronHShape(Qwen3Shape):
-    """Sizes of a dense Nemotron-H with a head of its own.
+    """Sizes of a dense Nemotron-H with an untied head.
 
     Attributes:
         pattern: a letter per layer: M a Mamba2 mixer, * attention, - an FFN.
@@ -597,7 +597,7 @@ class Gemma3Shape(FolderShape):
         }
 
     def tensors(self) -> Iterator[RandomTensor]:
-        """Yield random matrices and norm weights. Gemma stores a norm weight as its difference from 1."""
+        """Yield random matrices and norm weights. Gemma stores norm weights minus 1."""
         D, F, E = self.hidden_size, self.intermediate_size, self.head_dim
         H, G = self.n_heads * E, self.n_kv_heads * E
         matrices = {
@@ -667,12 +667,12 @@ def tokenizer_json(size: int) -> dict[str, Any]:
 
 SHAPES: dict[str, Shape] = {
     "qwen3-0.6b": Qwen3Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6),
-    # A twelfth of the layers and of the vocabulary, so that layers and head have the same share of the work as in the
+    # A twelfth of the model's layers and of its vocabulary, so that the head has the same share of the work as in the
     # model.
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
     "qwen3.5-0.8b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     "qwen3.5-0.8b-mtp": Qwen35NextShape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
-    # Four of 27 layers of DeepSeek-V2-Lite and four of 52 of Nemotron-H 8B, with as large a share of the vocabulary.
+    # 4 of 27 layers of DeepSeek-V2-Lite, and 4 of 52 layers of Nemotron-H 8B, with the same fraction of the vocabulary.
     "deepseek-v2-lite-4": DeepSeek2Shape(
         4,
         2048,
@@ -745,11 +745,10 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
 
 @contextlib.contextmanager
 def not_kept() -> Iterator[None]:
-    """Return a context in which new shapes are written to a temporary folder.
+    """Return a context in which new checkpoints are written to a temporary folder, which is deleted at the end.
 
-    Shapes that are in the cache are used from there.
-
-    If this process is killed, the next one that uses a shape removes the folder.
+    Checkpoints that are already in the cache folder are used from there. If this process is killed, the next process
+    that uses a shape removes the temporary folder.
 
     Raises:
         SourceError: the folder cannot be made.

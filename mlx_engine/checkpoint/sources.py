@@ -1,6 +1,7 @@
-"""Resolve a model source to a path: the built-in model, a path, a shape, or the name of a model on the hub.
+"""Resolve the name of a model, as users give it, to a path; download or write the model first if necessary.
 
-Names on the hub are org/repo, org/repo:FILE, org/repo:TYPE, and the addresses of the hub's pages and files.
+A name is "builtin", a path, "shape:NAME" (random weights, see `shapes.py`), or the name of a model on the Hugging Face
+hub: org/repo, org/repo:FILE, org/repo:TYPE such as Q4_K_M, or the address of a page or a file.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ KINDS = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
 
 
 def resolve(source: str | Path, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Return the path of `source`: "builtin", "shape:NAME", a path, or a hub id or address (see the module).
+    """Return the path of a model, given its name; the docstring of this module lists the forms of names.
 
-    A `Path` is always a path. `progress` is called with (done, total) while a shape is written for the first time.
+    A `Path` is never read as another form of name. `progress` is called with (done, total) pieces while a shape is
+    written for the first time.
 
     Raises:
         SourceError: nothing of this name exists, or it cannot be downloaded.
@@ -40,7 +42,7 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
         path = Path(source).expanduser()
         if path.exists():
             return path
-        # The name is too long, has the home of an unknown user, or has a NUL.
+        # Causes of these errors: the name is too long, begins with ~USER of an unknown user, or has a NUL character.
     except (OSError, RuntimeError, ValueError) as error:
         raise SourceError(f"{str(source)[:80]!r}: neither a path nor a hub id ({error})") from error
     name = None if isinstance(source, Path) else hub_name(source)
@@ -75,7 +77,7 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 ADDRESS = re.compile(r"https?://|(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
-# The first parts of hub paths that have no models, and the path parts that lead to a file of a repository.
+# The first parts of hub addresses without models, and the parts of an address that come before branch and file.
 NO_MODELS = ("datasets", "spaces", "collections", "papers", "docs", "blog")
 FILE_PAGES = ("resolve", "blob", "raw")
 BRANCH = "main"
@@ -86,7 +88,7 @@ class HubName(NamedTuple):
 
     Attributes:
         repo: the repository, org/repo.
-        file: a file of the repository, or a type such as Q4_K_M, which a GGUF file has in its name; None for neither.
+        file: a file of the repository, or a type such as Q4_K_M that is part of a GGUF file's name; None for neither.
     """
 
     repo: str
@@ -100,7 +102,7 @@ def hub_name(text: str) -> HubName | None:
     """Return the parsed hub id or address; None if the text is neither.
 
     Raises:
-        SourceError: an address is not that of a model on the hub.
+        SourceError: an address does not belong to a model on the hub.
     """
     if ADDRESS.match(text) is not None:
         return _from_address(text)
@@ -123,7 +125,7 @@ def _from_address(text: str) -> HubName:
     """Return the model of an address of the hub.
 
     Raises:
-        SourceError: the address has another host or another branch, or is not that of a model.
+        SourceError: the address has another host or another branch, or does not belong to a model.
     """
     try:
         parts = urlsplit(text if "://" in text else f"https://{text}")

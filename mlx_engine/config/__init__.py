@@ -1,1 +1,1 @@
-"""Settings of models: declared fields, and how GGUF files and config.json name them."""
+"""Settings of models: declare the fields of a config, and read and write them as GGUF metadata or config.json."""

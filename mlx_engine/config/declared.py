@@ -15,20 +15,22 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 from mlx_engine.config.settings import HARMLESS, HARMLESS_IN_GGUF, MOST_LAYERS, REQUIRED, Settings
 
 Naming: TypeAlias = Literal["gguf", "hf"]
-# A key, or (key, default). The default is a value, or a function of the fields that were read before.
+# A key, or (key, default); None if there is no key. The default is a value, or a function of the fields that were read
+# before. Without a default, the key is required.
 Where: TypeAlias = str | tuple[str, object] | None
-# A function of a value and the fields that were read before: returns None if the value is valid, else what is expected.
+# A function of a value and the fields that were read before. It returns None if the value is valid, or a text that says
+# what is expected.
 Condition: TypeAlias = Callable[[Any, Any], str | None]
 
 SETTING = "setting"
-# Relative tolerance for equal floats: a default may have been computed in a different way.
+# Relative tolerance with which floats count as equal, because a default may have been computed in a different way.
 CLOSE = 1e-6
 
 C = TypeVar("C", bound="ConfigBase")
 
 
 class Setting(Protocol):
-    """Reads a field from a file's settings, and returns it as GGUF keys."""
+    """How a field of a config is read from a file's settings, and written as GGUF keys or keys of config.json."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
         """Return the value; `known` has the fields that were read before, and `n_embeddings`.
@@ -49,8 +51,9 @@ class Key:
     """A setting that has one key.
 
     Attributes:
-        kind: the method of `Settings` that reads it.
-        gguf: the key without the architecture's prefix; None if GGUF has no key, and the value is None.
+        kind: the method of `Settings` that reads the key, such as `Settings.whole`.
+        gguf: the GGUF key without the architecture's prefix; None if GGUF has no key. The value is then None, or False
+            for a flag.
         hf: the key in config.json; None if config.json has no key.
         repeated: GGUF keys that must have the same value if they are present.
         condition: checks the value.
@@ -83,13 +86,13 @@ class Key:
         return dict.fromkeys((self.gguf if isinstance(self.gguf, str) else self.gguf[0], *self.repeated), value)
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {} if self.hf is None else {self.hf if isinstance(self.hf, str) else self.hf[0]: value}
 
 
 @dataclass(frozen=True)
 class ActivationKey:
-    """The activation of the FFN, which GGUF files do not name; the attributes are the arguments of `activation`."""
+    """The activation of the FFN, which GGUF files do not name. `activation_key` describes the attributes."""
 
     hf: str
     words: Mapping[str, str]
@@ -100,7 +103,7 @@ class ActivationKey:
         return self.gguf if naming == "gguf" else self.words[s.choice(self.hf, *self.words)]
 
     def to_gguf(self, value: str) -> Mapping[str, object]:
-        """Return no key."""
+        """Return an empty mapping: there is no key for this setting."""
         return {}
 
     def to_hf(self, value: str, config: Any) -> Mapping[str, object]:
@@ -110,7 +113,7 @@ class ActivationKey:
 
 @dataclass(frozen=True)
 class Constant:
-    """A field with one value that files do not have, for architectures whose base class reads the field from files.
+    """A field with a fixed value, for architectures whose base class reads this field from files.
 
     The value may be a function of the fields that were read before.
     """
@@ -122,11 +125,11 @@ class Constant:
         return self.value(known) if callable(self.value) else self.value
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return no key."""
+        """Return an empty mapping: there is no key for this setting."""
         return {}
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return no key."""
+        """Return an empty mapping: there is no key for this setting."""
         return {}
 
 
@@ -135,8 +138,8 @@ class Expected:
     """Settings that are not fields, because only some of their values are implemented.
 
     Attributes:
-        gguf: the implemented value, or a tuple of them, by GGUF key; the key may be absent. In place of a value, a
-            function of (settings, key, config) can check the setting.
+        gguf: by GGUF key, the implemented value, a tuple of implemented values, or a function of (settings, key,
+            config) that checks the setting. The key may be absent.
         hf: the same for config.json.
         harmless: keys of config.json that do not affect the forward pass, whatever their value.
     """
@@ -151,9 +154,11 @@ class ConfigBase:
     """The base class of configs. The declaration of each field reads and writes the field."""
 
     expected: ClassVar[Expected] = Expected()
-    # Settings of the standard decoder: whether norms are layer norms, also without biases; whether attention and FFN
-    # read the same normed hidden states; whether heads of queries and keys are normed after their rotation; whether in
-    # a model with windows only the layers with a window have rotary embedding.
+    # Class variables for `models/standard.py`:
+    # layer_norms: all norms are layer norms, even without biases.
+    # is_parallel: attention and FFN read the same hidden states (a parallel block).
+    # norms_after_rope: heads of queries and keys are normed after the rotary embedding, not before.
+    # only_local_rope: in a model with sliding windows, only the layers with a window have rotary embedding.
     layer_norms: ClassVar[bool] = False
     is_parallel: ClassVar[bool] = False
     norms_after_rope: ClassVar[bool] = False
@@ -161,7 +166,7 @@ class ConfigBase:
 
     @property
     def gguf_architecture(self) -> str | None:
-        """The `general.architecture` of a GGUF file, if it depends on the settings; None for that of the model file."""
+        """The `general.architecture` to write to a GGUF file, if it depends on the settings; usually None."""
         return None
 
     @property
@@ -210,7 +215,7 @@ class ConfigBase:
         return keys
 
     def to_hf(self) -> dict[str, object]:
-        """Return this config as keys of config.json, with all settings that have one implemented value."""
+        """Return this config as keys of config.json, with the settings of `expected` and their implemented values."""
         keys: dict[str, object] = {}
         for key, allowed in self.expected.hf.items():
             value = allowed[0] if isinstance(allowed, tuple) else allowed
@@ -221,13 +226,13 @@ class ConfigBase:
         return keys
 
     def differences(self, other: object) -> list[str]:
-        """Return the names of the compared fields in which `other` differs; a missing field counts as None."""
+        """Return the names of the fields in which `other` differs; fields with compare=False are not compared."""
         compared = (f.name for f in fields(self) if f.compare)
         return [name for name in compared if not is_same(getattr(self, name), getattr(other, name, None))]
 
 
 def merged(keys: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of both; mappings under one key are merged too."""
+    """Return the keys of both mappings; if both have a mapping under the same key, these are merged, too."""
     made = dict(keys)
     for key, value in more.items():
         before = made.get(key)
@@ -237,7 +242,7 @@ def merged(keys: Mapping[str, object], more: Mapping[str, object]) -> dict[str, 
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Return whether two values are equal, with a tolerance for floats, also inside of dataclasses."""
+    """Return whether two values are equal, with the tolerance CLOSE for floats and for floats in dataclasses."""
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=CLOSE)
     if is_dataclass(a) and type(a) is type(b):
@@ -246,7 +251,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def declared(setting: Setting, *, compare: bool = True) -> Any:
-    """Declare a field with its setting; without `compare`, the field does not change what the model computes."""
+    """Declare a field with its setting. `compare` is False if the field does not change what the model computes."""
     return field(metadata={SETTING: setting}, compare=compare)
 
 
@@ -263,7 +268,7 @@ def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: 
 
 
 def main_layers(s: Settings, key: str, default: Any) -> int:
-    """Return the number of a model's layers; in GGUF files `block_count` has those of multi-token prediction, too."""
+    """Return the number of layers without layers of multi-token prediction, which GGUF's `block_count` includes."""
     n, extra = s.whole(key, default), s.whole_or_zero("nextn_predict_layers") if key == "block_count" else 0
     if extra >= n:
         raise s.error("nextn_predict_layers", f"fewer than all {n} layers", extra)
@@ -284,20 +289,20 @@ def activation_key(words: Mapping[str, str], gguf: str, hf: str = "hidden_act") 
     """Declare a field that is the activation of the FFN.
 
     Args:
-        words: our name of the activation by the word in config.json, the default word first.
-        gguf: the activation of GGUF files, which have no key for it, as llama.cpp computes it.
+        words: from the word in config.json to the name of the activation in this engine; the first word is the default.
+        gguf: the activation for GGUF files, which have no key for it: the one that llama.cpp computes.
         hf: the key in config.json.
     """
     return declared(ActivationKey(hf, words, gguf))
 
 
 def constant(value: Any) -> Any:
-    """Declare a field that has one value."""
+    """Declare a field with a fixed value, which may be a function of the fields that were read before."""
     return declared(Constant(value))
 
 
 def said(hf: Where) -> Any:
-    """Declare a flag of config.json that has no GGUF key; it is the `when` of a row of the tensor table."""
+    """Declare a flag of config.json that has no GGUF key, for `Row.when` in the tensor table (`weights/table.py`)."""
     return declared(Key(Settings.flag, None, hf))
 
 
@@ -306,10 +311,11 @@ def number(gguf: Where, hf: Where) -> Any:
     return declared(Key(Settings.number, gguf, hf))
 
 
-# Defaults and conditions of config fields: functions of a value and of the fields that were read before.
+# ---- defaults and conditions of config fields: functions of a value and of the fields that were read before ----
 
 
-# Far above any model. A damaged file with a huge head dim would exhaust memory with rotary frequencies.
+# The largest accepted head dim, far above any model. With a huge head dim, a damaged file would make rotary tables that
+# exhaust the memory.
 WIDEST_HEAD = 65_536
 
 
@@ -329,7 +335,7 @@ def per_head(known: Any) -> int:
 
 
 def believable(n_layers: int, known: Any) -> str | None:
-    """Check the number of layers before objects are made for each, because a damaged file may have a huge number."""
+    """Check the number of layers. A damaged file may have a huge number, and objects are made for each layer."""
     return None if n_layers <= MOST_LAYERS else f"at most {MOST_LAYERS:,}"
 
 
@@ -346,26 +352,29 @@ def divides(name: str) -> Condition:
 def halves(head_dim: int, known: Any) -> str | None:
     """Check that rotary embedding is possible with this head dim."""
     if head_dim % 2:
-        return "an even number, for its halves are rotated against each other"
+        return "an even number, because RoPE rotates pairs of elements"
     return None if head_dim <= WIDEST_HEAD else f"at most {WIDEST_HEAD:,}"
 
 
 def partly_rotated_heads(usual: int | Callable[[Any], int] = per_head) -> Any:
-    """Declare the field `head_dim` of a model whose files may say that a part of each head is rotated."""
+    """Declare the field `head_dim` of a model whose RoPE may rotate only a part of each head.
+
+    `usual` is the default in config.json.
+    """
     repeated = ("attention.value_length",)
     return whole(("attention.key_length", per_head), ("head_dim", usual), repeated=repeated, condition=halves)
 
 
 def convolves(n_tokens: int, known: Any) -> str | None:
-    """Check the width of a convolution, in tokens; a state holds all of these tokens but one."""
+    """Check the width of a convolution in tokens: at least 2, because the state keeps one token fewer."""
     return None if n_tokens >= 2 else "2 or more tokens"
 
 
 def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
-    """Return a check that a list, if it is present, has one of these kinds for every layer."""
+    """Return a check that a list of layer kinds, if present, has one of these kinds for every layer."""
     return lambda s, key, config: s.words(key, config.n_layers, *kinds)
 
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
-    """Return a check that a setting is present and has this value, because its default is another value."""
+    """Return a check that a setting is present and has this value, for settings whose default is another value."""
     return lambda s, key, config: s.choice(key, REQUIRED, value)

@@ -1,12 +1,12 @@
-"""The architectures that mlx-lm and llama.cpp run, and what those that are not implemented here would need.
+"""The architectures that mlx-lm and llama.cpp run, and which mechanism is missing here for the unsupported ones.
 
-The lists are those of mlx-lm's `models/` of August 2026 and of gguf-py's `MODEL_ARCH_NAMES`. `lacking` says for a file
-what the table of docs/models.md says.
+The names are from mlx-lm's `models/` of August 2026 and from gguf-py's `MODEL_ARCH_NAMES`. The table in docs/models.md
+and the error about an unknown architecture are made from these lists.
 """
 
 from __future__ import annotations
 
-# The names of `model_type` for which mlx-lm has a file, and those of `general.architecture` that llama.cpp knows.
+# The values of `model_type` for which mlx-lm has a file, and the values of `general.architecture` that llama.cpp runs.
 _MLX_LM = """
 Klear afm7 afmoe apertus baichuan_m1 bailing_moe bailing_moe_linear bitnet cohere cohere2 dbrx deepseek deepseek_v2
 deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon_h1 gemma gemma2 gemma3 gemma3_text
@@ -71,10 +71,10 @@ _LACKS: dict[str, str] = {
         chameleon clip cogvlm deepseek2-ocr hunyuan_vl kimi_k25 kimi_vl lfm2-vl paddleocr pixtral qwen2_vl qwen2vl
         qwen3_vl qwen3_vl_moe qwen3vl qwen3vlmoe wavtokenizer-dec""",
 }
-# By name, what is missing.
+# What is missing, by the name of the architecture.
 LACKS = {name: what for what, names in _LACKS.items() for name in names.split()}
 
 
 def lacking(architecture: str) -> str | None:
-    """Return what an architecture needs that is not implemented; None if nothing is known of it."""
+    """Return the mechanism of an architecture that is not implemented; None if the architecture is not listed."""
     return LACKS.get(architecture)

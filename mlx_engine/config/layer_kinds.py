@@ -1,4 +1,7 @@
-"""Settings of single layers: one of two kinds, such as sliding-window or full attention, and numbers of some layers."""
+"""Settings that differ between layers: which of two kinds a layer has, and numbers that only some layers have.
+
+Examples of two kinds are sliding-window and full attention, or layers with and without rotary embedding.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ LOCAL = ("sliding_attention", "full_attention")
 
 @dataclass(frozen=True)
 class LayerKinds:
-    """The setting that reads and writes for each layer whether it is of the first kind; see `layer_kinds`."""
+    """The setting of a field of `layer_kinds`, which describes the attributes."""
 
     every: int
     names: tuple[str, str] | None = LOCAL
@@ -39,7 +42,7 @@ class LayerKinds:
         return (*found[:-1], False) if naming == "hf" and self.ends_with_second else found
 
     def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the flags or n, if GGUF has a key for them and needs it."""
+        """Return the list of flags, or the interval n if it must be written; no key if GGUF has none."""
         if "gguf" in self.flags:
             return {} if self.if_window and not any(value) else {self.flags["gguf"]: list(value)}
         n = _interval(value)
@@ -48,7 +51,7 @@ class LayerKinds:
         return {self.interval["gguf"]: n} if is_written else {}
 
     def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
-        """Return the flags, or the name of each layer's kind and n."""
+        """Return the list of flags, or the name of each layer's kind and the interval n."""
         if "hf" in self.flags:
             return {self.flags["hf"]: [int(is_first) for is_first in value]}
         first, second = self.names or LOCAL
@@ -57,7 +60,7 @@ class LayerKinds:
 
 
 def _interval(value: tuple[bool, ...]) -> int:
-    """Return n if every n-th layer is of the second kind."""
+    """Return the interval n: layer n - 1 is the first layer of the second kind; n_layers + 1 if there is none."""
     return value.index(False) + 1 if False in value else len(value) + 1
 
 
@@ -66,15 +69,16 @@ def layer_kinds(
     flags: Mapping[Naming, str] | None = None, if_window: bool = False, ends_with_second: bool = False,
     writes_usual: bool = False,
 ) -> Any:  # fmt: skip
-    """Declare a field that is True for layers of the first of two kinds, and False for those of the second.
+    """Declare a field with a flag per layer: True for layers of the first of two kinds, False for the second kind.
 
     Args:
-        every: n; every n-th layer is of the second kind, unless the file says otherwise.
-        names: the kinds in config.json's `layer_types`; None if config.json does not have them there.
-        interval: the keys of n.
-        flags: the keys of a list with a flag for each layer.
-        if_window: whether all layers are of the second kind in a model without a window.
-        ends_with_second: whether the last layer of a folder is of the second kind whatever the folder says.
+        every: the default of the interval n: every n-th layer is of the second kind.
+        names: the names of both kinds in config.json's `layer_types`; None if the kinds are not listed there.
+        interval: the key of n, for GGUF ("gguf") and for config.json ("hf"), if there is one.
+        flags: the key of a list with a flag for each layer, for GGUF and for config.json, if there is one.
+        if_window: whether all layers are of the second kind if the model has no window.
+        ends_with_second: whether the last layer of a folder is always of the second kind, even if the folder lists the
+            first.
         writes_usual: whether n is written to GGUF files even if it is `every`.
     """
     made = LayerKinds(every, names, interval or {}, flags or {}, if_window, ends_with_second, writes_usual)
@@ -83,10 +87,12 @@ def layer_kinds(
 
 @dataclass(frozen=True)
 class OfSomeLayers:
-    """A number of some layers: config.json has it once, GGUF files have a list with 0 for the other layers.
+    """The setting of a number that only some layers have, such as the number of KV heads.
+
+    config.json has the number once. GGUF files have a list, with 0 for the layers without it.
 
     Attributes:
-        gguf: the key of the list; one number stands for all layers. A config writes it with its kinds of layers.
+        gguf: the key of the list, or of one number for all layers. `Config.to_gguf` of the model file writes the list.
         hf: the key in config.json.
     """
 
@@ -104,9 +110,9 @@ class OfSomeLayers:
         return different.pop()
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: the config adds it."""
+        """Return no key: `Config.to_gguf` adds the list."""
         return {}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.hf: value}

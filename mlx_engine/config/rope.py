@@ -1,9 +1,9 @@
-"""The rotary embedding settings of a model, and the frequencies that each scaling rule computes from them.
+"""The RoPE settings of a model: read and write them, and compute the frequencies of each scaling rule.
 
-A rule only changes frequencies, and the length of the rotated pairs. LongRoPE and dynamic NTK depend on the length of
-the sequence: transformers changes all frequencies in the middle of a long text. Here the choice is made once, when a
-model is loaded (`Rotation.within`), so that a token's result does not depend on how many tokens follow it. Source of
-the rules: Hugging Face transformers, modeling_rope_utils.
+A rule only changes the frequencies, and a factor of the cosines and sines. In LongRoPE and dynamic NTK the frequencies
+depend on the length of the sequence: transformers changes them in the middle of a long text. Here they are chosen once,
+when a model is loaded (`Rotation.within`), so that a token's result does not depend on how many tokens follow. Source
+of the rules: Hugging Face transformers, modeling_rope_utils.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Frequencies: TypeAlias = tuple[float, ...]
 
 
 def part_of(n: int, head_dim: int) -> float:
-    """Return the part of a head that n of its elements are; `int(head_dim * part)`, as readers compute it, is n."""
+    """Return a float near `n / head_dim` for which `int(head_dim * part)`, as other programs compute it, is n."""
     part = n / head_dim
     return part if int(head_dim * part) == n else math.nextafter(part, 1)  # 44 * (30 / 44) is below 30
 
@@ -36,19 +36,21 @@ class Rotation:
 
     Attributes:
         theta: the base of the frequencies `theta ** (-2j / n)` of the n rotated elements of a head.
-        rule: a key of `RULES`.
-        factor: the rule's factor.
-        low: "llama3" and "yarn" divide frequencies with fewer rotations over the training context by `factor`.
-        high: "llama3" and "yarn" leave frequencies with more rotations over the training context as they are.
-        context: length of the training context in tokens, for all rules but "default" and "linear".
+        rule: the scaling rule, a key of `RULES`.
+        factor: the scaling factor of the rule.
+        low: "llama3" and "yarn" divide a frequency by `factor` if its pair makes fewer than `low` rotations over the
+            training context.
+        high: "llama3" and "yarn" do not change a frequency if its pair makes more than `high` rotations over the
+            training context.
+        context: length of the training context in tokens; unused by "default" and "linear".
         attention_factor: factor of cosines and sines, for "yarn" and "longrope".
-        truncate: for "yarn": whether the limits of slow and fast frequencies are rounded to whole pairs.
+        truncate: for "yarn": whether the indices of the pairs that correspond to `low` and `high` are rounded.
         short: for "longrope": divisor of each frequency up to the training context.
         long: for "longrope": divisor of each frequency in longer contexts.
         extent: length of the longest sequence, for "longrope" and "dynamic"; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
-        part: for "proportional": the part of the pairs of a head that are rotated, which are the first ones.
-        beta: Llama 4's attention scaling, with steps of `context` tokens; 0 is off.
+        part: for "proportional": the fraction of a head's pairs that are rotated; these are the first pairs.
+        beta: of Llama 4's attention scaling (`Growth.beta`), with steps of `context` tokens; 0 for no scaling.
     """
 
     theta: float
@@ -72,11 +74,11 @@ class Rotation:
         return self.extent is not None and self.extent > self.context
 
     def within(self, extent: int) -> Rotation:
-        """Return the rotation for sequences of at most `extent` tokens, if the rule depends on their length."""
+        """Return the rotation for sequences of at most `extent` tokens; only the rules in BY_LENGTH change."""
         return replace(self, extent=extent) if self.rule in BY_LENGTH else self
 
     def for_heads(self, head_dim: int) -> Rope:
-        """Return frequencies and lengths for heads of this dim. Pairs after the rotated ones have the frequency 0."""
+        """Return the rotary embedding of heads of this dim. Pairs that are not rotated have the frequency 0."""
         n = self.n_rotated or head_dim
         frequencies, rest = RULES[self.rule](self, Rope.plain(n, self.theta).frequencies), (head_dim - n) // 2
         lengths = None if self.attention_factor == 1 else (self.attention_factor,) * (n // 2) + (1.0,) * rest
@@ -84,20 +86,20 @@ class Rotation:
         return Rope(frequencies + (0.0,) * rest, lengths, growth)
 
     def divisors(self, head_dim: int) -> tuple[float, ...]:
-        """Return the number by which the rule divides each frequency."""
+        """Return for each pair the number by which the rule divides its frequency."""
         plain, rope = Rope.plain(head_dim, self.theta), self.for_heads(head_dim)
         return tuple(f / slow for f, slow in zip(plain.frequencies, rope.frequencies, strict=True))
 
 
 def scaled(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Return linear scaling: all frequencies divided by the factor."""
+    """Apply linear scaling: divide all frequencies by the factor."""
     return tuple(f / r.factor for f in frequencies)
 
 
 def dynamic(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Return dynamic NTK scaling: a larger base for longer sequences.
+    """Apply dynamic NTK scaling: use a larger base for longer sequences.
 
-    The first frequency stays; the last is lowered most.
+    The first frequency does not change; the last one is lowered most.
     """
     n = 2 * len(frequencies)
     if not r.is_long or r.extent is None or n == 2:
@@ -107,14 +109,16 @@ def dynamic(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def llama3(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Return llama3 scaling; the change from fast to slow frequencies is linear in the number of rotations.
+    """Apply llama3 scaling: divide low frequencies by the factor.
+
+    Between `low` and `high` rotations, interpolate linearly in the number of rotations.
 
     Source: "The Llama 3 Herd of Models", arXiv 2407.21783, and Hugging Face transformers.
     """
 
     def slowed(f: float) -> float:
         rotations = r.context * f / (2 * math.pi)
-        width = r.high - r.low or 1e-9  # Llama 4 has equal limits: a step
+        width = r.high - r.low or 1e-9  # in Llama 4 both limits are equal, so the interpolation is a step
         kept = min(1.0, max(0.0, (rotations - r.low) / width))
         return kept * f + (1 - kept) * f / r.factor
 
@@ -122,7 +126,9 @@ def llama3(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def yarn(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Return YaRN scaling; the change from fast to slow frequencies is linear in the index of the pair.
+    """Apply YaRN scaling: divide low frequencies by the factor.
+
+    Between the pairs with `high` and `low` rotations, interpolate linearly in the index of the pair.
 
     Source: "YaRN: Efficient Context Window Extension", arXiv 2309.00071.
     """
@@ -136,7 +142,7 @@ def yarn(r: Rotation, frequencies: Frequencies) -> Frequencies:
     first, last = pair(r.high), pair(r.low)
     if r.truncate:
         first, last = float(math.floor(first)), float(math.ceil(last))
-    width = last - first or 0.001  # two limits in one pair: a step
+    width = last - first or 0.001  # if both limits are the same pair, the interpolation is a step
 
     def slowed(j: int, f: float) -> float:
         slow = min(1.0, max(0.0, (j - first) / width))
@@ -146,13 +152,13 @@ def yarn(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def longrope(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Return LongRoPE scaling: each frequency has a divisor. Source: arXiv 2402.13753."""
+    """Apply LongRoPE scaling: divide each frequency by its own divisor. Source: arXiv 2402.13753."""
     divisors = r.long if r.is_long else r.short
     return tuple(f / divisor for f, divisor in zip(frequencies, divisors, strict=True))
 
 
 def proportional(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Return the first frequencies divided by the factor; the other pairs are not rotated. Source: Gemma 4."""
+    """Divide the first frequencies by the factor; do not rotate the other pairs. Source: Gemma 4 in transformers."""
     n = int(r.part * len(frequencies))
     return tuple(f / r.factor for f in frequencies[:n]) + (0.0,) * (len(frequencies) - n)
 
@@ -171,7 +177,7 @@ BY_LENGTH = ("dynamic", "longrope")
 
 
 def yarn_attention(factor: float, times: float = 1.0) -> float:
-    """Return YaRN's factor of cosines and sines: it makes up for the flatter softmax over a longer context."""
+    """Return YaRN's factor of cosines and sines, which compensates for the flatter softmax over a longer context."""
     return 0.1 * times * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -184,8 +190,8 @@ def longrope_attention(factor: float, context: int) -> float:
 LAYER_KINDS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
 SCALING = "rope.scaling."
-# DeepSeek-R1-0528-Qwen3-8B has this key. transformers and llama.cpp ignore it and compute YaRN's own factor; vLLM
-# multiplies the two.
+# A key in the config.json of DeepSeek-R1-0528-Qwen3-8B. It is ignored, as in transformers and llama.cpp, which use only
+# `yarn_attention`. (vLLM multiplies both factors.)
 ATTN_FACTOR = "attn_factor"
 EVERY_RULE = ("linear", "dynamic", "llama3", "yarn", "longrope")
 WITH_FACTOR, WITH_CONTEXT = ("linear", "dynamic", "llama3", "yarn", "proportional"), ("llama3", "yarn", "longrope")
@@ -195,7 +201,7 @@ OLD_NAMES = {"su": "longrope"}
 
 @dataclass(frozen=True)
 class RotationSetting:
-    """The setting that reads and writes a `Rotation`; the attributes are the arguments of `rotation`."""
+    """The setting that reads and writes a `Rotation`; `rotation` describes the attributes."""
 
     gguf: str
     hf: str
@@ -225,10 +231,10 @@ class RotationSetting:
         plain = Rotation(s.number(self.gguf, self._usual(known)), n_rotated=self._rotated_of_gguf(s, known))
         if not self.rules:
             return plain
-        # As in llama.cpp, a file with a factor and without a type has linear scaling.
+        # As in llama.cpp, a file with a scaling factor but without a scaling type has linear scaling.
         known_here = [rule for rule in ("linear", "yarn", "longrope") if rule in self.rules]
         rule = s.choice(f"{SCALING}type", "linear" if "linear" in self.rules else "none", "none", *known_here)
-        # Written for some models whose positions are not scaled.
+        # This key is ignored: it is also written for models without a scaling rule.
         s.flag(f"{SCALING}finetuned", True)
         context = s.whole(f"{SCALING}original_context_length", getattr(known, "context_length", 1))
         factor, attention = s.number(f"{SCALING}factor", 1.0), s.number(f"{SCALING}attn_factor", 1.0)
@@ -258,8 +264,8 @@ class RotationSetting:
             yarn_attention(r.factor),
             s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0,
         )
-        # llama.cpp ignores this key. Converters copy config.json's `attention_factor` or `attn_factor`, if it has one;
-        # the only published value of `attn_factor` is 1 / YaRN's own factor.
+        # llama.cpp ignores this key. Converters copy it from `attention_factor` or `attn_factor` of config.json. Accept
+        # the factor of `yarn_attention`, and its inverse, the only published value of `attn_factor`.
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
         if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
             raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's own factor, {usual:g}", repeated)
@@ -320,26 +326,26 @@ class RotationSetting:
             outer, scaling = scaling, scaling.mapping(self.layers)
             outer.refuse_rest(LAYER_KINDS)
         if self.rules:
-            # transformers 5 renamed the mapping; a file must not have both.
+            # transformers 5 has `rope_parameters` in place of `rope_scaling`; a file must not have both.
             if scaling is None:
                 scaling = s.mapping("rope_scaling")
             else:
                 s.expect("rope_scaling", None)
-        # Phi-3 has the length of the training context outside of the mapping.
+        # Phi-3 has the length of the training context outside of this mapping.
         original = s.whole_or_none(ORIGINAL, None) if "longrope" in self.rules else None
         if scaling is None:
             return Rotation(theta, n_rotated=self._rotated(s, part, known))
         if self.partial:
             part = scaling.number("partial_rotary_factor", part)
         found = Rotation(scaling.number("rope_theta", theta), n_rotated=self._rotated(s, part, known))
-        # A base outside the mapping must equal the base in it.
+        # If the base is given both in the mapping and outside of it, both values must be equal.
         s.expect(self.hf, found.theta)
         found = self._scaled(scaling, found, known, original)
         scaling.refuse_rest()
         return found
 
     def _part(self, s: Settings, known: Any) -> float:
-        """Return the part of each head that is rotated; MiniMax's files have the number of its elements."""
+        """Return which fraction of each head is rotated; MiniMax's files have the number of rotated elements."""
         n = s.whole_or_none("rotary_dim", None)
         return s.number("partial_rotary_factor", self.part if n is None else part_of(n, known.head_dim))
 
@@ -352,7 +358,7 @@ class RotationSetting:
         return n
 
     def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
-        """Return the rotation with the rule of a mapping. Older files name the key of the rule "type"."""
+        """Return the rotation with the rule that a mapping describes. Older files have the rule under "type"."""
         kinds = ("default", *self.rules, *(old for old, new in OLD_NAMES.items() if new in self.rules))
         rule = s.choice("rope_type", s.choice("type", *kinds), *kinds)
         rule = OLD_NAMES.get(rule, rule)
@@ -360,7 +366,7 @@ class RotationSetting:
             return r
         if rule == "linear":
             return replace(r, rule=rule, factor=s.number("factor"))
-        # Without the key, transformers takes 4,096 for Phi-3, and the whole context for other models.
+        # The default is the value outside of this mapping (Phi-3), or the model's context length.
         usual = original or (REQUIRED if rule == "longrope" else getattr(known, "context_length", 1))
         context = s.whole(ORIGINAL, usual)
         if original not in (None, context):
@@ -393,7 +399,7 @@ class RotationSetting:
         once, all_ = s.number_or_zero("mscale"), s.number_or_zero("mscale_all_dim")
         usual = yarn_attention(factor, once) / yarn_attention(factor, all_) if once and all_ else yarn_attention(factor)
         low, high = s.number("beta_slow", 1.0), s.number("beta_fast", 32.0)
-        # Written by the first YaRN models; transformers does not read it.
+        # The first YaRN models have this key; transformers does not read it.
         s.flag("finetuned", True)
         s.number(ATTN_FACTOR, 1.0)
         beta = 0.0
@@ -452,19 +458,20 @@ def rotation(
     rules: tuple[str, ...] = (), layers: str | None = None, always: bool = True, partial: bool = False,
     grows: bool = False, truncates: bool = True, part: float = 1.0, alpha: bool = False,
 ) -> Any:  # fmt: skip
-    """Declare a field that is a `Rotation`. It follows the fields `head_dim` and `context_length`.
+    """Declare a field that is a `Rotation`. It must be declared after `head_dim` and `context_length`.
 
     Args:
         gguf: the GGUF key of the base.
         hf: the key of the base in config.json, if `rope_parameters` does not have it.
         theta: the default base, or a function of the fields that were read before.
         rules: the implemented rules besides "default"; if empty, `rope_scaling` is not read.
-        layers: the kind of layers in `rope_parameters` that have this rotation, if kinds differ.
-        always: whether to write the base to a GGUF file even if it is `theta`.
+        layers: which kind of layers in `rope_parameters` has this rotation, a value of LAYER_KINDS; None if all layers
+            have the same rotation.
+        always: whether to write the base to a GGUF file even if it is the default.
         partial: whether files may say that only a part of each head is rotated.
         grows: whether files may have Llama 4's attention scaling.
-        part: the part of each head that is rotated if config.json does not say so, for `partial`.
-        truncates: whether YaRN's limits in GGUF files, which have no key for it, are rounded to whole pairs.
+        part: with `partial`, the default of the fraction of each head that is rotated, in config.json.
+        truncates: `Rotation.truncate` for GGUF files, which have no key for it.
         alpha: whether the rule "dynamic" may have Hunyuan's `alpha`, which other models ignore.
     """
     return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates, part, alpha))
@@ -474,10 +481,10 @@ DUAL_CHUNK = "dual_chunk_attention_config"
 
 
 def within_chunk(s: Settings, key: str, default: Any) -> int:
-    """Return the context of a model that may have dual chunk attention: at most the size of its chunks.
+    """Return the context length. If the model has dual chunk attention, limit the context to the size of a chunk.
 
-    Within one chunk, dual chunk attention equals the usual attention; in longer contexts it changes the distances of
-    tokens. Source: "Qwen2.5-1M Technical Report", arXiv 2501.15383.
+    Within one chunk, dual chunk attention equals the usual attention. In longer contexts it changes the distances
+    between tokens, which is not implemented. Source: "Qwen2.5-1M Technical Report", arXiv 2501.15383.
     """
     n, chunks = s.whole(key, default), s.mapping(DUAL_CHUNK)
     if chunks is None:
@@ -494,7 +501,7 @@ def chunked_context(usual: int | Any = REQUIRED) -> Any:
 
 @dataclass(frozen=True)
 class BeyondChunk(Constant):
-    """The context that dual chunk attention would reach, read for a note to the user alone; None without it."""
+    """The setting of the context length with dual chunk attention, for a note to the user; None without such chunks."""
 
     value: int | None = None
 
@@ -509,13 +516,12 @@ def beyond_chunk() -> Any:
 
 
 def for_context(config: Any, context: int | None) -> Any:
-    """Return the config for sequences of at most `context` tokens; None is the model's usual context.
+    """Return the config for sequences of at most `context` tokens; None means the model's usual context.
 
-    A context that is longer than the model's is the model's.
-
-    The config changes for two rules only. With LongRoPE, the usual context is that of the training, with the short
-    divisors; a longer context has the long divisors from the first token on. With dynamic NTK, the usual context is
-    `context_length`; a longer one has the frequencies that transformers uses at its end.
+    Only configs with LongRoPE or dynamic NTK change. With LongRoPE, the usual context is the training context, with the
+    short divisors. For a longer `context`, the long divisors are used from the first token on, and the context is
+    `context_length`. With dynamic NTK, the usual context is `context_length`. For a longer `context`, all tokens have
+    the frequencies that transformers would use at its end.
 
     Raises:
         OptionError: the context is no whole number >= 1.
@@ -529,7 +535,7 @@ def for_context(config: Any, context: int | None) -> Any:
     if rope is None:
         return config
     if rope.rule == "longrope":
-        # The short divisors up to the training context; otherwise the long ones, for the whole context of the model.
+        # The length selects the divisors: short ones up to the training context, long ones for the model's context.
         length = whole if (context or 0) > rope.context else min(rope.context, whole)
     else:
         length = max(context or whole, whole)

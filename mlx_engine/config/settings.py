@@ -1,4 +1,7 @@
-"""A checkpoint's settings, read with type and default. A setting that no model file reads is an error."""
+"""`Settings` reads a checkpoint's settings with their types and defaults, and refuses settings that are not read.
+
+The lists below name the settings that are ignored for every architecture.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 
 from mlx_engine.errors import UnsupportedConfigError
 
-# Provenance of the file, and names of classes and programs.
+# Settings about the origin of the file, and names of classes and programs.
 _BOOKKEEPING = (
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
     "_experts_implementation", "_flash_attn_2_enabled", "_name_or_path", "_num_labels", "_output_attentions",
@@ -25,12 +28,13 @@ _TRAINING = (
     "initializer_factor", "initializer_range", "loss_type", "resid_pdrop", "residual_dropout", "tf_legacy_loss",
     "use_unpadded_lm_head_loss",
 )  # fmt: skip
-# Outputs of an implementation in addition to the logits, and whether it caches keys and values.
+# Settings of how transformers runs: which outputs it returns in addition to the logits, and whether it caches keys and
+# values.
 _EXECUTION = (
     "cache_implementation", "chunk_size_feed_forward", "flash_attn", "output_attentions", "output_hidden_states",
     "output_past", "use_cache", "use_flash_attention", "use_flash_attn", "use_fused_rms_norm",
 )  # fmt: skip
-# Defaults of text generation, which older files have in config.json. The caller of `generate` gives these options.
+# Defaults of text generation, which older files have in config.json. They are ignored: `generate` has options for them.
 _GENERATION = (
     "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty",
     "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
@@ -39,9 +43,9 @@ _GENERATION = (
     "pad_token_id", "prefix", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
     "sep_token_id", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "unk_token_id",
 )  # fmt: skip
-# Left by the first Llama's classes: a name, and the number of parts into which matrices were cut for training.
+# Settings that the classes of the first Llama wrote: a flag, and into how many parts matrices were cut for training.
 _OLD_LLAMA = ("is_llama_config", "pretraining_tp")
-# Layers that predict several tokens at once, after the model's own: `weights/plan.py` leaves their tensors out.
+# Layers of multi-token prediction after the model's layers; `weights/plan.py` ignores their tensors if they are unused.
 MTP = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 _MTP = (*MTP, "mtp_transformer_layers", "mtp_use_dedicated_embeddings", "use_mtp")
 # Settings of tasks other than predicting the next token.
@@ -52,11 +56,11 @@ _OTHER_TASKS = (
 
 HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_MTP, *_OLD_LLAMA, *_OTHER_TASKS))
 
-# Keys of GGUF files that `checkpoint/pooling.py` reads.
+# Keys of GGUF files that models do not read, because `checkpoint/pooling.py` does.
 HARMLESS_IN_GGUF = frozenset(("classifier.output_labels", "pooling_type"))
 
-# Values that switch a feature off, in every architecture; the setting may be absent too. A model file that implements
-# the feature reads the setting, and its own rule applies.
+# Values that switch a feature off. A setting with such a value is accepted in every architecture. If a model file
+# implements the feature, it reads the setting itself, and this table does not apply.
 OFF: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False, None),
     "attention_bias": (False, None),
@@ -94,28 +98,29 @@ OFF: Mapping[str, tuple[object, ...]] = {
 }
 
 
-# The default of a setting that has none.
+# Passed as the default of a setting that must be present.
 REQUIRED: Any = object()
 
-# Far above any model: otherwise a damaged count would make a list of millions of missing tensors.
+# The largest accepted number of layers, far above any model. Without it, a damaged number would cause an error that
+# lists millions of missing tensors.
 MOST_LAYERS = 10_000
 
 # Sizes and positions are kept in 32 bits by some kernels; published settings stay far below.
 LARGEST = 2**31 - 1
 
 
-# Types whose values the operator `in` compares as a whole; it compares arrays element by element.
+# Types whose values can be compared with `value in allowed`. A NumPy array cannot: `==` compares its elements.
 _COMPARABLE = (str, int, float, list, dict, type(None))
 
 
 class Settings:
     """Reads a mapping of settings and remembers which keys were read.
 
-    An ignored setting could mean wrong results, so model files call `refuse_rest` last.
+    An unread setting could mean wrong results, so `refuse_rest` is called last and raises an error for it.
     """
 
     def __init__(self, values: Mapping[str, object], *, where: str, path: str = "") -> None:
-        """Make a reader; `path` begins the names of nested settings, such as "rope_scaling."."""
+        """Make a reader. For nested settings, `path` is the beginning of their names, such as "rope_scaling."."""
         self._values, self._where, self._path = values, where, path
         self._read, self._required = set[str](), set[str]()
 
@@ -127,24 +132,24 @@ class Settings:
         return value
 
     def whole_or_none(self, key: str, default: Any = REQUIRED) -> int | None:
-        """Return a whole number from 1 to `LARGEST`, or None for null; the default is for an absent key."""
+        """Return a whole number from 1 to `LARGEST`, or None if the value is null. `default` is for an absent key."""
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.whole(key, default)
 
     def whole_or_zero(self, key: str, default: Any = 0) -> int:
-        """Return a whole number from 0 to `LARGEST`; null is 0."""
+        """Return a whole number from 0 to `LARGEST`; `default` if the key is absent or null."""
         return 0 if self._get(key, default) == 0 else self.whole(key, default)
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
         """Return a finite number > 0."""
         value = self._get(key, default)
-        # An int beyond the largest float cannot be converted.
+        # The upper bound also excludes ints that are too large for a float.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < sys.float_info.max:
             raise self.error(key, "a finite number > 0", value)
         return float(value)
 
     def number_or_none(self, key: str, default: Any = REQUIRED) -> float | None:
-        """Return a finite number > 0, or None for null; the default is for an absent key."""
+        """Return a finite number > 0, or None if the value is null. `default` is for an absent key."""
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.number(key, default)
 
@@ -203,7 +208,7 @@ class Settings:
         return value
 
     def pattern(self, key: str, letters: str) -> str | None:
-        """Return a text of some of the letters, which may be a list of them; None if the key is absent."""
+        """Return a string of the given letters; a file may have it as a list of letters. None if the key is absent."""
         value = self._get(key, None)
         if value is None:
             return None
@@ -212,7 +217,7 @@ class Settings:
         return "".join(value)
 
     def flags(self, key: str, n: int) -> tuple[bool, ...] | None:
-        """Return n flags from a list or an array of booleans or of 1 and 0; None if the key is absent or has none."""
+        """Return n flags from a list or array of booleans or of 1 and 0; None if the key is absent or has no flags."""
         value = self._get(key, None)
         if value is None or (isinstance(value, list) and not value):
             return None
@@ -222,7 +227,7 @@ class Settings:
         return tuple(map(bool, flags))
 
     def counts(self, key: str, n: int) -> list[int] | None:
-        """Return n whole numbers from 0 to `LARGEST`, or None if the key is absent; one number stands for all."""
+        """Return n whole numbers from 0 to `LARGEST`; a single number is repeated. None if the key is absent."""
         value = self._get(key, None)
         if value is None:
             return None
@@ -234,7 +239,7 @@ class Settings:
         return [int(i) for i in found]
 
     def indices(self, key: str, n: int) -> list[int]:
-        """Return a list of indices below n; all of them if the key is absent."""
+        """Return a list of indices below n; all indices if the key is absent."""
         value = self._get(key, list(range(n)))
         if not isinstance(value, list) or not all(type(i) is int and 0 <= i < n for i in value):
             raise self.error(key, f"a list of whole numbers below {n}", value)
@@ -271,6 +276,6 @@ class Settings:
 
     def error(self, key: str, expected: str, found: object) -> UnsupportedConfigError:
         """Return the error about one setting, for the caller to raise."""
-        # A model cannot be built without a setting that has no default.
+        # `name` allows `--allow-setting` to remove the setting; it is None for a setting that must be present.
         name = None if key in self._required else self._path + key
         return UnsupportedConfigError(where=self._where, key=key, expected=expected, found=found, name=name)

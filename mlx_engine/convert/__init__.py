@@ -1,1 +1,1 @@
-"""Conversion of files: quantised GGUF files, Hugging Face folders as GGUF, and the verification of a checkpoint."""
+"""Write model files: quantised GGUF files, Hugging Face folders as GGUF, folders for MLX; and verify a checkpoint."""

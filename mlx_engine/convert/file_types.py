@@ -1,7 +1,8 @@
-"""The type of each tensor in a quantised GGUF file.
+"""Choose the type of each tensor of a quantised GGUF file, for the command `quantize`.
 
-Most targets are one type for all matrices. `q4_k_m`, `q5_k_m` and `q6_k` are llama.cpp's mixes: matrices whose errors
-matter most get more bits, and matrices whose rows do not fill blocks of 256 weights get a type with blocks of 32.
+Most values of `--to` are one type for all matrices. `q4_k_m`, `q5_k_m` and `q6_k` are llama.cpp's mixes: matrices whose
+rounding errors matter most get more bits, and matrices whose row length is not a multiple of 256 get a type with blocks
+of 32 weights.
 
 Source of the mixes: `llama_tensor_get_type_impl` and `tensor_type_fallback`,
 https://github.com/ggml-org/llama.cpp/blob/0c1e57098bba43ac29e6e3b677cdceebdd22334f/src/llama-quant.cpp
@@ -25,16 +26,16 @@ FILE_TYPES = {
 }  # fmt: skip
 # The type of most matrices in a mix.
 MIXES = {"q4_k_m": "Q4_K", "q5_k_m": "Q5_K", "q6_k": "Q6_K"}
-# The types of matrices whose rows do not fill blocks of 256; F16 if they do not fill blocks of 32 either.
+# Replacements for matrices whose row length is not a multiple of 256. If it is not a multiple of 32 either, use F16.
 FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 TABLE = "token_embd.weight"
-# llama.cpp quantises these tables as the head, if the head is tied to the embedding table.
+# If the head is tied to the embedding table, llama.cpp gives these tables the type of the head.
 TABLES = (TABLE, "per_layer_token_embd.weight")
-# A small matrix that llama.cpp never converts, and the targets that keep it. The other targets convert it.
+# A small matrix that llama.cpp never converts. Here the targets in KEEPING keep its type; the others convert it.
 KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
-# Architectures whose models with 80 layers and fewer KV heads than heads are "70B" in llama.cpp.
+# llama.cpp has separate rules for "70B" models: of these architectures, with 80 layers and grouped-query attention.
 LARGE, LARGE_LAYERS = ("llama", "qwen2"), 80
-# llama.cpp recognises Mixtral 8x7B by its number of experts, and has rules for it.
+# llama.cpp has separate rules for models with 8 experts, such as Mixtral 8x7B.
 FEW_EXPERTS = 8
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _VALUES = re.compile(r"attn_(v|qkv)\.weight$")
@@ -42,7 +43,7 @@ _VALUES = re.compile(r"attn_(v|qkv)\.weight$")
 
 @dataclass(frozen=True)
 class FileConversion(Conversion):
-    """The types that the matrices of a file are converted to: `Conversion` with more types, and with mixes."""
+    """The requested types for the matrices of a file: a `Conversion` with more types, and with llama.cpp's mixes."""
 
     quants: ClassVar[tuple[str, ...]] = (KEEP, *FILE_TYPES)
     layer_quants: ClassVar[tuple[str, ...]] = (
@@ -52,32 +53,32 @@ class FileConversion(Conversion):
 
 @dataclass(frozen=True)
 class Choice:
-    """The type of a tensor in the new file, and the requested type; they differ if rows do not fill blocks."""
+    """The type of a tensor in the new file, and the requested type. They differ if rows do not fill whole blocks."""
 
     type: GGMLType
     asked: GGMLType
 
     @property
     def is_small(self) -> bool:
-        """Whether the type is the requested type, or llama.cpp's replacement with blocks of 32."""
+        """Whether the type is the requested one, or llama.cpp's replacement for it with blocks of 32 weights."""
         return self.type == self.asked or self.type.name == FALLBACKS.get(self.asked.name)
 
 
 def types_of(
     parts: Mapping[str, Part], metadata: Mapping[str, object], conversion: Conversion
 ) -> dict[str, Choice | None]:
-    """Return the types of all tensors by name; None for those that are not converted.
+    """Return the new types of all tensors by name; None for a tensor that is not converted.
 
     Args:
         parts: the tensors of the source.
-        metadata: the metadata of the file.
-        conversion: the options.
+        metadata: the GGUF metadata.
+        conversion: the requested types.
     """
     mix = Mix(parts, metadata, conversion.quant) if conversion.quant in MIXES else None
     found: dict[str, Choice | None] = {}
     for name in sorted(parts, key=_in_layers):
         kind = kind_of(name, len(parts[name].shape))
-        # The mix counts the matrices of each kind, so `type_of` is called for every matrix, in llama.cpp's order.
+        # `Mix.type_of` counts the matrices of each kind, so call it for every matrix, in llama.cpp's order.
         mixed = mix.type_of(name) if mix is not None and kind is not None else None
         is_plain_table = name == TABLE and f"{HEAD}.weight" in parts
         given = None if is_plain_table else conversion.given(layer_type(name))
@@ -97,12 +98,12 @@ def kind_of(name: str, n_dims: int) -> str | None:
 
 
 def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLType | None) -> Choice | None:
-    """Return the type of a matrix; None if it keeps its type because the options say so.
+    """Return the new type of a matrix; None if it keeps its type.
 
     Args:
         part: the matrix.
-        conversion: the options.
-        given: the type that the options give to its layer, or None.
+        conversion: the requested types.
+        given: the type that `conversion.layers` gives to the matrix's layer type, or None.
         mixed: the type that the mix gives to the matrix; None without a mix.
     """
     quant = conversion.quant if given is None else given
@@ -118,10 +119,10 @@ def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLTy
 
 
 class Mix:
-    """llama.cpp's rules for the types of a model's matrices.
+    """llama.cpp's rules for the types of a model's matrices in a mix.
 
-    A type depends on the index of a matrix among the matrices `attn_v`, or `ffn_down`, in the order of layers. For
-    `ffn_down` in models with experts, the index is that of the layer.
+    The type of an `attn_v` or `ffn_down` matrix depends on its index among all matrices of this name, in the order of
+    layers. For `ffn_down` in models with experts, the index is the layer's index.
     """
 
     def __init__(self, names: Collection[str], metadata: Mapping[str, object], quant: str) -> None:
@@ -141,7 +142,7 @@ class Mix:
         self.values_seen = self.downs_seen = 0
 
     def type_of(self, name: str) -> GGMLType:
-        """Return the type of a matrix whose rows fill its blocks. Called for all matrices, layer by layer."""
+        """Return the type of a matrix, before replacements. It must be called once per matrix, layer by layer."""
         is_few = self.n_experts == FEW_EXPERTS
         if name == f"{HEAD}.weight" or (name in TABLES and self.is_tied):
             return BY_NAME["Q6_K"]

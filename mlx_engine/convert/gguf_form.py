@@ -1,11 +1,11 @@
 """Convert a Hugging Face folder to the contents of a GGUF file: metadata, tokenizer and tensors.
 
-The result is verified by reading it back: the model definition must find all its tensors, and the same configuration in
-the GGUF metadata as in the folder.
+The result is verified by reading it back: the model file must find all its tensors, and the GGUF metadata must give the
+same config as the folder.
 
-A `tokenizer.json` is converted only if the ids of every text stay the same. Three of its properties have no GGUF key
-and are dropped, as in other converters: Unicode normalisation to form C (Qwen); the difference between U+2581 and a
-space in texts for SPM; and the way in which text next to a special token is split.
+A `tokenizer.json` is converted only if every text keeps its token ids, with three exceptions. GGUF has no keys for
+these properties, so they are dropped, as in other converters: Unicode normalisation to form C (Qwen); the difference
+between U+2581 and a space in texts for SPM; and how text next to a special token is split.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mlx_engine.weights.model import architecture_of, open_model
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.stored import TensorLayout
 
-# Matrices that are not multiplied with a vector; llama.cpp requires floats for them.
+# Endings of tensors that llama.cpp requires in float32, although some are matrices.
 FLOATS = (
     "position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ssm_norm.weight", ".ssm_a", ".ssm_d",
     ".ffn_gate_inp.weight", ".bias",
@@ -60,7 +60,9 @@ class GGUFForm:
 
 
 def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
-    """Convert a Hugging Face folder's model and tokenizer; drop settings in `allow_settings` that are not implemented.
+    """Convert the model and the tokenizer of a Hugging Face folder.
+
+    Settings in `allow_settings` are dropped if they are not implemented.
 
     Raises:
         SourceError: there is no such folder, or a file is missing.
@@ -85,7 +87,7 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
-    """Return the tensors of the file. One may hold several tensors of the model as rows; some encode a setting."""
+    """Return the tensors of the file. A tensor may have several tensors of the model as rows, or encode a setting."""
     rows: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         rows.setdefault(tensor.stored("gguf").name, []).append(tensor)
@@ -100,8 +102,7 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     tensors = sorted(tensors, key=lambda t: ((forms[id(t)].expert or (0, 0))[0], (forms[id(t)].rows or (0, 0))[0]))
     stored: TensorLayout = tensors[0].stored("gguf")
     shape = stored.shape(tensors[0].shape)
-    # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products. Routers
-    # are never quantised.
+    # llama.cpp requires floats for norms, biases and learned positions. Routers are never quantised.
     is_float = len(shape) == 1 or stored.name.endswith(FLOATS)
     type_ = checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
     type_ = F32 if is_float or stored.is_shifted else group_weight.GGUF if type_ == group_weight.MLX else type_
@@ -121,7 +122,7 @@ def _read_back(
     keys: Mapping[str, object],
     parts: Mapping[str, Part],
 ) -> None:
-    """Check that the GGUF metadata give the same configuration as the folder.
+    """Check that the GGUF metadata gives the same configuration as the folder.
 
     Raises:
         UnsupportedConfigError: the configuration differs, because GGUF has no key for a setting.
@@ -147,7 +148,7 @@ def _read_back(
         )
 
 
-# GGUF keys for end tokens in addition to `eos`, for tokens that readers do not recognise by their text.
+# GGUF keys for end tokens in addition to `eos`; they are written for end tokens that readers do not find by their text.
 MORE_ENDS = ("eot", "eom")
 
 
@@ -166,7 +167,13 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 
 
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
-    """Return the vocabulary with added tokens adapted to GGUF, which searches for them in unnormalised text."""
+    """Return the vocabulary with the types of added tokens that GGUF needs.
+
+    Readers of GGUF search for added tokens in unnormalised text.
+
+    Raises:
+        TokenizerError: the tokenizer searches for an added token in another way.
+    """
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
         taken = [flag for flag in ("single_word", "lstrip", "rstrip") if added[flag]]
@@ -176,7 +183,8 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
         if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
             if added["normalized"]:
                 raise refused(vocabulary, f"token {added['content']!r}", "searched in unnormalised text", "normalized")
-            # Unnormalised text has no such mark. Merges produce the token that stands for spaces.
+            # Unnormalised text has spaces in place of this mark, so the token is never found there. In normalised text
+            # merges produce it.
             types[token_id] = TokenType.NORMAL
     return replace(vocabulary, types=types)
 
@@ -211,7 +219,7 @@ def _roles(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str, object]:
-    """Read the metadata back as a check, and add keys for end tokens that would not be recognised."""
+    """Read the metadata back, and add keys for end tokens that were not recognised."""
     known = from_gguf(metadata, where=vocabulary.where).eog_ids
     missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
     if len(missed) > len(MORE_ENDS):
@@ -222,7 +230,7 @@ def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str,
 
 MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
 PREPEND = {"type": "Prepend", "prepend": SPACE_MARK}
-# A split at spaces that never splits, because the normalizer has replaced all spaces.
+# A pre-tokenizer that splits at spaces. It has no effect, because the normalizer has replaced all spaces before.
 NO_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 
 
@@ -307,17 +315,18 @@ def _tokens(vocabulary: Vocabulary) -> dict[str, object]:
 def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Sequence[tuple[str, str]]) -> list[float]:
     """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
 
-    BPE merges the adjacent pair of lowest rank. SPM merges any adjacent pair that forms a token, the highest score
-    first. Both are equivalent if BPE merges the text of every token into this one token, which is checked here. Then
-    two adjacent tokens that form a token T are always the pair of the last merge when BPE encodes T alone, because no
-    merge has crossed the ends of the pair. So SPM chooses among the same pairs as BPE, and scores by the rank of the
-    last merge give the same order.
+    BPE merges the adjacent pair of lowest rank. SPM merges the adjacent pair that forms the token of highest score.
+    Both produce the same tokens if BPE merges the text of every token into this single token, which is checked here.
+    Proof: let two adjacent tokens form a token T. No merge has crossed the ends of the pair, so BPE would have the same
+    pair before its last merge when it encodes T alone. So SPM chooses among the same pairs as BPE, and scores in the
+    order of the rank of the last merge choose the same pair.
 
     Raises:
         TokenizerError: SPM would produce a token that the merges do not produce.
     """
     ids = {tokens[i]: i for i in normal}
-    # Tokens of other types are matched before merging, or never produced from plain text.
+    # Only merges among normal tokens count: tokens of other types are matched before merging, or never produced from
+    # plain text.
     ranks = {pair: rank for rank, pair in enumerate(merges) if all(text in ids for text in (*pair, "".join(pair)))}
     last = {i: last_step(token, ranks) for token, i in ids.items() if len(token) > 1}
     for i, rank in last.items():
@@ -326,7 +335,8 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
                 f"{where}: expected merges that produce {tokens[i]!r:.40} (id {i:,}) from its text, found none; GGUF's "
                 "scores would produce it; quantise the folder on load instead, with --quant"
             )
-    # Scores are float32, which is exact up to 2^24. Ranks of merges may be larger; numbers of tokens are not.
+    # Scores are float32, which is exact up to 2**24. Ranks of merges may be larger than that, but not the number of
+    # tokens, so the score is the token's place in the order of ranks.
     made = sorted((rank, i) for i, rank in last.items() if rank is not None)
     places = {i: place for place, (_, i) in enumerate(made)}
     return [-float(places.get(i, len(made))) for i in range(len(tokens))]

@@ -1,10 +1,10 @@
 """Quantise a Hugging Face folder or a GGUF file into a folder for MLX, which mlx-lm and this engine load.
 
-Matrices of linear layers and embedding tables are quantised, as in mlx-lm; all other tensors keep their bytes, and so
-do matrices whose rows do not fill groups.
+Matrices of linear layers and embedding tables are quantised, as in mlx-lm. All other tensors keep their bytes, and so
+do matrices whose row length is not a multiple of the group size.
 
 The settings and the tokenizer of a GGUF file become the files of a Hugging Face folder. The result is verified by
-reading it back: the model definition must find the same configuration in config.json as in the GGUF file.
+reading it back: config.json must give the same config as the GGUF file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout
 
-# `model_type` by GGUF architecture, where the names differ and the first name of the model file is not the right one.
+# The `model_type` of a GGUF architecture, if it is neither the architecture's name nor the first name in the model
+# file.
 TEXT_MODELS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -52,13 +53,13 @@ TEXT_MODELS = {
     "qwen35moe": "qwen3_5_moe_text",
     "mistral3": "ministral3",
 }
-# `model_type` of models with a sliding window, by that of models without a window and with the same GGUF architecture.
+# OLMo 2 and 3 have the same GGUF architecture. A model with a sliding window is OLMo 3.
 WITH_WINDOW = {"olmo2": "olmo3"}
 
 
 @dataclass(frozen=True)
 class FolderForm:
-    """The files of a folder other than the weights: the contents of config.json, and other files as text by name."""
+    """The files of a folder without the weights: `config` is config.json, `files` has the other texts by file name."""
 
     config: Mapping[str, Any]
     files: Mapping[str, str]
@@ -94,7 +95,7 @@ def _model_type(checkpoint: Checkpoint, config: Any) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Return settings in which each float, a float32 in GGUF, has the fewest decimals that give the same float32."""
+    """Return settings with shorter floats: GGUF has float32, so write the fewest decimals that give this float32."""
     if isinstance(value, Mapping):
         return {key: _shortened(of) for key, of in value.items()}
     if isinstance(value, list):
@@ -145,7 +146,7 @@ def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
 
 
 def _decoder(vocabulary: Vocabulary) -> Any:
-    """Return the decoder that Hugging Face's tokenizers of this kind have."""
+    """Return the decoder that Hugging Face tokenizers of the same kind (byte-level BPE or SPM) have."""
     if vocabulary.kind == "byte-level BPE":
         return decoders.ByteLevel()
     steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -189,14 +190,15 @@ def to_mlx_folder(
     """Write the folder `target` and return totals per layer type. The folder appears only when it is complete.
 
     Args:
-        source: a GGUF file, a Hugging Face folder, or one that MLX has quantised.
+        source: a GGUF file, or a Hugging Face folder, which may already be quantised by MLX.
         target: a path that does not exist.
         to: a key of `mlx_tensors.TARGETS`.
-        layers: a key of `TARGETS` or "keep", by layer type, group of layer types, or `token_embd`.
+        layers: exceptions from `to`: a key of `TARGETS` or "keep", by layer type, group of layer types, or
+            `token_embd`.
         allow_settings: settings that are left out if they are not implemented.
         allow_mixed: write the folder even if most bytes of the matrices cannot have the requested type.
-        note: called with lines about ignored settings, about results of mlx-lm that differ from this engine's, and
-            about matrices that do not get the requested type.
+        note: called with lines for the user: ignored settings, models for which mlx-lm computes other results than
+            this engine, and matrices that do not get the requested type.
         progress: called with (tensors written, tensors in total).
 
     Raises:
@@ -266,17 +268,20 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
 def forms_of(
     config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, TensorLayout]]:
-    """Return each tensor and its layout in the new folder, by name, for its config.json and the sizes of the model."""
+    """Return each tensor and its layout in the new folder, by GGUF name.
+
+    `config` is the new folder's config.json; `sizes` is the model's config.
+    """
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
     how: dict[str, Any] = {"n_experts": n_experts, "is_inner": is_inner}
-    # A tensor without a name in folders encodes a setting.
+    # A tensor without a name in folders encodes a setting in GGUF files; folders do not have it.
     stored = {name: tensor for name, tensor in tensors.items() if tensor.stored("hf").name}
     return {name: (tensor, mlx_form(tensor, model_type, **how)) for name, tensor in stored.items()}
 
 
 def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
-    """Return the settings `quantization`: those of `to`, and those of each matrix with another type."""
+    """Return the setting `quantization`: bits and group size of `to`, and an entry per matrix with another type."""
     whole = settings_of(target_type(to, parts[0].type_before))
     by_name: dict[str, object] = {}
     for part in parts:
@@ -288,7 +293,7 @@ def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
 
 
 def settings_of(type_: GroupType) -> dict[str, object]:
-    """Return the settings with which mlx-lm describes a type."""
+    """Return the settings by which config.json describes a type, as mlx-lm writes them."""
     return {"group_size": type_.block_size, "bits": type_.bits, "mode": type_.mode}
 
 
@@ -326,7 +331,7 @@ def _write_tensors(
 
 
 def _shards(parts: Sequence[Part]) -> list[list[Part]]:
-    """Return the tensors of each file, in order; a file has at least one."""
+    """Return the tensors of each file, in order: at most SHARD_BYTES, but at least one tensor."""
     shards: list[list[Part]] = []
     size = 0
     for part in parts:
@@ -353,29 +358,30 @@ def _copy_others(source: Path, target: Path) -> None:
 
 # The kinds of layers that have separate rotary settings.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-# Architectures that mlx-lm has only as the text model of a multimodal one, by the names of transformers.
+# Architectures that mlx-lm has only as the text model of a multimodal model: from the text model's name to that one's.
 INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 GEMMA4 = ("gemma4", "gemma4_text")
-# Architectures whose nested settings mlx-lm reads.
+# Architectures for which mlx-lm reads the nested settings `rope_parameters` of transformers 5.
 NESTED = ("mellum", "ministral3", *INNER, *INNER.values(), *GEMMA4)
 # Architectures whose `vocab_size` mlx-lm reads outside of `text_config`.
 SIZE_OUTSIDE = ("gemma3", "gemma4")
-# The names of rotary settings in transformers 4.
+# The keys of rotary settings in transformers 4.
 ROTARY = {"rope_theta", "rope_scaling", "rope_local_base_freq"}
 # Architectures with one rotary base for all kinds of layers, and no key for a second base.
 ONE_BASE = ("olmo3",)
-# Keys of nested settings that mlx-lm reads outside of `rope_scaling`.
+# Keys of `rope_parameters` that mlx-lm reads outside of `rope_scaling`.
 BESIDE = ("partial_rotary_factor", "original_max_position_embeddings")
 
 
 def config_for_mlx(
     config: Mapping[str, Any], *, has_head: bool, known: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a config that does not rely on defaults in which mlx-lm and transformers differ.
+    """Return a config that mlx-lm and transformers read in the same way.
 
-    `tie_word_embeddings` is written out: for Llama the defaults are opposite. transformers 5 nests the rotary settings
-    in `rope_parameters`, which most models of mlx-lm 0.32 do not read; Llama's base would silently be 10,000. So they
-    are written as in transformers 4. In a model that also reads images, these are settings of the text model.
+    `tie_word_embeddings` is always written, because its default for Llama is different in the two programs.
+    transformers 5 nests the rotary settings in `rope_parameters`, which most models of mlx-lm 0.32 do not read: Llama's
+    base would silently be 10,000. So rotary settings are written as in transformers 4. In a multimodal model all this
+    applies to the settings of the text model.
 
     Args:
         config: config.json of the original folder.
@@ -417,7 +423,7 @@ def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head
 
 
 def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the published names of settings that transformers 5 saves under other names."""
+    """Return a config with the keys and words of published files, where transformers 5 saves others."""
     if config.get("model_type") in ("mellum", "qwen3_moe") and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
@@ -442,7 +448,7 @@ def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completed(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the keys that mlx-lm requires in addition to those that transformers reads."""
+    """Return a config with the keys that mlx-lm requires and transformers does not."""
     if config.get("model_type") == "gpt2" and "n_positions" in config:
         config.setdefault("n_ctx", config["n_positions"])
     if config.get("model_type") in GEMMA4 and "vocab_size" in config:
@@ -457,7 +463,7 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-# Models that mlx-lm 0.32 cannot load, and models for which its results differ.
+# ---- models that mlx-lm 0.32 cannot load, and models for which its results differ ----
 
 
 # Architectures for which mlx-lm ignores `head_dim` and uses hidden_size / n_heads.
@@ -469,7 +475,7 @@ HEADS_OF_SIZE = (
 BY_INTERVAL = ("gemma3", "gemma3_text", "qwen3_5", "qwen3_5_moe")
 # Architectures whose sliding window mlx-lm ignores.
 WITHOUT_WINDOW = ("gemma2", "phi3")
-# What mlx-lm computes otherwise, by architecture.
+# How the computation of mlx-lm differs, by architecture; for notes to the user.
 OTHERWISE = {
     "gemma": "its gate has GELU without Gemma's approximation, so its results differ a little",
     "glm": "it rotates whole heads, so its results differ",
@@ -488,7 +494,7 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
         has_head: whether the model has a matrix for the head.
 
     Raises:
-        ModelError: mlx-lm has no such model.
+        ModelError: mlx-lm cannot load the model, or would compute other results.
     """
     if getattr(config, "n_kv_arrays", 2) == 1:
         raise ModelError(
@@ -505,13 +511,13 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
         problem = f"heads of {size} elements, hidden_size / n_heads, found {config.head_dim}"
     if problem is not None:
         raise ModelError(
-            f"{where}: expected {problem}; mlx-lm's {model_type!r} supports nothing else: it would not load the folder "
+            f"{where}: expected {problem}; mlx-lm's {model_type!r} supports nothing else: it would refuse the folder "
             "or compute something else; --to q8_0 or q4_0 writes a GGUF file"
         )
 
 
 def _gpt2(config: Any, *, has_head: bool) -> str | None:
-    """Return a line with what mlx-lm expects of a GPT-2 and what was found; None if mlx-lm supports the model."""
+    """Return a text with what mlx-lm expects of a GPT-2 and what was found; None if mlx-lm supports the model."""
     size = 4 * config.hidden_size
     if config.intermediate_size != size:
         return f"an FFN of {size:,}, 4 times the hidden size, found {config.intermediate_size:,}"
@@ -519,10 +525,10 @@ def _gpt2(config: Any, *, has_head: bool) -> str | None:
 
 
 def _layers(model_type: str, config: Any) -> str | None:
-    """Return a line with the order of layers that mlx-lm expects, and what was found; None if it is supported.
+    """Return a text with the order of layers that mlx-lm expects and what was found; None if the order is supported.
 
-    For some architectures mlx-lm has only the interval between layers with full attention. For gpt-oss it requires
-    layers of both kinds.
+    For the architectures in BY_INTERVAL mlx-lm reads only the interval between layers with full attention. For gpt-oss
+    mlx-lm requires layers of both kinds.
     """
     if model_type in BY_INTERVAL:
         kinds = getattr(config, "kinds", None)
@@ -536,7 +542,7 @@ def _layers(model_type: str, config: Any) -> str | None:
 
 
 def notes_on(model_type: str, config: Any) -> list[str]:
-    """Return lines for the user about results of mlx-lm that differ from this engine's."""
+    """Return notes for the user if mlx-lm computes other results for this model than this engine."""
     windows = [window for window in config.windows if window is not None]
     found, rope = [OTHERWISE[model_type]] if model_type in OTHERWISE else [], getattr(config, "rope", None)
     if model_type in WITHOUT_WINDOW and windows:

@@ -1,7 +1,7 @@
-"""The tensors of a folder for MLX: the model's tensors that each of them holds, its type, and its conversion.
+"""Make the tensors of a folder for MLX: choose name, form and type of each tensor, and convert it.
 
-If the source stores a tensor as mlx-lm does, its bytes are kept, even if it holds several tensors of the model, such as
-Phi-3's queries, keys and values. All other tensors are assembled from the tensors of the model.
+If the source stores a tensor in the same form as mlx-lm, its bytes are copied, even if it consists of several tensors
+of the model, such as Phi-3's fused queries, keys and values. All other tensors are assembled from the model's tensors.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from mlx_engine.weights.stored import TensorLayout
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
 # The types of quants and of scales in safetensors, other than floats.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
-# The tensors of the model that one tensor of the new folder holds, and their layouts in it.
+# The tensors of the model of which one tensor of the new folder consists, and their layouts in it.
 Held: TypeAlias = Sequence[tuple[Tensor, TensorLayout]]
-# The suffix of experts' layer types. gpt-oss publishes experts in MXFP4, which is kept unless layers request a type.
+# The suffix of experts' layer types. gpt-oss publishes its experts in MXFP4; they keep this type if `layers` does not
+# name them.
 _EXPERTS = "_exps"
 
 
@@ -44,8 +45,9 @@ _EXPERTS = "_exps"
 class Part:
     """A tensor of the new folder: its name, layer type, shape, and its types before and after the conversion.
 
-    `asked` is the requested type; None for a tensor that keeps its type. The tensor gets another type if its rows do
-    not fill groups of `asked`. `before` returns the tensor before its conversion.
+    `asked` is the requested type, or None for a tensor that keeps its type. `type` is another type than `asked` if the
+    row length is not a multiple of the group size. `before` is a function that returns the tensor before its
+    conversion.
     """
 
     name: str
@@ -72,7 +74,7 @@ class Part:
         return [quants, *(Entry(stem + name, groups, STORED_AS[self.type.scale]) for name in names)]
 
     def new(self, before: Weight) -> Weight:
-        """Return the tensor in its new type."""
+        """Return the tensor in its new type, given the tensor before its conversion."""
         if not isinstance(self.type, GroupType):
             return before.as_type(self.type)
         if self.type == before.type:
@@ -93,7 +95,7 @@ def parts_of(
         layers: a key of `TARGETS` or "keep", by layer type, group of layer types, or `token_embd`.
 
     Raises:
-        OptionError: `layers` requests different types for layer types that one matrix holds.
+        OptionError: `layers` requests different types for layers whose matrices are rows of one matrix.
     """
     held: dict[str, list[tuple[Tensor, TensorLayout]]] = {}
     for tensor, stored in forms.values():
@@ -117,13 +119,13 @@ def _part(
         wanted = None if asked == KEEP else target_type(asked, type_before)
     type_ = type_before if wanted is None or shape[-1] % wanted.block_size else wanted
     if type_.block_size > 1 and not isinstance(type_, GroupType):
-        # Folders cannot hold GGUF blocks, so the same values are stored in groups, or in float32.
+        # Folders cannot have GGUF's block types, so store the same values in MLX's groups, or in float32.
         type_ = EXACT.get(type_.name, F32) if kind is not None else F32
     return Part(name, kind or OTHERS, shape, type_before, type_, wanted, partial(_before, checkpoint, held))
 
 
 def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
-    """Return the type of the tensor of the new folder before its conversion."""
+    """Return the type of a tensor of the new folder before its conversion; F32 if its parts have several types."""
     types = {checkpoint.weight(tensor.stored(checkpoint.naming).name).type for tensor, _ in held}
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
         return F32
@@ -132,14 +134,14 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
 
 
 def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
-    """Return whether the source has the tensor of the new folder in the same form."""
+    """Return whether the source has a tensor in the same form as the tensor of the new folder."""
     stored = [tensor.stored(checkpoint.naming) for tensor, _ in held]
     same = all(replace(before, name=form.name) == form for before, (_, form) in zip(stored, held, strict=True))
     return same and len({before.name for before in stored}) == 1
 
 
 def _before(checkpoint: Checkpoint, held: Held) -> Weight:
-    """Return the tensor of the new folder that holds these tensors of the model, before its conversion."""
+    """Return the tensor of the new folder that consists of these tensors of the model, before its conversion."""
     if _is_as_stored(checkpoint, held):
         return group_weight.in_mlx_order(checkpoint.weight(held[0][0].stored(checkpoint.naming).name))
     weights = [group_weight.in_mlx_order(tensor.weight(checkpoint)) for tensor, _ in held]
@@ -150,7 +152,7 @@ def _before(checkpoint: Checkpoint, held: Held) -> Weight:
 
 
 def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], *, tied: bool) -> str:
-    """Return the requested target of a matrix with rows of these layer types."""
+    """Return the requested type, a key of TARGETS or "keep", of a matrix with rows of these layer types."""
     found = set[str]()
     for kind in kinds:
         names = [kind, *([HEAD] if kind == TABLE and tied else [])]
@@ -163,12 +165,13 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
     return found.pop()
 
 
-# The names and layouts of tensors in mlx-lm's folders. Most tensors have the same name and form as in transformers. The
-# exceptions: experts are stacked, Granite 4's fused gate and up are split, GPT-2's matrices are not transposed, and the
-# text model of an image model has mlx-lm's prefix.
+# ---- names and layouts of tensors in mlx-lm's folders ----
+# Most tensors have the same name and form as in transformers. The exceptions: experts are stacked, Granite 4's fused
+# gate and up are split, GPT-2's matrices are not transposed, and the text model of a multimodal model has another
+# prefix.
 
 
-# A part of one expert, and the module of a layer that has the experts.
+# A matrix or bias of one expert, by its GGUF name. Below, _EXPERT_LIST: the end of the experts' module in a folder.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
 # mlx-lm's names of the parts of experts without a gate.
 _WITHOUT_GATE = {"up": "fc1", "down": "fc2"}
@@ -189,7 +192,7 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
         tensor: a tensor of the model.
         model_type: `model_type` of the folder's config.json.
         n_experts: the number of experts in each layer.
-        is_inner: whether the model is the text model of a multimodal one, `language_model` in mlx-lm.
+        is_inner: whether the model is the text model of a multimodal model, `language_model` in mlx-lm.
     """
     stored = tensor.stored("hf")
     expert, dense = _EXPERT.search(tensor.name), _DENSE.search(tensor.name)
@@ -212,18 +215,18 @@ def _module(block: str, model_type: str) -> str:
     """Return the module of `block` in which mlx-lm stacks all experts of a layer."""
     if model_type in ("gpt_oss", "llama4", "llama4_text"):
         return "experts"
-    # Gemma 4 has experts in the layer itself, other models in a module of the layer.
+    # Gemma 4 has experts in the layer's module itself, other models in a module inside the layer.
     return "experts.switch_glu" if _LAYER.search(block) else "switch_mlp"
 
 
 # mlx-lm's default group size of the mode "affine".
 GROUP = 64
-# The bits of the mode "affine", or another mode.
+# The values of `--to` for folders: a number of bits for the mode "affine", or the name of another mode.
 TARGETS: dict[str, int | str] = {
     **{f"mlx-{bits}bit": bits for bits in AFFINE_BITS},
     **{f"mlx-{mode}": mode for mode in FIXED},
 }
-# If weights are stored in one of these types, scales and biases get the same type, as in mlx-lm; otherwise float32.
+# As in mlx-lm, scales and biases get the type of the stored weights if it is one of these, and float32 if it is not.
 HALVES = ("F16", "BF16")
 
 
@@ -235,14 +238,14 @@ def target_type(target: str, stored: GGMLType) -> GroupType:
     return affine(kind, GROUP, stored.name if stored.name in HALVES else "F32")
 
 
-# Stored floats are quantised in their type, as mlx-lm does; all other weights in float32.
+# F16 and BF16 weights are quantised in their own type, as in mlx-lm; all other weights in float32.
 _DTYPES = {"F16": (np.float16, mx.float16), "BF16": (np.uint16, mx.bfloat16)}
-# Weights quantised at a time.
+# Weights are quantised in pieces of this many.
 _PIECE = 1 << 24
 
 
 def quantize(stored: Weight, type_: GroupType) -> GroupWeight:
-    """Return a tensor (..., N, K) in this type, computed by `mx.quantize` on the CPU from values in their own type."""
+    """Return a tensor (..., N, K) in this type, quantised by `mx.quantize` on the CPU."""
     *outer, columns = stored.shape
     rows = math.prod(outer)
     matrix = stored if len(outer) == 1 else Weight(stored.name, (rows, columns), stored.type, stored.data)
@@ -270,6 +273,6 @@ def _values(stored: Weight, step: int) -> Iterator[mx.array]:
 def _quantized(values: mx.array, type_: GroupType) -> list[NDArray[np.uint8]]:
     """Return the bytes of quants, scales and, if there are any, biases."""
     options = {"group_size": type_.block_size, "bits": type_.bits, "mode": type_.mode}
-    # MLX returns two arrays in the modes without biases.
+    # In modes without biases, MLX returns two arrays.
     found: Sequence[mx.array] = mx.quantize(values, **options, stream=mx.cpu)  # type: ignore[arg-type]
     return [np.array(mx.contiguous(array).view(mx.uint8)) for array in found]

@@ -1,7 +1,8 @@
 """Quantise the matrices of a GGUF file or a Hugging Face folder into a new GGUF file.
 
-The embedding table is quantised too, because it is a large part of a small model, and lookups in a quantised table cost
-no time. If embeddings are tied, the table is the head and gets its type; otherwise it gets the type of all layers.
+The embedding table is quantised too, because it is a large part of a small model, and lookups in a quantised table are
+as fast. If the head is tied to the table, the table gets the type requested for the head; if not, the type of all
+layers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mlx_engine.weights.conversion import Conversion
 
 # `general.quantization_version`: the version of the block formats since 2023.
 QUANTIZATION_VERSION = 2
-# The number of values that are compared at a time: a multiple of every block size.
+# Values before and after the conversion are compared in pieces of this many, a multiple of every block size.
 PIECE = 1 << 20
 
 
@@ -40,7 +41,8 @@ PIECE = 1 << 20
 class Line:
     """Totals of one layer type: number of matrices, bytes before and after the conversion, squared errors.
 
-    `squares` are the squared errors of `n_values` values, and `power` the squares of the values that were converted.
+    `squares` is the sum of the squared errors of `n_values` values; `power` is the sum of the squares of the values
+    that were converted.
     """
 
     kind: str
@@ -83,7 +85,7 @@ class Line:
 
 
 class Pending:
-    """A tensor of the new file, converted when `data` is accessed (once), on all cores."""
+    """A tensor of the new file, for `write_gguf`. Accessing `data`, once, converts the tensor on all cores."""
 
     def __init__(self, part: Part, type_: GGMLType, line: Line, done: Callable[[], None], where: str) -> None:
         self.name, self.shape, self.type = part.name, part.shape, type_
@@ -136,8 +138,8 @@ def requantize(
         progress: called with (tensors written, total tensors).
 
     Raises:
-        OptionError: the conversion has no type for all matrices or names a layer that the model does not have, most
-            bytes cannot have the type, source and target are the same file, or the target is not a regular file.
+        OptionError: the conversion has no type for all matrices, or names a layer that the model does not have; most
+            bytes cannot have the type; source and target are the same file; or the target is not a regular file.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError: the source is damaged, a type in it cannot be read, or a value is NaN or infinite.
         ModelError: GGUF cannot represent the configuration of a folder.
@@ -279,11 +281,11 @@ class Matrix:
 
 
 def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allow_mixed: bool) -> None:
-    """Report the matrices whose rows do not fill blocks of the requested type, and their share of the bytes.
+    """Report the matrices whose row length is not a multiple of the requested type's block size.
 
     Args:
         matrices: all matrices to convert.
-        note: called with a line for each such matrix and one for the sum.
+        note: called with a line for each such matrix, and a line with their number and fraction of the bytes.
         allow_mixed: accept that most bytes do not get the requested type.
 
     Raises:

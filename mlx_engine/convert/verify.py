@@ -1,4 +1,4 @@
-"""Verify that a checkpoint is complete and supported: one finding per check, PASS, WARN or FAIL."""
+"""Verify that a checkpoint is complete and supported, for `inspect --verify`: one finding per check."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def verify(
 ) -> list[Finding]:
     """Check a GGUF file or a Hugging Face folder: the file, its settings, tensors and tokenizer.
 
-    If no finding is FAIL, the model loads and generates. All values are read, piece by piece.
+    If no finding is FAIL, the model loads and generates. All weights are read, a piece at a time.
 
     `progress` is called with (tensors whose values have been checked, tensors in total). Settings in `allow_settings`
     that are not implemented are WARN.

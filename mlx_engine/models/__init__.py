@@ -1,1 +1,1 @@
-"""The architectures, a file for each or for those of a family, and what they share: `layer.py` and `decoder.py`."""
+"""Model files, one per architecture or family. `layer.py` and `decoder.py` have what all models share."""

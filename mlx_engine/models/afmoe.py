@@ -2,8 +2,8 @@
 
 Reference: Hugging Face transformers, models/afmoe. Differences from Qwen3-MoE: the outputs of attention and FFN are
 normed, too; attention has a gate; every fourth layer attends to all tokens and has no rotary embedding, the others have
-a window; experts are chosen by the sigmoids of the router's logits plus a bias; shared experts without a weight; the
-first layers are dense; embeddings are multiplied by the square root of their width.
+a window; the router chooses experts by the sigmoids of its logits plus a bias; the output of the shared experts is
+added without a gate; the first layers are dense; embeddings are multiplied by the square root of their width.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GGUF_ARCHITECTURE = "afmoe"
 
 @dataclass(frozen=True)
 class Config(glm4_moe.Sigmoids, llama.Config):
-    """Llama's sizes, the numbers of experts, and how they are chosen."""
+    """Llama's settings, the numbers of experts, and how they are chosen."""
 
     only_local_rope: ClassVar[bool] = True
     head_dim: int = whole(
@@ -37,7 +37,7 @@ class Config(glm4_moe.Sigmoids, llama.Config):
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     window: int = whole("attention.sliding_window", ("sliding_window", 1024))
-    # llama.cpp knows no other interval.
+    # GGUF has no key for the interval: llama.cpp assumes 4.
     is_local: tuple[bool, ...] = layer_kinds(4, interval={"hf": "global_attn_every_n_layers"})
     n_experts: int = declared(Count())
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 6), condition=of_all)

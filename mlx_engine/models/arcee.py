@@ -1,7 +1,7 @@
 """Arcee's foundation models, such as AFM-4.5B.
 
-Reference: Hugging Face transformers, models/arcee. Difference from Llama: the FFN has no gate, and the square of ReLU
-between its two layers.
+Reference: Hugging Face transformers, models/arcee. Difference from Llama: the FFN has no gate, and its activation is
+the square of ReLU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GGUF_ARCHITECTURE = "arcee"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     rope: Rotation = rotation(rules=EVERY_RULE)
     activation: Activation = activation_key({"relu2": "relu2"}, gguf="relu2")

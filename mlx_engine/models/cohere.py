@@ -1,10 +1,10 @@
 """Command R and Aya 23; Command R7B and Command A.
 
 Reference: Hugging Face transformers, models/cohere. Differences from Llama: attention and FFN read the same normed
-hidden states (a parallel block); layer norms without a bias; rotary pairs are neighboring rows; logits have a factor.
+hidden states (a parallel block); layer norms without a bias; rotary pairs are (2j, 2j + 1); logits have a factor.
 
-Reference of the latter two: models/cohere2. Differences from Command R: every fourth layer attends to all tokens and
-has no rotary embedding; the others have a window.
+Reference of Command R7B and Command A: models/cohere2. Differences from Command R: every fourth layer attends to all
+tokens and has no rotary embedding; the other layers have a window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_engine.weights.table import Row
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes; logits are multiplied by a factor."""
+    """Llama's settings; logits are multiplied by a factor."""
 
     layer_norms: ClassVar[bool] = True
     is_parallel: ClassVar[bool] = True
@@ -32,9 +32,9 @@ class Config(llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "rope.scaling.type": "none"},
-        # Command R+ norms each head with its own weights.
+        # Command R+ is refused: it norms each head with different weights.
         hf={"hidden_act": "silu", "mlp_bias": False, "use_qk_norm": False},
-        # transformers reads `max_position_embeddings` alone.
+        # transformers reads `max_position_embeddings` in place of this key.
         harmless=("model_max_length",),
     )
 
@@ -46,7 +46,7 @@ plan = standard.plan(Config, TENSORS, tied=True)
 
 @dataclass(frozen=True)
 class LocalConfig(Config):
-    """Command R's sizes. Tokens of local layers attend to the last `window` tokens."""
+    """Command R's settings. Tokens of local layers attend to the last `window` tokens."""
 
     only_local_rope: ClassVar[bool] = True
     rope: Rotation = rotation()
@@ -62,7 +62,7 @@ class LocalConfig(Config):
             "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "use_embedding_sharing": True,
             "use_gated_activation": True, "use_parallel_block": True, "use_qk_norm": False,
         },
-        # Where the reference computes; `layer_switch` repeats `sliding_window_pattern`.
+        # `layer_switch` repeats `sliding_window_pattern`; the other keys do not change the result.
         harmless=("layer_switch", "use_parallel_embedding", "_sliding_window_pattern"),
     )  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""The decoder-only transformer: the definition of all layers, and a model as embeddings, layers and head.
+"""`Decoder`, the base class of all models: embeddings, layers and head; and `decoder_layers`, which runs the layers.
 
-`layer.py` defines one layer. A backend runs the definition of all layers operation by operation, or lowers it once to a
-program (`Backend.compile`). A change of the definition takes effect on every backend.
+`layer.py` defines one layer. A backend runs `decoder_layers` op by op, or compiles it once to a program
+(`Backend.compile`), so a change of a layer's definition takes effect on every backend. Of the T tokens of a pass, the R
+*wanted* tokens are those whose logits or hidden states the caller needs.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def decoder_layers(
 ) -> Array:
     """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
-    If layers have inputs of their own, x is (T, D + L*I): the hidden states, and after them the inputs of all layers.
-    With adapters, the masks of the rows follow in the columns `masked` of x.
+    If layers have per-layer inputs of width I, x is (T, D + L*I): the hidden states, then the inputs of all L layers.
+    With LoRA adapters, the columns [first, end) = `masked` of x are the adapter masks of the rows.
     """
     views, masks = dict[int, KVView](), None
     if masked[1]:
@@ -66,9 +67,9 @@ class Decoder(Model):
 
         Args:
             config: the sizes of the model, at least hidden_size and vocab_size.
-            parameters: the checkpoint's weights. Without a matrix for the head, the embedding table is the head.
+            parameters: the checkpoint's weights. If they have no matrix `output`, the embedding table is also the head.
             backend: runs the operations.
-            layers: the parameters of each layer; only those of the process's stage are kept.
+            layers: the parameters of all layers. The model keeps only the layers of this process's pipeline stage.
             output_norm: the norm before the head; by default an RMS norm with the config's epsilon.
             logit_softcap: logits become `logit_softcap * tanh(logit / logit_softcap)`; None for no soft cap.
         """
@@ -80,8 +81,8 @@ class Decoder(Model):
         self.whole_kv_layers = _kv_layers(layers, backend.kv_type)
         self.logit_softcap = logit_softcap
         head = "output" if "output.weight" in parameters else "token_embd"
-        # A tied head may be converted to another type than the embedding table: a stage prepares only the one that it
-        # uses.
+        # A tied head may be converted to another type than the embedding table, so each is prepared separately: the
+        # table by the first stage, the head by the last.
         self.token_embd = parameters.table("token_embd") if self.stage.is_first else parameters.elsewhere("token_embd")
         self.output = parameters.linear(head) if self.stage.is_last else Linear(head, parameters.elsewhere(head))
         self.run_on(backend)
@@ -92,19 +93,19 @@ class Decoder(Model):
 
     @property
     def width(self) -> int:
-        """The width of the first layer's input: D, widths of the layers' own inputs, and that of adapters' masks."""
+        """The width of the first layer's input: D, plus the per-layer inputs, plus the masks of adapters."""
         return self._masked[1] or self._masked[0]
 
     @property
     def _masked(self) -> tuple[int, int]:
-        """The columns [first, end) of the adapters' masks in the first layer's input; end is 0 without adapters."""
+        """The columns [first, end) of the adapter masks in the first layer's input; end is 0 without adapters."""
         own = self.layers[-1].input
         first = int(self.config.hidden_size) + (0 if own is None else own.columns[1])
         return first, 0 if self.adapters is None else first + self.adapters.width
 
     @property
     def definition(self) -> Layers:
-        """The definition of all layers, as a function of a backend."""
+        """`decoder_layers` with the layers of this model filled in."""
         return partial(decoder_layers, layers=self.layers, masked=self._masked)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
@@ -112,9 +113,10 @@ class Decoder(Model):
         return self.backend.embed(self.token_embd, ids)
 
     def forward(self, batch: Batch) -> Array | None:
-        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none.
+        """Run a forward pass and return logits (R, V) of the R wanted tokens, or None if no token is wanted.
 
-        The pass writes keys and values of all new tokens. The caller then commits the batch, or rolls it back.
+        The pass writes keys and values of all new tokens to the KV cache. The caller then commits the new tokens, or
+        rolls them back.
         """
         be = self.backend
         x = self._embedded(batch)
@@ -132,14 +134,18 @@ class Decoder(Model):
         return None if batch.want == "none" else self.backend.norm(x, self.output_norm)
 
     def _embedded(self, batch: Batch) -> Array:
-        """Return the input of the first layer: the hidden states, and with adapters the mask of each row."""
+        """Return the input of the first layer: the embeddings and, with adapters, the adapter mask of each row."""
         x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
         if self.adapters is None:
             return x
         return self.backend.concat(x, self.backend.as_activations(self.adapters.rows(batch)))
 
     def head(self, x: Array, best: int | None = None) -> Array:
-        """Return logits (R, V) of the hidden states (R, D) after the last layer; see `Batch.best`."""
+        """Return logits (R, V) of the hidden states (R, D) after the last layer.
+
+        With tensor parallelism each rank computes some columns. Ranks exchange all columns, or with `best` only the
+        `best` largest logits of each row (`Backend.all_best`).
+        """
         be, n = self.backend, int(self.config.vocab_size)
         logits = be.norm_head(x, self.output_norm, self.output)
         if self.logit_softcap is not None:
@@ -150,7 +156,7 @@ class Decoder(Model):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """The cache of each layer of the stage, for `KVPool`: KV heads, head dim and window, or a state's shapes."""
+        """What each layer of this stage caches: KV heads, head dim and window, or the shapes of a state."""
         return self.whole_kv_layers[self.stage.first : self.stage.end]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
@@ -160,18 +166,19 @@ class Decoder(Model):
 
 
 class NextToken(ExtraLayer):
-    """A layer of multi-token prediction that shares embeddings and head with its model.
+    """A layer of multi-token prediction (MTP), which proposes tokens for speculation. Reference: vLLM, qwen3_next_mtp.
 
-    A projection joins the normed embedding of a token and the normed hidden state of the token before. Then come a
-    layer of attention and a norm. Reference: vLLM, models/qwen3_next_mtp.py. The head has the first rows of the
-    model's: the vocabularies of byte-level BPE are sorted by frequency, and the whole head of a small model takes
-    longer than the layer (FR-Spec, arXiv 2502.14856, does the same).
+    The normed embedding of a token and the normed hidden state of the token before are concatenated and projected to
+    width D. Then a decoder layer and a norm follow. The layer uses the model's embedding table. Its head is the first
+    `n_vocabulary` rows of the model's head, because the whole head of a small model takes longer than the layer. The
+    first rows are the frequent tokens, because byte-level BPE numbers tokens in order of frequency. FR-Spec, arXiv
+    2502.14856, shortens the head in the same way.
     """
 
     def __init__(
         self, model: Decoder, layer: Layer, fc: Linear, norms: tuple[Norm, Norm, Norm], head: Linear, n_vocabulary: int
     ) -> None:
-        """Make the layer; the norms are those of embeddings, of hidden states, and of the result."""
+        """Make the layer. `norms` are the norms of the embedding, of the hidden state, and of the result."""
         self._model, self._layer, self._fc, self._norms = model, layer, fc, norms
         self._head, self.n_vocabulary = head, n_vocabulary
         definition = partial(decoder_layers, layers=(layer,))
@@ -187,7 +194,10 @@ class NextToken(ExtraLayer):
         return KVPool(self._model.backend, self.kv_layers, n_tokens, **options)
 
     def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
-        """Run tokens, and return logits (R, `n_vocabulary`) of the wanted ones and their hidden states (R, D)."""
+        """Return logits (R, `n_vocabulary`) and normed hidden states (R, D) of the wanted tokens.
+
+        `hidden` (T, D) has the model's hidden state of the token before each token of the batch.
+        """
         be, (of_token, of_hidden, after) = self._model.backend, self._norms
         tokens = be.norm(self._model.embed(batch.ids, batch.positions), of_token)
         x = be.linear(be.concat(tokens, be.norm(hidden, of_hidden)), self._fc)
@@ -196,12 +206,13 @@ class NextToken(ExtraLayer):
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
-    """Return the cache of each layer of a model, except layers that share the keys and values of another layer.
+    """Return what each layer caches, in the order of layers.
 
-    Layers without a cache are the last ones, so that a layer and its store have the same index.
+    Layers with `SharedAttention` cache nothing and are left out. They are the last layers of a model, so the index of a
+    layer is also the index of its cache.
 
     Raises:
-        OptionError: the type has blocks that the heads do not fill.
+        OptionError: the type has blocks of 32 elements, and the head dim is not a multiple of 32.
     """
     kept: list[CacheLayer] = []
     for layer in layers:

@@ -1,9 +1,10 @@
 """DeepSeek-V2-Lite, DeepSeek-V3 and R1, Kimi K2, GLM-4.7-Flash, and Youtu-LLM.
 
 Papers: "DeepSeek-V2", arXiv 2405.04434; "DeepSeek-V3", arXiv 2412.19437. Reference: Hugging Face transformers,
-models/deepseek_v2, deepseek_v3, glm4_moe_lite and youtu. Multi-head latent attention (`layer.LatentAttention`), dense
-first layers, then mixtures of experts: V2 chooses by softmax, the others by sigmoids plus a bias, in groups. All layers
-of Youtu-LLM are dense.
+models/deepseek_v2, deepseek_v3, glm4_moe_lite and youtu. The models have multi-head latent attention
+(`layer.LatentAttention`), a few dense first layers, then mixtures of experts. The router of V2 chooses experts by
+softmax. The other routers choose by sigmoids plus a bias, among the experts of the best groups. All layers of Youtu-LLM
+are dense.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from mlx_engine.weights.table import decoder_plan
 
 ARCHITECTURES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu", "youtu_llm", "deepseek2")
 GGUF_ARCHITECTURE = "deepseek2"
-# The norms of latents have this epsilon, whatever the others have.
+# The epsilon of the norms of latents; the other norms have the epsilon of the config.
 LATENT_EPS = 1e-6
 
 
 class Mscale:
-    """The setting of YaRN's `mscale_all_dim`, by which scores grow with the factor; 0 for no growth."""
+    """YaRN's `mscale_all_dim`: attention scores are multiplied by a value that grows with YaRN's factor; 0 for none."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
-        """Return the number. GGUF files have a tenth of it."""
+        """Return `mscale_all_dim`. GGUF files have a tenth of it."""
         if naming == "gguf":
             return round(10 * s.number_or_zero("rope.scaling.yarn_log_multiplier"), 6)
         scaling = s.mapping("rope_parameters") or s.mapping("rope_scaling")
@@ -64,16 +65,16 @@ class Mscale:
         return found
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return the key, if it is not 0."""
+        """Return the key with a tenth of the value; no key if the value is 0."""
         return {"rope.scaling.yarn_log_multiplier": value / 10} if value else {}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
-        """Return the keys, if they are not 0."""
+        """Return the keys; no keys if the value is 0."""
         return {"rope_parameters": {"mscale": value, "mscale_all_dim": value}} if value else {}
 
 
 class Rotary(RotationSetting):
-    """The setting of the rotation; with `mscale`, YaRN's factor is in the scores and not in cosines and sines."""
+    """The setting of the rotary embedding. With `mscale`, YaRN scales the scores, and not the cosines and sines."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
         """Return the rotation."""
@@ -86,7 +87,7 @@ class Rotary(RotationSetting):
         return super().to_gguf(replace(value, attention_factor=usual))
 
     def to_hf(self, value: Rotation, config: Any) -> Mapping[str, object]:
-        """Return the keys of a rotation; `Mscale` writes those of the growth of scores."""
+        """Return the keys of a rotation; `Mscale.to_hf` returns the keys of the scale of scores."""
         usual = yarn_attention(value.factor) if config.mscale else value.attention_factor
         return super().to_hf(replace(value, attention_factor=usual), config)
 
@@ -96,10 +97,11 @@ ROTARY = Rotary("rope.freq_base", "rope_theta", 10_000.0, ("yarn",), layers=None
 
 @dataclass(frozen=True)
 class OfHead:
-    """The setting of the elements of a head's key without rotation, or of its value.
+    """The setting of a size of a head: the elements of its key without rotary embedding, or the elements of its value.
 
-    GGUF files have the sizes of the kept latent under the usual keys, and those of heads under keys of their own; older
-    files have those of heads under the usual keys.
+    GGUF files have the sizes of a head under `attention.key_length_mla` and `attention.value_length_mla`, and the
+    sizes of the cached latent under the same keys without `_mla`. Older files have no keys with `_mla`, and the sizes
+    of a head under the others.
 
     Attributes:
         part: "key" or "value".
@@ -124,20 +126,20 @@ class OfHead:
         return found - rotated
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds them."""
+        """Return no key: `Latent.to_gguf` adds the keys of all sizes of heads."""
         return {}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.hf: value}
 
 
 @dataclass(frozen=True)
 class DenseLayers:
-    """The setting of the number of dense layers, which are the first ones; config.json may have the kinds of all.
+    """The setting of the number of dense layers, which come first. config.json may list the kinds of layers instead.
 
     Attributes:
-        usual: the number if config.json has neither.
+        usual: the number if config.json has neither a number nor a list.
     """
 
     usual: Any = REQUIRED
@@ -153,16 +155,16 @@ class DenseLayers:
         return n
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"leading_dense_block_count": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"first_k_dense_replace": value}
 
 
 def one_or_all(s: Settings, key: str, config: Any) -> None:
-    """Check the number of KV heads: one latent, or as many as query heads."""
+    """Check the number of KV heads: 1 in GGUF files, because heads share the latent, or as many as query heads."""
     s.expect(key, 1 if key.startswith("attention.") else config.n_heads, config.n_heads)
 
 
@@ -171,8 +173,8 @@ class Latent(ConfigBase):
     """The sizes of a model with latent attention.
 
     Attributes:
-        is_interleaved: whether files have the two rows of a rotated pair side by side.
-        is_joined: whether GGUF files always have the matrices of keys and values as one tensor.
+        is_interleaved: whether rotary pairs are the rows (2j, 2j + 1) in files.
+        is_joined: whether GGUF files always have the matrices from latent to keys and to values as one tensor.
     """
 
     is_interleaved: ClassVar[bool] = True
@@ -196,17 +198,17 @@ class Latent(ConfigBase):
 
     @property
     def head_dim(self) -> int:
-        """The elements that are kept of a token: the latent, and the rotated part of keys."""
+        """The number of cached elements per token: the latent, and the rotated part of keys."""
         return self.latent + self.rope_dim
 
     @property
     def rotary_dim(self) -> int:
-        """As `head_dim`: the rows of latent attention have an order of their own."""
+        """Equal to `head_dim`, so that the loader does not reorder rotary pairs: `latent_tensors` does it."""
         return self.head_dim
 
     @property
     def scale(self) -> float:
-        """The scale of scores, with YaRN's growth."""
+        """The scale of attention scores, including YaRN's factor (`mscale`)."""
         grown = yarn_attention(self.rope.factor, self.mscale) if self.mscale and self.rope.rule == "yarn" else 1.0
         return float((self.nope_dim + self.rope_dim) ** -0.5 * grown * grown)
 
@@ -220,7 +222,7 @@ class Latent(ConfigBase):
 
 @dataclass(frozen=True)
 class Config(Routed, Latent):
-    """The sizes of a model whose experts are chosen by softmax."""
+    """The sizes of a model whose router chooses experts by softmax."""
 
     normalize: ClassVar[bool] = False
     n_experts: int = declared(Count("n_routed_experts"))
@@ -239,7 +241,8 @@ class Config(Routed, Latent):
             "hidden_act": "silu", **llama.NO_BIAS, "num_key_value_heads": one_or_all, "topk_method": "greedy",
             "scoring_func": "softmax", "moe_layer_freq": 1,
         },
-        # Of groups, which this choice does not have; what the reference does not read; of training.
+        # Settings of groups of experts, which softmax routing does not use; keys that the reference does not read;
+        # settings of training.
         harmless=(
             "norm_topk_prob",
             "n_group", "topk_group", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size",
@@ -254,7 +257,7 @@ class Config(Routed, Latent):
 
 @dataclass(frozen=True)
 class SigmoidConfig(Config):
-    """The same; experts are chosen by sigmoids plus a bias, in groups."""
+    """The sizes of a model whose router chooses experts by sigmoids plus a bias, within the best groups of experts."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", True), ("norm_topk_prob", True)))  # type: ignore[misc]
@@ -272,7 +275,7 @@ class SigmoidConfig(Config):
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and of those that choose; None for one group."""
+        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
         return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
 
 
@@ -304,7 +307,7 @@ class DenseConfig(Latent):
         return ("dense",) * self.n_layers
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp needs those of experts, too."""
+        """Return this config as GGUF keys; llama.cpp also requires the keys of experts."""
         experts = {"expert_feed_forward_length": self.intermediate_size, "expert_shared_count": 0}
         return {**super().to_gguf(), **experts, "leading_dense_block_count": self.n_layers}
 

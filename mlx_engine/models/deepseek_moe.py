@@ -1,7 +1,8 @@
 """The first DeepSeek with a mixture of experts, DeepSeek-MoE-16B.
 
-Paper: "DeepSeekMoE", arXiv 2401.06066. transformers has no class for it: attention is Llama's, and experts are chosen
-as in DeepSeek-V2, by a softmax without groups. Shared experts without a weight; the first layers are dense.
+Paper: "DeepSeekMoE", arXiv 2401.06066. transformers has no class for this model. Attention is Llama's. The router
+chooses experts as in DeepSeek-V2, by a softmax without groups. The output of the shared experts is added without a
+gate. The first layers are dense.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ GGUF_ARCHITECTURE = "deepseek"
 
 @dataclass(frozen=True)
 class Config(Routed, llama.Config):
-    """Llama's sizes and the numbers of experts."""
+    """Llama's settings and the numbers of experts."""
 
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     n_experts: int = declared(Count("n_routed_experts"))
@@ -40,7 +41,7 @@ class Config(Routed, llama.Config):
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp needs a scale of the experts' weights."""
+        """Return this config as GGUF keys; llama.cpp requires the scale of the router's weights, which is 1."""
         return {**super().to_gguf(), "expert_weights_scale": 1.0}
 
 

@@ -1,8 +1,8 @@
 """dots.llm1.
 
 Paper: "dots.llm1 Technical Report", arXiv 2506.05767. Reference: Hugging Face transformers, models/dots1. Differences
-from Qwen3: experts are chosen by the sigmoids of the router's logits plus a bias, in groups; shared experts without a
-weight; the first layers are dense.
+from Qwen3-MoE: the router chooses experts by the sigmoids of its logits plus a bias, among the experts of the best
+groups; the output of the shared experts is added without a gate; the first layers are dense.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GGUF_ARCHITECTURE = "dots1"
 
 
 def without_windows(s: Settings, key: str, config: llama.Config) -> None:
-    """Check that no layer has a window: those from `max_window_layers` on have one, unless the window is null."""
+    """Check that no layer has a window: layers from `max_window_layers` on have one if `sliding_window` is not null."""
     first = s.whole_or_zero(key, 62)
     if s.whole_or_none("sliding_window", 4096) is not None and first < config.n_layers:
         raise s.error(key, f"at least {config.n_layers}, the number of layers", first)
@@ -28,7 +28,7 @@ def without_windows(s: Settings, key: str, config: llama.Config) -> None:
 
 @dataclass(frozen=True)
 class Config(glm4_moe.Sigmoids, llama.Config):
-    """Llama's sizes, the numbers of experts, and how they are chosen."""
+    """Llama's settings, the numbers of experts, and how they are chosen."""
 
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)

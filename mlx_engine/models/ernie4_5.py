@@ -1,10 +1,10 @@
 """ERNIE 4.5, dense and with a mixture of experts.
 
-Reference: Hugging Face transformers, models/ernie4_5. Differences from Llama: rotary pairs are neighboring rows in all
-files; one setting gives all linear layers biases.
+Reference: Hugging Face transformers, models/ernie4_5. Differences from Llama: rotary pairs are (2j, 2j + 1) in all
+files; one setting, `use_bias`, gives all linear layers biases.
 
-Reference of the mixtures: models/ernie4_5_moe. Experts are chosen by a softmax of the router's logits plus a bias;
-shared experts without a weight; the first layers are dense.
+Reference of the mixtures: models/ernie4_5_moe. The router chooses experts by a softmax of its logits plus a bias. The
+output of the shared experts is added without a gate. The first layers are dense.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlx_engine.weights.table import decoder_plan
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     head_dim: int = partly_rotated_heads(lambda known: 128)
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"))
@@ -40,12 +40,12 @@ plan = standard.plan(Config, {**llama.TENSORS, **llama.INTERLEAVED}, tied=True)
 
 
 def shared_size(s: Settings, key: str, config: Any) -> None:
-    """Check the FFN size of the shared experts, which their number and that of one expert give."""
+    """Check that the FFN size of all shared experts together is their number times the FFN size of one expert."""
     s.expect(key, 0, config.n_shared * config.expert_size)
 
 
 def to_the_end(s: Settings, key: str, config: Any) -> None:
-    """Check that no layer after the last one with experts is dense."""
+    """Check that the last layer with experts is the last layer of the model; -1 in config.json means this, too."""
     s.expect(key, -1, config.n_layers - 1)
 
 
@@ -69,7 +69,7 @@ class MoeConfig(Routed, Config):
             "expert_shared_feed_forward_length": shared_size,
         },
         hf={"hidden_act": "silu", "use_bias": False, "moe_layer_interval": 1, "moe_layer_end_index": to_the_end},
-        # A bound of the sum by which weights are divided, far below any; settings of training.
+        # `moe_norm_min` bounds the sum by which weights are divided, but no sum is so small; settings of training.
         harmless=(
             "moe_norm_min", "moe_capacity", "moe_gate", "moe_use_aux_free", "output_router_logits",
             "router_aux_loss_coef",
@@ -77,7 +77,7 @@ class MoeConfig(Routed, Config):
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp reads shared experts if their size is there."""
+        """Return this config as GGUF keys; llama.cpp reads shared experts only if there is a key for their size."""
         more = {"interleave_moe_layer_step": 1}
         if self.n_shared:
             more["expert_shared_feed_forward_length"] = self.n_shared * self.expert_size

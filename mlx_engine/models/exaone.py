@@ -18,7 +18,7 @@ GGUF_ARCHITECTURE = "exaone"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     n_layers: int = whole("block_count", "num_layers", condition=believable)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", 1e-5))
@@ -38,6 +38,6 @@ NAMES = {
 }  # fmt: skip
 TENSORS = llama.renamed({name: row for name, row in llama.TENSORS.items() if "bias" not in name}, NAMES)
 Model = standard.Model
-# Since transformers has a class of its own, it writes Llama's names of settings.
+# Newer versions of transformers write these settings under Llama's names.
 ALIASES = {"num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function"}
 plan = standard.plan(Config, TENSORS, aliases=ALIASES)

@@ -5,8 +5,8 @@ outputs of attention and FFN are normed, not their inputs; heads of queries and 
 fourth layer attends to all tokens and has no rotary embedding.
 
 Reference of the mixtures: models/exaone_moe. Differences from the dense models: the inputs of attention and FFN are
-normed, not their outputs; experts are chosen by the sigmoids of the router's logits plus a bias, in groups; a shared
-expert without a weight; the first layers are dense.
+normed, not their outputs; the router chooses experts by the sigmoids of its logits plus a bias, among the experts of
+the best groups; the output of a shared expert is added without a gate; the first layers are dense.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes. Tokens of local layers attend to the last `window` tokens; 0 is no window."""
+    """Llama's settings. Tokens of local layers attend to the last `window` tokens; 0 means that no layer is local."""
 
     only_local_rope: ClassVar[bool] = True
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))

@@ -1,8 +1,8 @@
 """Falcon-H1: attention and a Mamba2 mixer side by side in every layer.
 
 Paper: "Falcon-H1", arXiv 2507.22448. Reference: Hugging Face transformers, models/falcon_h1. Both mixers read the same
-normed hidden states, and both outputs are added to the hidden states. The multipliers of muP are settings of
-config.json; GGUF files, and the folders of mlx-lm, have weights that are multiplied with them.
+normed hidden states, and both outputs are added to the hidden states. config.json has multipliers of activations (from
+the parametrization muP). GGUF files and folders of mlx-lm have none: their weights already contain the multipliers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ GGUF_ARCHITECTURE = "falcon-h1"
 
 @dataclass(frozen=True)
 class Multipliers:
-    """The setting of n multipliers, one number or a list of numbers in config.json; GGUF files have none."""
+    """The setting of n multipliers: a number (n = 1) or a list of n numbers in config.json; GGUF files have none."""
 
     hf: str
     n: int = 1
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[float, ...]:
-        """Return the multipliers."""
+        """Return the n multipliers; all are 1 in GGUF files."""
         if naming == "gguf":
             return (1.0,) * self.n
         if self.n == 1:
@@ -47,33 +47,33 @@ class Multipliers:
         return tuple(s.numbers(self.hf, self.n, [1.0] * self.n))
 
     def to_gguf(self, value: tuple[float, ...]) -> Mapping[str, object]:
-        """Return no key."""
+        """Return an empty mapping: there is no key for this setting."""
         return {}
 
     def to_hf(self, value: tuple[float, ...], config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.hf: list(value) if self.n > 1 else value[0]}
 
 
 def gate_first(s: Settings, key: str, config: Any) -> None:
-    """Check that a norm of the output, if there is one, follows the gate."""
+    """Check that the mixer's output is gated before it is normed, if it is normed."""
     s.expect(key, *((False,) if config.has_norm else (False, True)))
 
 
 @dataclass(frozen=True)
 class Config(mamba2.Sizes, llama.Config):
-    """Llama's sizes, those of the mixers, and the multipliers.
+    """Llama's settings, the settings of the Mamba2 mixers, and the multipliers.
 
     Attributes:
-        of_embeddings: of the embeddings.
-        of_logits: of the logits.
-        attention_in: of the input of attention.
-        keys: of the keys.
-        attention_out: of the output of attention.
-        space_in: of the input of a mixer.
-        space: of its gate, input, B, C and time steps.
-        space_out: of its output.
-        ffn: of the gate, before its activation, and of the output of an FFN.
+        of_embeddings: multiplier of the embeddings.
+        of_logits: multiplier of the logits.
+        attention_in: multiplier of the input of attention.
+        keys: multiplier of the keys.
+        attention_out: multiplier of the output of attention.
+        space_in: multiplier of the input of a Mamba2 mixer.
+        space: multipliers of the mixer's gate, input, B, C and time steps.
+        space_out: multiplier of the mixer's output.
+        ffn: multipliers of an FFN's gate before the activation, and of its output.
     """
 
     has_norm: bool = said(("mamba_rms_norm", False))
@@ -106,7 +106,7 @@ class Config(mamba2.Sizes, llama.Config):
 MULTIPLIERS = (
     *("of_embeddings", "of_logits", "attention_in", "keys", "attention_out", "space_in", "space", "space_out", "ffn"),
 )
-# Whether a folder has a matrix for the head, by whether the head is tied.
+# Whether a folder has a matrix for the head. The key is whether the head is tied.
 HEADS: dict[bool, Head] = {True: "absent", False: "required"}
 LAYER = "model.layers.*."
 NAMES = {
@@ -117,12 +117,12 @@ NAMES = {
 TENSORS = {
     name: replace(row, hf=NAMES.get(name, row.hf)) for name, row in llama.TENSORS.items() if not name.endswith("bias")
 }
-# llama.cpp's converter forgets the end of this name.
+# llama.cpp's converter writes this name without ".weight".
 TENSORS["blk.*.ffn_norm.weight"] = replace(TENSORS["blk.*.ffn_norm.weight"], gguf="blk.*.ffn_norm")
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table; the values in GGUF files are multiplied."""
+    """Return the tensor table. Tensors of GGUF files are multiplied by the multipliers (`Row.times`)."""
     (into,), (keys,), (logits,) = cfg.attention_in, cfg.keys, cfg.of_logits
     times = {
         "token_embd": cfg.of_embeddings[0], "output": logits, "blk.*.attn_q": into, "blk.*.attn_k": into * keys,
@@ -144,8 +144,9 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 class Model(Decoder):
     """A Falcon-H1 model.
 
-    Factors of the input, B and C of a mixer are in the weights of its convolution, and that of the logits is in the
-    last norm. Rotation is linear, so that the factors of queries and keys are in the scale of the scores.
+    The multipliers cost nothing at run time where they can be moved: those of a mixer's input, B and C into the weights
+    of its convolution, that of the logits into the last norm, and those of queries and keys into the scale of the
+    scores, because rotary embedding is linear.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
@@ -180,7 +181,7 @@ def _mixer(cfg: Config, t: LayerTensors) -> Mamba2:
 
 
 def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
-    """Return the config of a folder of mlx-lm, whose weights are multiplied, except for those of keys and values.
+    """Return the config for a folder of mlx-lm: its weights contain the multipliers, except key and value weights.
 
     Source: mlx-lm 0.32, `Model.sanitize` of models/falcon_h1.py, and how it computes the logits of a tied head.
     """
@@ -204,5 +205,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
     if mamba2.is_mlx(checkpoint):
         config = as_mlx_has_them(made.config, is_tied=is_tied)
         made = replace(made, config=config, tensors=tensors(config, table(config, checkpoint), HEADS[is_tied]))
-    # A GGUF file of a tied head has one table, for the embeddings and for the head.
+    # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)

@@ -19,13 +19,13 @@ GGUF_ARCHITECTURE = "gemma"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     head_dim: int = whole(
         ("attention.key_length", 256), ("head_dim", 256),
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
     )  # fmt: skip
-    # The first releases say "gelu", and mean the approximation.
+    # The config.json of the first releases has "gelu", but the models were trained with the tanh approximation.
     activation: Activation = activation_key({"gelu_pytorch_tanh": "gelu", "gelu": "gelu"}, gguf="gelu")
 
     expected = Expected(

@@ -36,7 +36,7 @@ LAYERS_OF_27B = 46
 
 @dataclass(frozen=True)
 class SoftCap:
-    """The setting of a soft cap, which has the same key in GGUF and config.json; null in config.json is no soft cap.
+    """The setting of a soft cap. Its key is the same in GGUF and config.json; null in config.json means no soft cap.
 
     Attributes:
         key: the key.
@@ -51,11 +51,11 @@ class SoftCap:
         return s.number_or_none(self.key, self.usual)
 
     def to_gguf(self, value: float | None) -> Mapping[str, object]:
-        """Return the key. GGUF cannot express "no soft cap": without the key, llama.cpp has the usual one."""
+        """Return the key. GGUF cannot express "no soft cap": without the key, llama.cpp uses the default soft cap."""
         return {} if value is None else {self.key: value}
 
     def to_hf(self, value: float | None, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.key: value}
 
 
@@ -84,7 +84,7 @@ class Config(Sizes):
             "sliding_window_pattern": PATTERN,  # transformers ignores the key
             "tie_word_embeddings": True,
         },
-        # transformers reads `hidden_activation` and `sliding_window` alone.
+        # transformers reads `hidden_activation` and `sliding_window` in place of the first two keys.
         harmless=("hidden_act", "sliding_window_size", "cache_implementation"),
     )
 

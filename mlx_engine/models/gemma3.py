@@ -46,7 +46,7 @@ GGUF_ARCHITECTURE = "gemma3"
 # Every sixth layer is global, unless the file says otherwise.
 PATTERN = 6
 PATTERN_KEYS: dict[Naming, str] = {"gguf": "attention.sliding_window_pattern", "hf": "sliding_window_pattern"}
-# Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. GGUF files omit it.
+# Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. GGUF has no key for it.
 LAYERS_OF_27B = 62
 # Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
@@ -57,15 +57,16 @@ AROUND_TEXT = {
     "mm_tokens_per_image",
     "tie_word_embeddings",
     "vision_config",
-    "vocab_size",  # that of `text_config` again, where mlx-lm looks for it
+    "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
 }
-# Prefixes of the text model's tensors in a Hugging Face folder: text only, then with images, old and new naming.
+# Prefixes of the text model's tensors in a Hugging Face folder: of text models, and of models with an image encoder in
+# their old and in their new naming.
 STEMS = ("model.", "language_model.model.", "model.language_model.")
 
 
 @dataclass(frozen=True)
 class AttentionScale:
-    """The setting of the attention scale; config.json has `query_pre_attn_scalar`, which is scale**-2.
+    """The setting of the attention scale. config.json has `query_pre_attn_scalar`, which is `scale**-2`.
 
     Attributes:
         layers_of_27b: the number of layers of the 27B model, whose scale differs.
@@ -80,11 +81,11 @@ class AttentionScale:
         return s.number("attention.scale", usual_scale(known, self.layers_of_27b))
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return no key: llama.cpp reads no scale for Gemma, so `plan` multiplies queries or their norm by it."""
+        """Return no key: llama.cpp reads no scale for Gemma. `plan` scales the query weights or their norm instead."""
         return {}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
-        """Return the key, a whole number if the scale is the root of one."""
+        """Return the key with `scale**-2`, rounded if it is nearly a whole number."""
         found = value**-2
         return {"query_pre_attn_scalar": round(found) if isclose(found, round(found), rel_tol=CLOSE) else found}
 
@@ -97,7 +98,7 @@ def usual_scale(cfg: Any, layers_of_27b: int) -> float:
 
 @dataclass(frozen=True)
 class Sizes(ConfigBase):
-    """The sizes that Gemma 2 and Gemma 3 name and leave out alike."""
+    """The sizes whose keys and defaults are the same in Gemma 2 and Gemma 3."""
 
     n_layers: int = whole("block_count", ("num_hidden_layers", 26), condition=believable)
     hidden_size: int = whole("embedding_length", ("hidden_size", 2304))
@@ -128,11 +129,11 @@ class Config(Sizes):
     )
     attention_scale: float = declared(AttentionScale(LAYERS_OF_27B))
     window: int = whole("attention.sliding_window", ("sliding_window", 4096))
-    # llama.cpp supports no other order of layers than every n-th being global.
+    # llama.cpp only supports that every n-th layer is global.
     is_local: tuple[bool, ...] = layer_kinds(PATTERN, interval=PATTERN_KEYS)
 
     expected = Expected(
-        # Soft-capping must be 0 or absent.
+        # The two keys of soft caps must be 0 or absent.
         gguf={"attention.causal": True, "attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0},
         hf={
             "hidden_activation": "gelu_pytorch_tanh",
@@ -180,7 +181,7 @@ class ScaledEmbeddings(Decoder):
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D), the embeddings times the square root of D.
 
-        The reference rounds the factor to bfloat16 if activations are bfloat16; here both are float32.
+        transformers rounds the factor to bfloat16 if activations are bfloat16; here the factor is float32.
         """
         return self.backend.scale(super().embed(ids, positions), self.config.hidden_size**0.5)
 
@@ -216,7 +217,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     table = {name: replace(row, hf=row.hf.replace(STEMS[0], stem)) for name, row in TENSORS.items()}
     factor = scale_factor(config, LAYERS_OF_27B)
     table[QUERY_NORM] = replace(table[QUERY_NORM], times=factor)
-    # A second copy of the tied head, and the vision model.
+    # Tensors of the folder that are not read: a second copy of the tied head, and the vision model.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     if text is not settings:
         unused += [name for name in checkpoint.shapes if "vision_tower." in name or "multi_modal_projector." in name]
@@ -238,6 +239,6 @@ def text_settings(s: Settings) -> Settings:
 
 
 def scale_factor(cfg: Any, layers_of_27b: int) -> float:
-    """Return the factor of queries in a GGUF file: the model's attention scale over `usual_scale`."""
+    """Return the factor of queries in a GGUF file: the model's attention scale divided by `usual_scale`."""
     factor = cfg.attention_scale / usual_scale(cfg, layers_of_27b)
     return 1.0 if isclose(factor, 1.0, rel_tol=CLOSE) else factor

@@ -2,14 +2,16 @@
 
 Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 
-- global layers have heads of another dim, and perhaps another number of KV heads, than local layers; a part of each
-  head is rotated; where `attention_k_eq_v` is set, keys and values of global layers are one projection;
+- global layers have another head dim, and perhaps another number of KV heads, than local layers; RoPE rotates a part of
+  each of their heads; with `attention_k_eq_v`, one projection gives the keys and the values of global layers;
 - values are normed per head, without a weight; attention scores have the scale 1; logits have a soft cap;
-- the last `num_kv_shared_layers` layers attend to the keys and values of the last earlier layer of their kind;
-- each layer adds an input of its own (`PerLayer`), computed from a second embedding table and the embeddings;
+- the last `num_kv_shared_layers` layers have no keys and values of their own: they attend to the keys and values of the
+  last earlier layer of their kind (local or global);
+- each layer adds a per-layer input (`layer.PerLayer`), computed from a second embedding table and the embeddings;
 - each layer's output is multiplied by a number;
 - in 26B-A4B each layer has a mixture of experts in parallel with a dense FFN. Both read the same hidden states, each
-  after a norm of its own, and are normed and added; the router has a third norm, and each expert a factor.
+  after its own norm; their outputs are normed and added. The router's input has a third norm, and the output of each
+  expert has a factor.
 """
 
 from __future__ import annotations
@@ -69,21 +71,21 @@ AROUND_TEXT = {
     *("audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index"),
     *("eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings"),
     "vision_soft_tokens_per_image",
-    "vocab_size",  # that of `text_config` again, where mlx-lm looks for it
+    "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
 }
 # The parts of a Hugging Face folder that are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 # The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
 NOT_ROTATED = 1e30
 
-# ---- GGUF files have arrays with a value for each layer, where the model has two sizes ----
-# Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the arrays by the two sizes, under keys of this module,
-# and `arrays` does the opposite. llama.cpp finds from the tensors whether keys and values are one projection; so does
-# `flat`.
+# ---- GGUF files have arrays with a value per layer, where config.json has one size for each kind of layer ----
+# Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces each array by the two sizes, under keys that only this
+# module uses; `arrays` does the opposite. Like llama.cpp, `flat` derives from the tensors whether keys and values are
+# one projection.
 
 FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
 IS_LOCAL = "attention.sliding_window_pattern"
-# Keys of this module, which no file has.
+# Keys that only this module uses; files do not have them.
 GLOBAL_KV_HEADS, IS_WIDE, K_IS_V = "global kv heads", "wide ffn", "k is v"
 
 
@@ -91,7 +93,7 @@ def flat(checkpoint: Checkpoint) -> Settings:
     """Return the settings of a GGUF file with whole numbers in place of arrays.
 
     Raises:
-        UnsupportedConfigError: layers have other sizes than the two that the model has.
+        UnsupportedConfigError: layers of one kind (local or global) have different sizes.
     """
     found = dict(checkpoint.settings)
     s = Settings(found, where=checkpoint.where)
@@ -142,19 +144,19 @@ def arrays(config: Config, keys: Mapping[str, object]) -> dict[str, object]:
     return made
 
 
-# ---- settings that are not read from one key alone ----
+# ---- settings that are read from several keys ----
 
 KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 
 
 @dataclass(frozen=True)
 class GlobalSize:
-    """The setting of a size of global layers: one key, or `per_layer_config` of transformers 5.
+    """The setting of a size of global layers: in config.json one key, or `per_layer_config` (since transformers 5).
 
     Attributes:
-        key: the key.
-        each: the key of each layer in `per_layer_config`.
-        usual: the default; None for the size of local layers.
+        key: the key in config.json.
+        each: the key of this size in each layer's entry of `per_layer_config`.
+        usual: the default; None if the default is the size of local layers.
         gguf: the GGUF keys, which have the same value.
     """
 
@@ -164,7 +166,7 @@ class GlobalSize:
     gguf: tuple[str, ...]
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the size. Without `attention_k_eq_v`, transformers ignores the key of the KV heads."""
+        """Return the size. Like transformers, ignore the key of the KV heads without `attention_k_eq_v`."""
         if naming == "gguf":
             size = s.whole(self.gguf[0])
             for key in self.gguf[1:]:
@@ -190,22 +192,25 @@ class GlobalSize:
         return everywhere.pop() if everywhere else local
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the keys."""
+        """Return the keys with their values."""
         return dict.fromkeys(self.gguf, value)
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.key: value}
 
 
 @dataclass(frozen=True)
 class ExpertSize:
-    """The setting of a size of the mixture of experts: 0 in models without one, whose config.json may have it too.
+    """The setting of a size of the mixture of experts.
+
+    The size is 0 in models without experts. If `enable_moe_block` is false, the key in config.json is checked, but not
+    used.
 
     Attributes:
         gguf: the GGUF key.
         hf: the key in config.json.
-        is_count: whether it is the number of experts.
+        is_count: whether this setting is the number of experts.
     """
 
     gguf: str
@@ -238,7 +243,7 @@ def flag(gguf: str, hf: str) -> Any:
 
 
 def count(gguf: str, hf: str, usual: int) -> Any:
-    """Declare a field that is a whole number >= 0; `usual` is the default in config.json."""
+    """Declare a field that is a whole number >= 0. The default is 0 in GGUF files, and `usual` in config.json."""
     return declared(Key(Settings.whole_or_zero, (gguf, 0), (hf, usual)))
 
 
@@ -251,7 +256,7 @@ def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The sizes of a Gemma 4 model. `head_dim`, `n_kv_heads` and `intermediate_size` are those of the first layers.
+    """The sizes of a Gemma 4 model; `of_layer` returns the sizes of one layer.
 
     Fields have the defaults of transformers, because a config.json may omit most of them.
     """
@@ -271,7 +276,7 @@ class Config(ConfigBase):
     rope: Rotation = rotation(theta=1e6, rules=("proportional", "linear"), layers="full_attention")
     local_rope: Rotation = rotation(gguf="rope.freq_base_swa", layers="sliding_attention")
     logit_softcap: float | None = declared(
-        # Without the key, llama.cpp has a soft cap of 30.
+        # Without the key, llama.cpp uses a soft cap of 30.
         Key(Settings.number_or_none, ("final_logit_softcapping", 30.0), ("final_logit_softcapping", None))
     )
     window: int = whole("attention.sliding_window", ("sliding_window", 512))
@@ -295,7 +300,7 @@ class Config(ConfigBase):
         hf={
             "hidden_activation": "gelu_pytorch_tanh",
             "attention_bias": False,
-            "use_bidirectional_attention": (None, False, "vision"),  # of image tokens alone
+            "use_bidirectional_attention": (None, False, "vision"),  # "vision": only among image tokens
             "tie_word_embeddings": True,
             "vocab_size_per_layer_input": _same_vocabulary,
         },
@@ -327,8 +332,8 @@ class Config(ConfigBase):
 
 
 # ---- tensors: their names, and which of them a layer has ----
-# Norm weights are stored as they are, unlike Gemma 3's. The router's norm has a weight of its own, and each expert a
-# factor, which files store next to the matrices (`weights/experts.py`).
+# Norm weights are stored as they are; Gemma 3 stores them minus 1. The router's norm has its own weight, and each
+# expert has a factor. Files store both next to the experts' matrices (`weights/experts.py`).
 
 LAYER = "model.layers.*."
 TENSORS = {
@@ -354,14 +359,17 @@ KEYS, VALUES = ("blk.*.attn_k.weight", "blk.*.attn_k_norm.weight"), "blk.*.attn_
 
 
 def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
-    """Return the tensor table of a model, with the names of a folder's tensors after this prefix."""
+    """Return the tensor table of a model; `stem` is the prefix of the text model's tensors in a folder."""
     found = {**TENSORS, **(PER_LAYER_TENSORS if config.per_layer_size else {})}
     found |= EXPERT_TENSORS if config.n_experts else {}
     return {name: replace(row, hf=row.hf.replace(gemma3.STEMS[0], stem)) for name, row in found.items()}
 
 
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
-    """Return the plan of a table's tensors. Layers do not read the projections that they share, if a file has them."""
+    """Return the plan of a table's tensors.
+
+    Layers that share keys and values do not read their own projections of keys and values, if the file has them.
+    """
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}
     made = [*tensors(config, outside, "optional" if is_gguf else "absent"), *more]
@@ -395,9 +403,10 @@ class Model(ScaledEmbeddings):
         super().__init__(config, parameters, backend, layers=layers, logit_softcap=config.logit_softcap)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return (T, D + L*I): the scaled embeddings, and the inputs of all layers, if layers have their own.
+        """Return (T, D + L*I): the scaled embeddings, then the inputs (T, I) of all L layers if there are any.
 
-        An input is the mean of a projection of the embeddings and of the second table's row, times the root of 2.
+        A per-layer input is the sum of a projection of the embeddings and of the second table's row, divided by the
+        square root of 2.
         """
         x, be, of = super().embed(ids, positions), self.backend, self.config
         if not of.per_layer_size:
@@ -463,11 +472,11 @@ def plan(checkpoint: Checkpoint) -> Plan:
     config = read(text)
     stem = stem_of(checkpoint, gemma3.STEMS)
     config = padded(config, checkpoint, f"{stem}embed_tokens.weight")
-    # A second copy of the tied head, and the models of images and sounds.
+    # Tensors of the folder that are not read: a second copy of the tied head, and the encoders of images and audio.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     unused += [name for name in checkpoint.shapes if any(part in name for part in NOT_TEXT) and text is not settings]
     made = with_mixture(checkpoint, planned(config, table(config, stem), unused), stem)
-    # GGUF has no key for the part of a head that is rotated. Pairs that are not rotated have a huge divisor instead.
+    # GGUF has no key for the rotated part of a head. The other pairs have a huge divisor of their frequency instead.
     rope = config.rope.for_heads(config.global_head_dim)
     plain = Rope.plain(config.global_head_dim, config.rope.theta)
     divisors = [f / slow if slow else NOT_ROTATED for f, slow in zip(plain.frequencies, rope.frequencies, strict=True)]

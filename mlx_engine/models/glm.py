@@ -1,7 +1,7 @@
 """GLM-4, such as GLM-4-9B-Chat-HF and GLM-Edge; GLM-4-0414, such as GLM-4-9B and GLM-Z1-32B.
 
-Reference: Hugging Face transformers, models/glm. Differences from Llama: the first half of each head is rotated, with
-pairs of neighboring rows; queries, keys and values have biases; gate and up are one matrix.
+Reference: Hugging Face transformers, models/glm. Differences from Llama: RoPE rotates the first half of each head, with
+the pairs (2j, 2j + 1); queries, keys and values have biases; gate and up are one matrix.
 
 Reference of GLM-4-0414: models/glm4. Difference from GLM-4: norms after attention and FFN, too.
 """
@@ -19,7 +19,7 @@ from mlx_engine.weights.table import Row
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     head_dim: int = partly_rotated_heads(lambda known: 128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1.5625e-7))

@@ -1,11 +1,12 @@
 """GLM-4.5, 4.6 and 4.7 with a mixture of experts, such as GLM-4.5-Air; Solar Open.
 
 Paper: "GLM-4.5", arXiv 2508.06471. Reference: Hugging Face transformers, models/glm4_moe. Differences from Qwen3-MoE:
-experts are chosen by the sigmoids of the router's logits plus a bias, in groups; a shared expert without a weight; the
-first layers are dense; half of each head is rotated; queries, keys and values have biases, and some models norm heads.
+the router chooses experts by the sigmoids of its logits plus a bias, among the experts of the best groups; the output
+of a shared expert is added without a gate; the first layers are dense; RoPE rotates half of each head; queries, keys
+and values have biases; only some models norm heads.
 
-Reference of Solar Open: models/solar_open. Differences from GLM-4.5: no layer is dense, heads are rotated as a whole
-and not normed. GGUF files have GLM-4.5's architecture.
+Reference of Solar Open: models/solar_open. Differences from GLM-4.5: no layer is dense; RoPE rotates whole heads; heads
+are not normed. GGUF files have GLM-4.5's architecture.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Sigmoids(Routed):
-    """The numbers of experts that are chosen by sigmoids plus a bias, in groups, with DeepSeek-V3's keys."""
+    """Settings of mixtures whose router chooses experts by sigmoids plus a bias, in groups; the keys of DeepSeek-V3."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     n_experts: int = declared(Count("n_routed_experts"))
@@ -49,13 +50,13 @@ class Sigmoids(Routed):
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and of those that choose; None for one group."""
+        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
         return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
 
 
 @dataclass(frozen=True)
 class Config(Sigmoids, llama.Config):
-    """Llama's sizes, the numbers of experts, and how they are chosen."""
+    """Llama's settings, the numbers of experts, and how they are chosen."""
 
     head_dim: int = partly_rotated_heads(lambda known: 128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))

@@ -2,10 +2,10 @@
 
 Paper: "Language Models are Unsupervised Multitask Learners", Radford et al., 2019. Reference: Hugging Face
 transformers, models/gpt2. Differences from Llama: learned position embeddings are added to the token embeddings; layer
-norms in place of RMS norms; every linear layer has a bias; the FFN has no gate, and GELU between its two layers.
+norms in place of RMS norms; every linear layer has a bias; the FFN has no gate, and its activation is GELU.
 
 Paper of StarCoder: "StarCoder: may the source be with you!", arXiv 2305.06161. Reference: models/gpt_bigcode.
-Difference from GPT-2: all heads share one head of keys and values.
+Difference from GPT-2: multi-query attention, in which all query heads share one KV head.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "ge
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The sizes of a GPT-2."""
+    """The settings of a GPT-2 model."""
 
     n_layers: int = whole("block_count", "n_layer", condition=believable)
     hidden_size: int = whole("embedding_length", "n_embd")
@@ -62,7 +62,7 @@ class Config(ConfigBase):
             "scale_attn_by_inverse_layer_idx": False,
             "position_embedding_type": "absolute",
         },
-        # These settings concern training or tasks other than the next token; `n_ctx` repeats `n_positions`.
+        # These settings concern training, or tasks other than predicting the next token; `n_ctx` repeats `n_positions`.
         harmless=(
             "n_ctx",
             "n_special",
@@ -118,10 +118,10 @@ def plan(checkpoint: Checkpoint) -> Plan:
 
 
 def plan_of(checkpoint: Checkpoint, config_type: type[Config], *, transposed: bool = True) -> Plan:
-    """Return the config and the expected tensors; `transposed` says whether transformers' matrices are (in, out)."""
+    """Return the config and the expected tensors; `transposed` says whether matrices in folders are (in, out)."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
-    # Files of the model without a head have no prefix, and mlx-lm's have their own, with matrices (out, in).
+    # Folders of the model without a head have no prefix. mlx-lm writes the prefix "model." and matrices (out, in).
     stem = next((stem for stem in STEMS if f"{stem}wte.weight" in checkpoint.shapes), STEMS[0])
     table = "token_embd.weight" if checkpoint.naming == "gguf" else f"{stem}wte.weight"
     config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, table)
@@ -132,7 +132,7 @@ def plan_of(checkpoint: Checkpoint, config_type: type[Config], *, transposed: bo
 
 
 def tensors(cfg: Config, head: Head, *, stem: str, transposed: bool) -> list[Tensor]:
-    """Return the tensors of a model of these sizes, with their GGUF names and their transformers names after `stem`."""
+    """Return the tensors of a model; `stem` is the prefix of their names in Hugging Face folders."""
     linear, GE = partial(_linear, transposed=transposed), cfg.n_kv_heads * cfg.head_dim
     D, F, V = cfg.hidden_size, cfg.intermediate_size, cfg.vocab_size
     table = [
@@ -169,7 +169,7 @@ def _linear(
     *,
     transposed: bool,
 ) -> list[Tensor]:
-    """Return the tensors of a linear layer, which transformers stores as a Conv1D, (in, out), if `transposed`."""
+    """Return weight and bias of a linear layer; `transposed` if transformers stores it as a Conv1D, (in, out)."""
     gguf = gguf or name
     return [
         Tensor(f"{name}.weight", TensorLayout(f"{hf}.weight", rows, transposed=transposed), (n_out, n_in),
@@ -180,7 +180,7 @@ def _linear(
 
 @dataclass(frozen=True)
 class StarCoderConfig(Config):
-    """GPT-2's sizes."""
+    """GPT-2's settings, with one KV head."""
 
     n_heads: int = whole("attention.head_count", "n_head", condition=divides("hidden_size"))
     activation: Activation = activation_key(

@@ -2,8 +2,8 @@
 
 Paper: "GPT-NeoX-20B", arXiv 2204.06745. Reference: Hugging Face transformers, models/gpt_neox. Differences from Llama:
 attention and FFN read the same hidden states (a parallel block), each with a norm of its own; layer norms with biases;
-all linear layers have biases; queries, keys and values are one matrix, head by head; a part of each head is rotated;
-the FFN has no gate, and GELU between its two layers.
+all linear layers have biases; one matrix has the queries, keys and values of head 0, then of head 1, ...; RoPE rotates
+a part of each head; the FFN has no gate, and its activation is GELU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GGUF_ARCHITECTURE = "gptneox"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     layer_norms: ClassVar[bool] = True
     is_parallel: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class Config(llama.Config):
     )
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp requires the last."""
+        """Return this config as GGUF keys; llama.cpp requires `use_parallel_residual`."""
         return super().to_gguf() | {"use_parallel_residual": True}
 
 
@@ -56,7 +56,10 @@ USUAL = {name: row for name, row in (llama.TENSORS | llama.NORM_BIASES).items() 
 
 
 def tensors(config: Any) -> Table:
-    """Return the tensor table; folders have the rows of queries, keys and values of head after head."""
+    """Return the tensor table. In folders, `query_key_value` has the query, key and value rows of head 0, then 1, ....
+
+    GGUF files have the rows of all queries, then of all keys, then of all values.
+    """
     made = llama.renamed(USUAL, NAMES)
     for i, name in enumerate(("attn_q", "attn_k", "attn_v")):
         order = tuple((3 * h + i) * config.head_dim + e for h in range(config.n_heads) for e in range(config.head_dim))

@@ -1,9 +1,10 @@
 """gpt-oss 20B and 120B.
 
 Paper: "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925. Reference: Hugging Face transformers, models/gpt_oss.
-Differences from Qwen3-MoE: a sink for each query head in the softmax of attention, sliding-window attention in every
-second layer, YaRN whose limits are not rounded, biases of all linear layers, and a clamped gate in each expert, whose
-matrices are published in MXFP4. llama.cpp does round the limits of YaRN, because GGUF has no key for this setting.
+Differences from Qwen3-MoE: a sink for each query head in the softmax of attention; sliding-window attention in every
+second layer; YaRN whose limits are not rounded; biases of all linear layers; a clamped gate in each expert. The
+matrices of experts are published in MXFP4. llama.cpp does round the limits of YaRN, because GGUF has no key for this
+setting.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def has_yarn(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes, the numbers of experts and the window; `intermediate_size` is that of one expert."""
+    """Llama's settings, the numbers of experts and the window; `intermediate_size` is the FFN size of one expert."""
 
     intermediate_size: int = whole("expert_feed_forward_length", "intermediate_size", repeated=("feed_forward_length",))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
@@ -63,7 +64,7 @@ class Config(llama.Config):
             "swiglu_limit": SWIGLU_LIMIT,
             "experts_per_token": lambda s, key, config: s.expect(key, config.n_experts_used),
         },
-        # The context of the training is in the settings of YaRN.
+        # `initial_context_length`, the context of the training, is also in the settings of YaRN.
         harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),
     )
 

@@ -1,10 +1,10 @@
 """Granite 3, dense and with a mixture of experts.
 
-Reference: Hugging Face transformers, models/granite. Differences from Llama: multipliers of the embeddings, of the
-attention scores, of what attention and FFN add to the hidden states, and of the logits.
+Reference: Hugging Face transformers, models/granite. Differences from Llama: config.json has multipliers of the
+embeddings, of the attention scores, of the outputs of attention and FFN before they are added, and of the logits.
 
-Reference of the mixtures: models/granitemoe. Every FFN is a mixture of experts. Folders have the experts of a layer as
-one tensor, gate and up first.
+Reference of the mixtures: models/granitemoe. Every FFN is a mixture of experts. Folders have two tensors per layer: the
+gate and up matrices of all experts, and the down matrices of all experts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mlx_engine.weights.parameters import Parameters
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes, and the multipliers; `logits_divisor` divides the logits."""
+    """Llama's settings, and the multipliers; `logits_divisor` divides the logits."""
 
     attention_multiplier: float = number(
         ("attention.scale", lambda known: known.head_dim**-0.5), ("attention_multiplier", 1.0)
@@ -44,8 +44,9 @@ class Config(llama.Config):
 class Model(Decoder):
     """A Llama model with multipliers.
 
-    Hidden states are divided by the residual multiplier m, so that the sum of a layer needs no multiplication. The
-    norms have the same results with an epsilon that is divided by m**2. The divisor of the logits is in the last norm.
+    The model computes hidden states divided by the residual multiplier m, so that the outputs of attention and FFN are
+    added without a multiplication. Norms give the same results, because their epsilon is divided by m**2. The weight of
+    the last norm contains the divisor of the logits.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
@@ -77,7 +78,7 @@ plan = standard.plan(Config, llama.TENSORS | llama.PERMUTED)
 
 @dataclass(frozen=True)
 class MoeConfig(Routed, Config):
-    """Granite's settings and the numbers of experts; `intermediate_size` is that of one expert."""
+    """Granite's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
 
     normalize: ClassVar[bool] = True
     n_experts: int = declared(Count("num_local_experts"))

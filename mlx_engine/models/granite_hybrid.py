@@ -1,8 +1,9 @@
 """Granite 4: attention in some layers and a Mamba2 mixer in the others, with or without experts.
 
-Reference: Hugging Face transformers, models/granitemoehybrid. Differences from Granite 3: the mixers; attention without
-rotation in models that have them; gate and up are one matrix, and so are those of all experts. The dense FFN of a model
-with experts is their shared expert. Models whose layers all have attention and no experts are Granite 3 in GGUF files.
+Reference: Hugging Face transformers, models/granitemoehybrid. Differences from Granite 3: Mamba2 mixers; in models with
+Mamba2 mixers, attention usually has no rotary embedding; gate and up are one matrix. In models with experts, the dense
+FFN is the shared expert. GGUF files of models with attention in all layers and without experts have the architecture of
+Granite 3.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ARCHITECTURES = ("granitemoehybrid", "granitehybrid")
 GGUF_ARCHITECTURE = "granitehybrid"
 
 ATTENTION = "full_attention"
-# The kind of a layer by its word in config.json, where transformers 5 writes others than published files have.
+# The kind of a layer by its word in config.json. transformers 5 writes other words than published files have.
 KINDS = {"attention": ATTENTION, "full_attention": ATTENTION, "mamba": MAMBA, "linear_attention": MAMBA}
 
 
@@ -62,15 +63,15 @@ class Kinds:
         return {}
 
     def to_hf(self, value: tuple[str, ...], config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"layer_types": ["attention" if kind == ATTENTION else kind for kind in value]}
 
 
 class HeadDim(mamba2.HeadDim):
-    """The setting of the width of a mixer's head, which follows from other settings in config.json."""
+    """The setting of a mixer's head dim. In config.json it is `mamba_expand * hidden_size / mamba_n_heads`."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the width."""
+        """Return the head dim."""
         if naming == "gguf":
             return super().read(s, naming, known)
         inner = s.whole("mamba_expand", 2) * known.hidden_size
@@ -80,12 +81,12 @@ class HeadDim(mamba2.HeadDim):
         return int(inner // known.n_value_heads)
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the keys."""
+        """Return the keys with their values."""
         return {self.hf: value, "mamba_expand": value * config.n_value_heads // config.hidden_size}
 
 
 def is_rope(s: Settings, key: str, default: Any) -> bool:
-    """Return whether heads are rotated: a flag in GGUF files, a word in config.json."""
+    """Return whether attention has rotary embedding: a flag in GGUF files, "rope" or "nope" in config.json."""
     return s.flag(key, default) if key.startswith("rope") else s.choice(key, "nope", "rope") == "rope"
 
 
@@ -109,7 +110,7 @@ class AttentionConfig(granite.Config):
             "layer_types": each_layer("attention", "full_attention"),
             "layers_block_type": each_layer("attention", "full_attention"),
         },
-        # Settings of the layers with a state, and of experts.
+        # Settings of Mamba2 mixers and of experts, which these models do not have.
         harmless=(
             *("mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand"),
             *("mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit", "num_experts_per_tok"),
@@ -124,7 +125,7 @@ class AttentionConfig(granite.Config):
 
 @dataclass(frozen=True)
 class Config(mamba2.Sizes, granite.Config):
-    """Granite's sizes, those of the mixers, and the kind of each layer."""
+    """Granite's settings, the sizes of the Mamba2 mixers, and the kind of each layer."""
 
     intermediate_size: int = whole("feed_forward_length", ("shared_intermediate_size", 1024))
     n_kv_heads: int = declared(OfSomeLayers("attention.head_count_kv", "num_key_value_heads"))
@@ -148,14 +149,14 @@ class Config(mamba2.Sizes, granite.Config):
         return {**super().to_gguf(), "attention.head_count_kv": heads}
 
     def to_hf(self) -> dict[str, object]:
-        """Return this config as keys of config.json; without a range of time steps, mlx-lm has one of its own."""
+        """Return this config as keys of config.json. Without `time_step_limit`, mlx-lm would clip time steps."""
         word = "rope" if self.is_rotated else "nope"
         return {**super().to_hf(), "position_embedding_type": word, "time_step_limit": [0.0, math.inf]}
 
 
 @dataclass(frozen=True)
 class SparseConfig(Routed, Config):
-    """The same, with the numbers of experts; `intermediate_size` is that of one expert."""
+    """The settings of a model with experts; `intermediate_size` is the FFN size of one expert."""
 
     normalize: ClassVar[bool] = True
     intermediate_size: int = whole("feed_forward_length", "intermediate_size")
@@ -176,7 +177,7 @@ GATE_OF_MLX = "model.layers.0.mlp.gate_proj.weight"
 
 
 def _ffn(ending: str, size: str) -> dict[str, Row]:
-    """Return the rows of a dense FFN, or of the shared expert."""
+    """Return the table rows of a dense FFN (`ending` "", size "F"), or of the shared expert ("_shexp", "S")."""
     return {
         f"blk.*.ffn_gate{ending}.weight": Row(GATE_UP, f"{size} D", after=(size,)),
         f"blk.*.ffn_up{ending}.weight": Row(GATE_UP, f"{size} D", before=(size,)),
@@ -200,12 +201,13 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 
 
 class Model(granite.Model):
-    """A Granite model with mixers of two kinds."""
+    """A Granite model with attention in some layers and Mamba2 mixers in the others."""
 
     def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
         """Return the mixer of a layer, and the projection of its output."""
         if isinstance(config, Config) and config.kinds[t.i] == MAMBA:
-            # The input of the norm inside of a mixer has the model's own scale.
+            # `t.eps` was divided for scaled hidden states (granite.Model). The input of the norm inside a mixer is not
+            # scaled, so this norm has the config's epsilon.
             return Branch(mamba2.mixer(config, t._replace(eps=config.norm_eps)), t.linear("ssm_out"))
         is_rotated = not isinstance(config, Config) or config.is_rotated
         return super().branch(config, t, rope if is_rotated else None, scores)

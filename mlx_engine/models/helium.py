@@ -1,7 +1,7 @@
 """Helium 1.
 
-Reference: Hugging Face transformers, models/helium. Difference from Llama: rotary pairs are neighboring rows. GGUF
-files have the architecture "llama", and this order of rows.
+Reference: Hugging Face transformers, models/helium. Difference from Llama: rotary pairs are the rows (2j, 2j + 1) in
+folders. GGUF files have the architecture "llama", whose rows have this order, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GGUF_ARCHITECTURE = "llama"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     head_dim: int = partly_rotated_heads(lambda known: 128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-8))
@@ -27,7 +27,7 @@ class Config(llama.Config):
     expected = Expected(hf={"hidden_act": "silu"})
 
 
-# The output projection has no bias, whatever `attention_bias` says.
+# The output projection has no bias, even if `attention_bias` is true.
 TENSORS = {name: row for name, row in llama.TENSORS.items() if name != "blk.*.attn_output.bias"}
 Model = standard.Model
 plan = standard.plan(Config, TENSORS | llama.INTERLEAVED)

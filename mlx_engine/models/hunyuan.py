@@ -1,10 +1,10 @@
 """Hunyuan, dense (0.5B to 7B) and with a mixture of experts.
 
 Reference: Hugging Face transformers, models/hunyuan_v1_dense. Differences from Llama: heads of queries and keys are
-normed after their rotation; a larger base of the rotary frequencies for long contexts, `alpha`.
+normed after their rotation; for long contexts the setting `alpha` raises the base of the rotary frequencies.
 
-Reference of the mixtures: models/hunyuan_v1_moe. Every FFN is a mixture of experts, and an expert without a weight that
-all tokens share. In config.json a number may be a list of equal numbers, one for each layer.
+Reference of the mixtures: models/hunyuan_v1_moe. Every FFN is a mixture of experts plus a shared expert, whose output
+is added without a gate. In config.json a number may be a list of equal numbers, one for each layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlx_engine.weights.table import Row, decoder_plan
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     norms_after_rope: ClassVar[bool] = True
     head_dim: int = partly_rotated_heads()
@@ -62,7 +62,10 @@ def same_in_all(s: Settings, key: str, default: Any) -> int:
 
 
 def each(name: str, usual: int) -> Any:
-    """Return a check that a number, which may be given for each layer, is that of the config's field `name`."""
+    """Return a check that a setting, a number or a list with a number per layer, equals the config's field `name`.
+
+    `usual` is the expected number if the config has no such field.
+    """
 
     def check(s: Settings, key: str, config: Any) -> None:
         expected = getattr(config, name, usual)
@@ -74,7 +77,7 @@ def each(name: str, usual: int) -> Any:
 
 @dataclass(frozen=True)
 class MoeConfig(Routed, Config):
-    """Hunyuan's settings and the numbers of experts; `intermediate_size` is that of one expert."""
+    """Hunyuan's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
 
     normalize: ClassVar[bool] = True
     intermediate_size: int = whole(
@@ -86,7 +89,8 @@ class MoeConfig(Routed, Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_shared_count": 1},
-        # transformers reads neither list: experts and the shared one have `intermediate_size`.
+        # transformers reads neither `moe_intermediate_size` nor `num_shared_expert`: all experts, and the shared
+        # expert, have the FFN size `intermediate_size`.
         hf={
             **{key: of for key, of in Config.expected.hf.items() if key != "num_experts"},
             "moe_intermediate_size": each("intermediate_size", 0), "num_shared_expert": each("n_shared", 1),

@@ -1,8 +1,8 @@
 """InternLM2, InternLM2.5 and InternLM3.
 
 Paper: "InternLM2 Technical Report", arXiv 2403.17297. Reference: mlx-lm, models/internlm2. The layers are Llama's;
-folders have queries, keys and values in one matrix: the rows of the query heads that share a key head, the rows of this
-key head, those of its value head, and so on.
+folders have queries, keys and values in one matrix. For each KV head, the matrix has the rows of the query heads that
+share this head, then the rows of its key, then the rows of its value.
 
 Reference of InternLM3: Hugging Face transformers, models/internlm3. The tensors are Llama's; settings have other names.
 GGUF files have the architecture "llama".
@@ -25,7 +25,7 @@ from mlx_engine.weights.table import Table
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     rope: Rotation = rotation(rules=("linear", "dynamic"))
     attention_bias: bool = said(("bias", True))
@@ -64,14 +64,14 @@ plan = standard.plan(Config, tensors)
 
 
 def equal_biases(s: Settings, key: str, config: Any) -> None:
-    """Check that both settings of biases agree: transformers and GGUF files know one for attention."""
+    """Check that the settings of biases of attention and FFN are equal."""
     if config.mlp_bias != config.attention_bias:
         raise s.error("bias", f"{config.attention_bias}, as qkv_bias", config.mlp_bias)
 
 
 @dataclass(frozen=True)
 class V3Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     head_dim: int = whole(
         ("attention.key_length", per_head), ("head_dim", lambda known: 128),

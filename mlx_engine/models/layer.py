@@ -2,11 +2,15 @@
 
 `decoder_layer` is the definition, for all architectures and backends. A layer usually has one token mixer (`Attention`,
 `LatentAttention`, `SharedAttention`, `ShortConv`, `DeltaNet` or `Mamba2`) and one feed-forward network (`Gated`,
-`Plain`, `Mixture` or `GatedAndMixture`). It may lack one of the two, or have two mixers side by side. Each kind is a
-class with its parameters and a function that runs it. A new kind is a class, a function and a line in `mix` or
-`feed_forward`.
+`Plain`, `Mixture` or `GatedAndMixture`). A few layers have only a mixer, only a feed-forward network, or two mixers
+side by side. Each kind of mixer and of network is a class with its parameters, and a function that runs it. To add a
+kind, add a class, a function, and a case in `mix` or `feed_forward`.
 
-If this process has only a part of a matrix (`Linear.is_partial`), the products of all ranks are added.
+With tensor parallelism a rank may have only some input columns of a matrix (`Linear.is_partial`). The functions below
+then add the products of all ranks (`Backend.all_sum`).
+
+Of the T tokens of a pass, the R *wanted* tokens (`Batch.rows`) are those whose logits or hidden states the caller
+needs. The last layer computes attention and FFN for these tokens only.
 """
 
 from __future__ import annotations
@@ -35,12 +39,18 @@ from mlx_engine.kernels.cached import cached_property
 from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
-# Intermediate values whose names have the layer's index within its stage.
+# The last parts of names such as "blk.0.q_rope" that `decoder_layer` gives to intermediate values. The number in these
+# names counts from the first layer of the pipeline stage; `distributed/leader.py` adds the index of this first layer.
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
 class LayerTensors(NamedTuple):
-    """The tensors of layer i, by the last parts of their GGUF names; norms have one epsilon and one kind."""
+    """The tensors of layer i: `linear("attn_q")` reads `blk.{i}.attn_q`.
+
+    Attributes:
+        eps: the epsilon of all norms.
+        layer_norms: whether norms without a bias are layer norms too; by default they are RMS norms.
+    """
 
     p: Parameters
     i: int
@@ -65,7 +75,7 @@ class LayerTensors(NamedTuple):
         return self.linear(part) if self.has(part) else None
 
     def norm(self, part: str) -> Norm:
-        """Return a norm. It is a layer norm if it has a bias or if all norms of the model are layer norms."""
+        """Return a norm: a layer norm if it has a bias or if `layer_norms` is set, and an RMS norm if not."""
         return self.p.norm(f"blk.{self.i}.{part}", self.eps, is_layer_norm=self.layer_norms)
 
     def norm_or_none(self, part: str) -> Norm | None:
@@ -73,18 +83,18 @@ class LayerTensors(NamedTuple):
         return self.norm(part) if self.has(part) else None
 
     def rms_norm(self, part: str, times: float = 1.0) -> RMSNorm:
-        """Return an RMS norm, whose weight is multiplied by `times`."""
+        """Return an RMS norm with its weight multiplied by `times`."""
         return self.p.rms_norm(f"blk.{self.i}.{part}", self.eps, times)
 
 
-# ---- mixers of tokens ----
+# ---- token mixers ----
 
 
 class Columns(NamedTuple):
-    """The columns [first, last) of a projection with `of` columns: those that this rank uses.
+    """The output columns [first, last) that this rank uses of a projection whose full width is `of`.
 
     Attributes:
-        are_all_here: whether this rank computes all columns of the projection, and no exchange is needed.
+        are_all_here: whether this rank computes all `of` columns itself, so that ranks need not exchange columns.
     """
 
     first: int
@@ -111,16 +121,16 @@ class Attention:
     """Attention to the keys and values of this layer.
 
     Attributes:
-        v: the projection to values; it is `k` if values are the projected keys, before their norm and rope.
-        gate: a projection whose sigmoid is multiplied with the output.
+        v: the projection to values. The same object as `k` if the values are the projected keys, before norm and RoPE.
+        gate: a projection of the input; the output of attention is multiplied by its sigmoid.
         norms: the norms of query and key heads, or of whole rows.
         v_norm: the norm of value heads.
-        rope: rotation of queries and keys; None for no rotation.
+        rope: the rotary embedding of queries and keys; None for no rotary embedding.
         scores: the scale of the scores, their soft cap and sinks.
         head_dim: E.
         n_kv_heads: G.
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
-        norms_after_rope: whether heads are normed after their rotation.
+        norms_after_rope: whether heads are normed after the rotary embedding, not before.
     """
 
     q: Linear
@@ -140,13 +150,13 @@ class Attention:
     def read(
         cls, t: LayerTensors, config: Any, rope: Rope | None, scores: Scores | None = None, window: int | None = None
     ) -> Attention:
-        """Read the parameters of a layer; the usual scale of the scores is `head_dim ** -0.5`."""
+        """Read the parameters of a layer. Without `scores`, the scale of the scores is `head_dim ** -0.5`."""
         q, k = t.linear("attn_q"), t.linear("attn_k")
         v, gate = t.linear_or_none("attn_v"), t.linear_or_none("attn_gate")
         norms: HeadNorms | RowNorms = None
         if t.has("attn_q_norm"):
             norms = t.rms_norm("attn_q_norm"), t.rms_norm("attn_k_norm")
-            # With one head, a row is a head.
+            # A weight of size E norms each head, a longer weight norms the whole row of all heads.
             norms = norms if t.p.size(f"blk.{t.i}.attn_q_norm") == config.head_dim else RowNorms(*norms)
         return cls(
             q=q, k=k, v=v or k, gate=gate, norms=norms, rope=rope, scores=scores or Scores(config.head_dim**-0.5),
@@ -161,8 +171,9 @@ class SharedAttention:
 
     Attributes:
         norm: the norm of query heads.
-        layer: the index of the layer whose keys and values are read. It must be the last layer with the same window and
-            its own keys and values, because layers may write to one store (`Stores.are_kept`).
+        layer: the index of the layer whose keys and values are read. It must be the last layer with this window that
+            computes its own keys and values: if no later pass needs them, earlier layers with this window share memory
+            with it (`Stores.are_kept`), and their keys and values are overwritten.
     """
 
     q: Linear
@@ -175,23 +186,25 @@ class SharedAttention:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LatentAttention:
-    """Multi-head latent attention: keys and values of all heads are products of one latent per token, which is kept.
+    """Multi-head latent attention (MLA): the cache keeps one latent vector per token, not the keys and values of heads.
 
-    A head's score is `(k_b q) . latent + q_pe . k_pe`, and its output `v_b (sum of weights * latents)`: the matrices
-    of keys and values are applied to queries and outputs, not to each token that is attended to.
+    This is the absorbed form: a head's score is `(k_b q) . latent + q_pe . k_pe`, and its output is `v_b (sum of
+    weights * latents)`. So the matrices from latent to keys and values are applied once per query, not once per cached
+    token. Sizes: L elements of the latent; N elements of a query head without rotary embedding, R with it; V elements
+    of a value head; H heads; D hidden size.
 
     Source: "DeepSeek-V2", arXiv 2405.04434.
 
     Attributes:
-        q_a: the projection to the latent of queries, normed by `q_norm`; None for queries of the hidden states.
-        q: the projection to the parts (H*N) of queries without rotation.
-        q_pe: the projection to the rotated parts (H*R).
+        q_a: the projection to the latent of queries, normed by `q_norm`; None if `q` reads the hidden states directly.
+        q: the projection to the queries' elements without rotary embedding (H*N).
+        q_pe: the projection to the queries' rotated elements (H*R).
         latent: the projection to the latent (L, D), normed by `norm`.
         k_pe: the projection to the rotated part of keys (R, D), which all heads share.
-        k_b: of each head, the transpose of the matrix from the latent to keys, (L, N).
-        v_b: of each head, the matrix from the latent to values, (V, L).
-        rope: rotation of the R elements.
-        head_dim: L + R.
+        k_b: for each head, the transpose (L, N) of the matrix from the latent to keys.
+        v_b: for each head, the matrix (V, L) from the latent to values.
+        rope: the rotary embedding of the R elements.
+        head_dim: L + R, the number of cached elements per token.
     """
 
     q_a: Linear | None
@@ -209,7 +222,7 @@ class LatentAttention:
 
     @cached_property
     def growth(self) -> Rope:
-        """The rotation of the parts of queries without rotation: its growth alone."""
+        """A `Rope` that rotates nothing and only applies `Rope.growth`, for the N elements of a query head."""
         return replace(Rope.none(self.k_b.shape[1]), growth=self.rope.growth)
 
 
@@ -218,9 +231,9 @@ class ShortConv:
     """A gated short convolution.
 
     Attributes:
-        projections: to the gate of the input, the gate of the output, and the input, (C, D) each.
-        conv: the convolution.
-        state: the shape of its last inputs, (W - 1, C).
+        projections: to the gate of the input, the gate of the output, and the input; each is (C, D), for C channels.
+        conv: the convolution over W tokens.
+        state: the shape (W - 1, C) of the state, which has the last inputs of the convolution.
     """
 
     projections: tuple[Linear, Linear, Linear]
@@ -235,7 +248,10 @@ Views: TypeAlias = dict[int, KVView]
 def mix(
     be: Backend, w: Mixer, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
 ) -> Array | None:
-    """Write the layer's keys and values or its state; return (R, ...) of the wanted tokens, None if there are none."""
+    """Run layer i's token mixer on hidden states x (T, D): write its keys and values, or its state.
+
+    Return the mixer's output (R, ...) for the R wanted tokens, or None if no token is wanted. `norm` is the norm of x.
+    """
     match w:
         case Attention():
             return attention(be, w, i, x, norm, batch, want, views)
@@ -254,7 +270,7 @@ def mix(
 def attention(
     be: Backend, w: Attention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
 ) -> Array | None:
-    """Write keys and values, and return attention (R, H*E) of the wanted tokens; None if there are none."""
+    """Write keys and values; return the attention output (R, H*E) of the wanted tokens, None if no token is wanted."""
     if isinstance(w.norms, RowNorms):
         q, k, v, *gate = row_normed_projections(be, w, w.norms, be.norm(x, norm))
     else:
@@ -273,7 +289,7 @@ def projections(be: Backend, w: Attention, norm: Norm | None, x: Array) -> Seque
 
 
 def row_normed_projections(be: Backend, w: Attention, norms: RowNorms, x: Array) -> Sequence[Array]:
-    """Return the same as `projections`, with whole rows of queries and keys normed."""
+    """Return the arrays that `projections` returns, with each whole row of queries and keys normed."""
     of_q, of_k = norms.columns or (None, None)
     return (
         row_normed(be, x, w.q, norms.q, of_q),
@@ -295,7 +311,7 @@ def row_normed(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns |
 def heads(
     be: Backend, w: Attention, i: int, q: Array, k: Array, v: Array, positions: Sequence[int]
 ) -> tuple[Array, Array, Array]:
-    """Return heads (T, H, E), (T, G, E) and (T, G, E); the heads of queries and keys are normed and rotated."""
+    """Return queries (T, H, E), keys (T, G, E) and values (T, G, E); query and key heads are normed and rotated."""
     norms = None if isinstance(w.norms, RowNorms) else w.norms
     if norms is None and w.rope is None:
         return be.heads(q, w.head_dim), be.heads(k, w.head_dim), be.heads(v, w.head_dim)
@@ -316,7 +332,7 @@ def heads(
 def shared_attention(
     be: Backend, w: SharedAttention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
 ) -> Array | None:
-    """Return attention (R, H*E) of the wanted tokens to the keys and values of another layer."""
+    """Return the attention output (R, H*E) of the wanted tokens, computed from the keys and values of another layer."""
     (q,) = be.norm_project(x, norm, [w.q])
     q = be.note(f"blk.{i}.q_rope", be.norm_rope(q, w.head_dim, w.norm, w.rope, batch.positions))
     return attend(be, w.scores, q, [], views[w.layer], batch, want)
@@ -325,7 +341,7 @@ def shared_attention(
 def latent_attention(
     be: Backend, w: LatentAttention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
 ) -> Array | None:
-    """Write latents, and return attention (R, H*V) of the wanted tokens; None if there are none."""
+    """Write latents; return the attention output (R, H*V) of the wanted tokens, None if no token is wanted."""
     if w.q_a is None:
         latent, k_pe, q, q_pe = be.norm_project(x, norm, [w.latent, w.k_pe, w.q, w.q_pe])
     else:
@@ -350,7 +366,10 @@ def latent_attention(
 def attend(
     be: Backend, scores: Scores, q: Array, gate: Sequence[Array], kv: KVView, batch: Batch, want: Wanted
 ) -> Array | None:
-    """Return attention (R, H*E) of the wanted tokens, times the sigmoid of the gate; None if there are none."""
+    """Return the attention output (R, H*E) of the wanted tokens, times the sigmoid of the gate if there is a gate.
+
+    Return None if no token is wanted.
+    """
     if want == "none":
         return None
     counts = batch.lengths
@@ -361,19 +380,19 @@ def attend(
 
 
 def short_conv(be: Backend, w: ShortConv, i: int, x: Array, norm: Norm | None, batch: Batch) -> Array:
-    """Return a gated short convolution (T, C) of every token, and write the state."""
+    """Return the output (T, C) of a gated short convolution for every token, and write the state."""
     b, c, h = be.norm_project(x, norm, w.projections)
     return be.short_conv(batch, i, b, c, h, w.conv)
 
 
 def delta_net(be: Backend, w: DeltaNet, i: int, x: Array, norm: Norm | None, batch: Batch) -> Array:
-    """Return a gated delta net (T, H*P) of every token, and write the state."""
+    """Return the output (T, H*P) of a gated delta net for every token, and write the state; P is the value head dim."""
     h, gate, beta, step = be.norm_project(x, norm, w.projections)
     return be.delta_net(batch, i, h, gate, beta, step, w)
 
 
 def mamba2(be: Backend, w: Mamba2, i: int, x: Array, norm: Norm | None, batch: Batch) -> Array:
-    """Return a Mamba2 mixer (T, H*P) of every token, and write the state."""
+    """Return the output (T, H*P) of a Mamba2 mixer for every token, and write the state; P is the value head dim."""
     (projected,) = be.norm_project(x, norm, [w.projection])
     inner, channels = w.space.n_heads * w.space.head_dim, w.state[0][1]
     gate = scaled(be, be.columns(projected, 0, inner), w.scales[0])
@@ -388,7 +407,7 @@ def scaled(be: Backend, x: Array, factor: float) -> Array:
 
 
 def wanted(be: Backend, y: Array, batch: Batch, want: Wanted) -> Array | None:
-    """Return the rows of the wanted tokens; None if there are none."""
+    """Return the rows of the wanted tokens; None if no token is wanted."""
     if want == "none":
         return None
     return be.take(y, batch.rows) if want == "some" else y
@@ -402,7 +421,8 @@ class Gated:
     """`down(activation(gate(h)) * up(h))`, where h is the normed x; the output may be normed too.
 
     Attributes:
-        scales: factors of the gate, before its activation, which must be SiLU, and of the input of `down`.
+        scales: the factor of `gate(h)` before the activation, and the factor of the input of `down`. If one of them is
+            not 1, the activation must be SiLU.
     """
 
     norm: Norm | None
@@ -432,7 +452,7 @@ class Plain:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A mixture of experts, whose input is the normed x."""
+    """A mixture of experts that reads the normed x."""
 
     norm: Norm
     experts: Experts
@@ -440,7 +460,7 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class GatedAndMixture:
-    """A gated network and a mixture of experts, both of x. Each output is normed, and so is their sum."""
+    """A gated network and a mixture of experts that both read x. Each output is normed, and so is their sum."""
 
     gated: Gated
     gated_post: Norm
@@ -454,7 +474,7 @@ FeedForward: TypeAlias = Gated | Plain | Mixture | GatedAndMixture
 def feed_forward(be: Backend, w: FeedForward, of: Array, x: Array) -> Array:
     """Return x plus the layer's feed-forward network applied to `of`.
 
-    `of` is x unless the layer is a parallel block.
+    `of` is x, or in a parallel block (`Layer.is_parallel`) the hidden states before attention.
     """
     match w:
         case Gated():
@@ -478,7 +498,7 @@ def gated(be: Backend, w: Gated, x: Array) -> Array:
 
 
 def mixture_add(be: Backend, w: Mixture, x: Array, residual: Array) -> Array:
-    """Return the residual plus a mixture of experts of x; each rank may have a part of the experts' matrices."""
+    """Return the residual plus the output of a mixture of experts for x, summed over ranks if they have slices."""
     if not w.experts.down.is_partial:
         return be.norm_experts_add(x, w.norm, w.experts, None if residual is x else residual)
     return be.norm_add(be.all_sum(be.norm_experts(x, w.norm, w.experts)), w.experts.post_norm, residual)
@@ -489,13 +509,12 @@ def mixture_add(be: Backend, w: Mixture, x: Array, residual: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class PerLayer:
-    """A layer's own input h (T, I): the layer adds `norm(projection(gelu(gate(x)) * h))`, as in Gemma 4.
+    """A per-layer input h (T, I), as in Gemma 4: the layer adds `norm(projection(gelu(gate(x)) * h))` to its output x.
 
     Attributes:
-        hidden_size: D. The definition of the layers reads (T, D + L*I): the hidden states, and then the inputs of all
-            layers.
-        columns: [first, end) of the columns of h in the inputs of all layers.
-        gate: (P, D).
+        hidden_size: D. `decoder_layers` reads (T, D + L*I): the hidden states, then the inputs of all L layers.
+        columns: the columns [first, end) of h in the array (T, L*I) of all layers' inputs.
+        gate: (I, D).
         projection: (D, I).
         norm: the norm after the projection.
     """
@@ -530,11 +549,12 @@ class Layer:
 
     Attributes:
         norm: the norm of the mixers' input.
-        branches: the mixers of tokens, of the same input; most layers have one, and a layer with an FFN alone has none.
-        ffn: the feed-forward network; None for a layer that has a mixer alone.
-        input: the input of this layer alone, added after the FFN.
+        branches: the token mixers, which all read the same input. Most layers have one; a layer with only an FFN has
+            none.
+        ffn: the feed-forward network; None for a layer with only a mixer.
+        input: the per-layer input, added after the FFN; None in most models.
         scale: factor of the hidden states after the layer.
-        is_parallel: whether the FFN reads the hidden states before attention, not those after it.
+        is_parallel: whether the FFN reads the hidden states before attention, not the ones after it.
     """
 
     norm: Norm | None = None
@@ -554,9 +574,10 @@ class Layer:
         return replace(self, branches=tuple(replace(branch, mix=change(branch.mix)) for branch in self.branches))
 
     def counted_from(self, first: int) -> Layer:
-        """Return the layer in a stage that begins with layer `first`: indices and columns are counted from there.
+        """Return the layer with indices and columns counted from layer `first`, the first one of a pipeline stage.
 
-        `distributed/pipeline.py` puts layers that share keys and values into one stage.
+        `SharedAttention.layer` stays valid, because `distributed/pipeline.py` puts layers that share keys and values
+        into one stage.
         """
         if not first:
             return self
@@ -594,7 +615,8 @@ def decoder_layer(
             are computed for all tokens, attention and the FFN for wanted tokens only.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
         inputs: (T, L*I), the layers' own inputs; read only if layers have `input`.
-        masks: (T, M), the adapter of each row, see `weights/adapters.py`; None without adapters.
+        masks: (T, M), which columns of the stacked LoRA adapters each row uses (`weights/adapters.py`); None without
+            adapters.
     """
     inner = adapted(be, masks)
     mixed = [mix(inner, of.mix, i, x, w.norm, batch, want, views) for of in w.branches]
@@ -625,7 +647,7 @@ def add_mixed(be: Backend, branches: Sequence[Branch], i: int, mixed: Sequence[A
 
 
 def add_input(be: Backend, w: PerLayer, x: Array, own: Array) -> Array:
-    """Return x plus the layer's own input, gated by x, projected and normed."""
+    """Return x plus the per-layer input `own` (R, I), which is gated by x, projected and normed."""
     y = be.multiply(be.norm_up(x, None, w.gate, "gelu"), own)
     return be.project_norm_add(y, w.projection, w.norm, x)
 
@@ -647,5 +669,5 @@ def project_add(be: Backend, x: Array, projection: Linear, norm: Norm | None, re
 
 
 def whole_product(be: Backend, x: Array, projection: Linear) -> Array:
-    """Return the sum of the products of all ranks, each with its columns of a projection."""
+    """Return the full product of a projection whose input columns are split: the sum of all ranks' partial products."""
     return be.note(projection.name, be.all_sum(be.linear(x, projection)))

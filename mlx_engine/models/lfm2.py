@@ -2,10 +2,11 @@
 
 Paper: "LFM2 Technical Report", arXiv 2511.23404. Reference: Hugging Face transformers, models/lfm2. A convolution
 layer projects its input to two gates and a value, convolves the gated value over the last few tokens, and gates the
-result: its state is the last inputs of the convolution. Attention layers are those of Qwen3. The head is tied.
+result. The state of the layer is the last inputs of its convolution. Attention layers are the same as in Qwen3. The
+head is tied.
 
-Reference of the mixtures: models/lfm2_moe. The FFNs of all layers but the first are mixtures of experts, which are
-chosen by the sigmoids of the router's logits plus a bias.
+Reference of the mixtures: models/lfm2_moe. The first `n_dense` layers have dense FFNs, the others mixtures of experts.
+The router chooses experts by the sigmoids of its logits plus a bias.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ATTENTION, CONVOLUTION = "full_attention", "conv"
 
 
 class KVHeads:
-    """The setting of each layer's number of KV heads, 0 for a convolution; config.json has `layer_types`."""
+    """The setting of each layer's number of KV heads, 0 for a convolution; config.json has `layer_types` for it."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[int, ...]:
         """Return the number for each layer."""
@@ -75,7 +76,11 @@ class KVHeads:
 
 
 class FeedForward:
-    """The setting of the FFN size; config.json may have a larger number, which the rule of the first Llama reduces."""
+    """The setting of the FFN size.
+
+    If `block_auto_adjust_ff_dim` is true in config.json, the size is computed as in the first Llama: 2/3 of
+    `block_ff_dim`, times a factor, rounded up to a multiple of `block_multiple_of`.
+    """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the FFN size."""
@@ -88,11 +93,11 @@ class FeedForward:
         return -(-int(factor * int(2 * size / 3)) // step) * step
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"feed_forward_length": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key, a flag that the rule does not apply, and the rule's numbers, which mlx-lm requires."""
+        """Return the key, `block_auto_adjust_ff_dim` as false, and the numbers of the rule, which mlx-lm requires."""
         rule = {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         return {"intermediate_size": value, **rule}
 
@@ -125,8 +130,8 @@ class Config(ConfigBase):
             "conv_dim",
             "conv_dim_out",
             "conv_use_xavier_init",
-            "num_heads",  # the same as num_attention_heads, and so is theta as rope_theta
-            "theta",
+            "num_heads",  # repeats num_attention_heads
+            "theta",  # repeats rope_theta
         ),
     )
 
@@ -190,7 +195,7 @@ def _layer(cfg: Config, t: LayerTensors) -> Layer:
 
 
 def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table = TENSORS) -> Plan:
-    """Return the config and the expected tensors of a checkpoint; `table` are those of this type of config.
+    """Return the config and the expected tensors of a checkpoint; `table` has the tensors for this type of config.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
@@ -203,7 +208,7 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Tabl
 
 
 def _table(cfg: Config, checkpoint: Checkpoint, table: Table) -> Table:
-    """Return a tensor table with the forms that depend on the sizes."""
+    """Return a tensor table with the rows whose stored form depends on the sizes."""
     D, W = cfg.hidden_size, cfg.conv_width
     projections = {
         f"blk.*.shortconv.{part}.weight": Row(
@@ -213,7 +218,7 @@ def _table(cfg: Config, checkpoint: Checkpoint, table: Table) -> Table:
         for i, part in enumerate(GATES)
     }  # fmt: skip
     conv = "blk.*.shortconv.conv.weight"
-    # transformers has an axis for the channels of a group; mlx-lm moves it to the end.
+    # transformers stores the weight of a depthwise Conv1d as (D, 1, W), mlx-lm as (D, W, 1).
     shapes = {shape for name, shape in checkpoint.shapes.items() if name.endswith("conv.conv.weight")}
     outer = (D, W, 1) if (D, W, 1) in shapes else (D, 1, W)
     return {**table, **projections, conv: replace(table[conv], in_hf=TensorLayout("", outer=outer))}

@@ -1,6 +1,6 @@
 """Lille 130M.
 
-Reference: mlx-lm, models/lille-130m. Differences from Llama: rotary pairs are neighboring rows; queries, keys and
+Reference: mlx-lm, models/lille-130m. Differences from Llama: rotary pairs are (2j, 2j + 1); queries, keys and
 values are one matrix; settings and tensors have other names. GGUF files have the architecture "llama".
 """
 
@@ -26,7 +26,7 @@ def ffn_size(known: Any) -> int:
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     n_layers: int = whole("block_count", "n_layer", condition=believable)
     hidden_size: int = whole("embedding_length", "n_embd")

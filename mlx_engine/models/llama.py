@@ -1,8 +1,9 @@
 """Llama 2 and 3, and models with the same architecture, such as TeleChat3.
 
 Papers: "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models", arXiv 2407.21783. Reference: Hugging Face
-transformers, models/llama. RMS norms before attention and before a gated FFN, rotary embedding of queries and keys,
-grouped-query attention. Llama 3 lowers the low rotary frequencies (`rotation.llama3`) for longer contexts.
+transformers, models/llama. A layer has RMS norms before attention and before a gated FFN, rotary embedding of queries
+and keys, and grouped-query attention. Llama 3 lowers the low rotary frequencies for longer contexts (rule "llama3" in
+`config/rope.py`). Most other model files import this config and tensor table and change some rows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mlx_engine.weights.table import Row, Table
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The sizes and the rotary embedding of a Llama model."""
+    """The settings of a Llama model."""
 
     n_layers: int = n_layers()
     hidden_size: int = whole("embedding_length", "hidden_size")
@@ -46,7 +47,7 @@ class Config(ConfigBase):
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
     )  # fmt: skip
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
-    # 2,048 is transformers' default: files of the first Llama have only `max_sequence_length`, which nothing reads.
+    # 2,048 is transformers' default. Files of the first Llama have only `max_sequence_length`, which it does not read.
     context_length: int = whole("context_length", ("max_position_embeddings", 2048))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(rules=EVERY_RULE)
@@ -91,24 +92,24 @@ TENSORS = {
     "blk.*.ffn_up.bias": Row("model.layers.*.mlp.up_proj.bias", "F", when="mlp_bias"),
     "blk.*.ffn_down.bias": Row("model.layers.*.mlp.down_proj.bias", "D", when="mlp_bias"),
 }
-# For models of Llama's kind that have no biases.
+# Settings that other models may have in config.json, but only with the value False: they have no biases.
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
-# GGUF files of the architecture "llama", and no others, permute the rows of each query and key head so that rotary
-# pairs are (2j, 2j + 1); ours are (j, j + E/2).
+# Only GGUF files of the architecture "llama" permute the rows of each query and key head, so that rotary pairs are
+# (2j, 2j + 1). These table rows undo the permutation: in this engine pairs are (j, j + E/2).
 PERMUTED = {
     name: replace(TENSORS[name], heads=heads)
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
-# Other architectures have rotary pairs (2j, 2j + 1) in all files.
+# For architectures whose rotary pairs are (2j, 2j + 1) in GGUF files and in folders; rows are permuted on load.
 INTERLEAVED = {
     name: replace(TENSORS[name], rotated=heads, interleaved=True)
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
-# A part of each head is rotated, with the pairs (j, j + n/2) of its first n rows.
+# For architectures that rotate only the first n rows of each head, with the pairs (j, j + n/2).
 PARTLY_ROTATED = {name: replace(row, interleaved=False) for name, row in INTERLEAVED.items()}
-# Biases of layer norms.
+# Table rows for the biases of layer norms, for architectures that have them.
 NORM_BIASES = {
     name.replace("weight", "bias"): replace(row, hf=row.hf.replace("weight", "bias"))
     for name, row in TENSORS.items()
@@ -117,7 +118,7 @@ NORM_BIASES = {
 
 
 def renamed(table: Table, names: Mapping[str, str]) -> dict[str, Row]:
-    """Return a table with other parts of the names in folders."""
+    """Return a table with each part of a Hugging Face name that is a key of `names` replaced by its value."""
     made = dict(table)
     for part, other in names.items():
         made = {name: replace(row, hf=row.hf.replace(part, other)) for name, row in made.items()}

@@ -1,9 +1,11 @@
 """Llama 4, the text model, such as Llama-4-Scout.
 
-Reference: Hugging Face transformers, models/llama4. Differences from Llama: mixtures of experts, in some models in
-every second layer, of which a token chooses one; its weight is the sigmoid of its logit, and is multiplied with its
-input; a shared expert without a weight; every fourth layer has no rotary embedding, and queries that grow with their
-position; heads of the others may be normed, without weights, and their tokens attend to those of their chunk.
+Reference: Hugging Face transformers, models/llama4. Differences from Llama:
+- every layer, or every second layer, has a mixture of experts. A token uses one expert, whose input is multiplied by
+  the sigmoid of its router logit. The output of a shared expert is added without a gate;
+- every fourth layer has no rotary embedding, and scales its queries by a factor that grows with the position;
+- in the other layers, tokens attend only to earlier tokens of the same chunk, and query and key heads may be normed
+  without weights.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ from mlx_engine.weights.table import decoder_plan
 
 ARCHITECTURES = ("llama4_text", "llama4")
 GGUF_ARCHITECTURE = "llama4"
-# Tokens of a chunk, if the file does not say so; GGUF has no key.
+# The default number of tokens per chunk. GGUF has no key for it.
 CHUNK = 8192
-# Keys next to `text_config` in config.json; `plan` checks the last one.
+# Keys next to `text_config` in config.json that do not change the text model; `plan` checks the last one.
 AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
-# The number of experts of the model whose heads are not normed; GGUF has no key.
+# The number of experts of Maverick, whose heads are not normed. GGUF has no key for whether heads are normed.
 OF_MAVERICK = 128
 
 
 class Chunk(OfFolders):
-    """The number of tokens of a chunk, at most the context, because GGUF files do not have it."""
+    """The setting of the number of tokens per chunk, at most the context length; GGUF files have no key for it."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number."""
@@ -53,22 +55,22 @@ class Chunk(OfFolders):
 
 
 def chunked_if_rotated(s: Settings, key: str, config: Any) -> None:
-    """Check that the list, if present, has chunked attention in the layers with rotary embedding."""
+    """Check that the list of layer types, if present, has chunked attention in exactly the layers with RoPE."""
     s.expect(key, ["chunked_attention" if rotated else "full_attention" for rotated in config.has_rope], None)
 
 
 def one_expert(n_used: int, known: Any) -> str | None:
-    """Check the number of experts of a token."""
+    """Check that a token uses one expert."""
     return None if n_used == 1 else "1"
 
 
 def with_these_experts(s: Settings, key: str, config: Any) -> None:
-    """Check that the list, if present, has the layers with experts."""
+    """Check that the list of layers with experts, if present, agrees with the interval between these layers."""
     s.expect(key, [i for i, kind in enumerate(config.ffn_kinds) if kind == "sparse"], None)
 
 
 def flag_or_number(s: Settings, key: str, default: Any) -> bool:
-    """Return a flag that published files have as a number."""
+    """Return a flag; some published files have a number, where more than 0 means true."""
     try:
         return s.flag(key, default)
     except UnsupportedConfigError:
@@ -77,7 +79,7 @@ def flag_or_number(s: Settings, key: str, default: Any) -> bool:
 
 @dataclass(frozen=True)
 class Config(Routed, llama.Config):
-    """Llama's sizes, the numbers of experts, and the growth of queries in layers without rotary embedding."""
+    """Llama's settings, the numbers of experts, and the scaling of queries in layers without rotary embedding."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     weighs_inputs: ClassVar[bool] = True
@@ -115,7 +117,7 @@ class Config(Routed, llama.Config):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The chunks of layers with rotary embedding, as negative windows; None for all tokens."""
+        """For each layer, minus the chunk size (a negative window means chunks); None for attention to all tokens."""
         is_cut = self.chunk < self.context_length
         return tuple(-self.chunk if rotated and is_cut else None for rotated in self.has_rope)
 
@@ -126,10 +128,14 @@ class Config(Routed, llama.Config):
 
 
 class Model(standard.Model):
-    """The usual decoder with attention of two kinds: of rotated heads, and of growing queries."""
+    """The usual decoder with two kinds of attention: with rotary embedding, or with queries scaled by position."""
 
     def mixer(self, config: Config, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
-        """Return the attention of a layer. A norm without weights gives the same heads before and after rotation."""
+        """Return the attention of a layer.
+
+        transformers norms heads after the rotary embedding, here they are normed before. The result is the same,
+        because a norm without weights commutes with a rotation.
+        """
         made = super().mixer(config, t, rope, window)
         if rope is None and config.grows:
             growth = Growth(config.growth, config.growth_step, 1)

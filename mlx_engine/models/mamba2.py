@@ -1,8 +1,10 @@
-"""Mamba2, and the parts of other models that have its mixer.
+"""Mamba2.
+
+Hybrid models with Mamba2 mixers import sizes, tensor table and `mixer` from this file.
 
 Paper: "Transformers are SSMs", arXiv 2405.21060. Reference: Hugging Face transformers, models/mamba2. A layer projects
-its normed input to a gate, to the input, B and C of a state space, and to time steps; the input, B and C are convolved
-over the last few tokens; the gated output is normed. There is no attention and no FFN.
+its normed input to a gate, to the input, B and C of a state space model, and to time steps. The input, B and C are
+convolved over the last few tokens. The output is gated, then normed. There is no attention and no FFN.
 """
 
 from __future__ import annotations
@@ -42,24 +44,24 @@ from mlx_engine.weights.table import Row, Table, decoder_plan
 ARCHITECTURES = ("mamba2",)
 GGUF_ARCHITECTURE = "mamba2"
 
-# The kind of layers with a Mamba2 mixer, where others have attention.
+# The name of the layer kind "Mamba2 mixer" in hybrid models, whose other layers have attention.
 MAMBA = "mamba"
 
 
 @dataclass(frozen=True)
 class HeadDim:
-    """The setting of the width of a head; GGUF files have that of all heads together.
+    """The setting of the head dim of a mixer; GGUF files have the width of all heads together instead.
 
     Attributes:
         hf: the key in config.json.
-        inner: the key of the width of all heads together in config.json, if it has one.
+        inner: the key for the width of all heads together in config.json; None if there is no such key.
     """
 
     hf: str
     inner: str | None = None
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the width."""
+        """Return the head dim."""
         if naming == "hf":
             width = s.whole(self.hf, 64)
             if self.inner is not None:
@@ -75,12 +77,15 @@ class HeadDim:
         return {}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.hf: value} | ({} if self.inner is None else {self.inner: value * config.n_value_heads})
 
 
 def unlimited(s: Settings, key: str, config: Any) -> None:
-    """Check that time steps have no limits, if config.json says any; transformers writes infinity in its own way."""
+    """Check that the range of time steps, if present, is [0, infinity].
+
+    transformers may write infinity as {"__float__": "Infinity"}.
+    """
     s.expect(key, None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 
@@ -102,7 +107,7 @@ class Sizes(ConfigBase):
 
     @property
     def conv_channels(self) -> int:
-        """The number of channels of a convolution: inputs, B and C."""
+        """The number of channels of the convolution: the input, B and C."""
         return self.inner + 2 * self.n_groups * self.state_dim
 
     @property
@@ -112,12 +117,12 @@ class Sizes(ConfigBase):
 
     @property
     def norm_groups(self) -> int:
-        """The groups of the output's norm."""
+        """The number of groups of the output's norm, which norms each group of channels separately."""
         return self.n_groups
 
     @property
     def norm_width(self) -> int:
-        """The width of a group."""
+        """The width of a group of the norm."""
         return self.inner // self.n_groups
 
     def to_gguf(self) -> dict[str, object]:
@@ -126,7 +131,7 @@ class Sizes(ConfigBase):
 
 
 def rows(cfg: Any, checkpoint: Checkpoint, prefix: str, kind: str | None = None) -> Table:
-    """Return the rows of a mixer, whose names begin with `prefix` in folders."""
+    """Return the table rows of a mixer's tensors; their names in folders begin with `prefix`."""
     C, W, H = cfg.conv_channels, cfg.conv_width, cfg.n_value_heads
     conv = TensorLayout("", outer=(C, W, 1) if is_mlx(checkpoint) else (C, 1, W))
     column, plain = TensorLayout("", outer=(H, 1)), TensorLayout("")
@@ -146,7 +151,7 @@ def rows(cfg: Any, checkpoint: Checkpoint, prefix: str, kind: str | None = None)
 
 
 def is_mlx(checkpoint: Checkpoint) -> bool:
-    """Return whether mlx-lm has written the folder, with another order of a convolution's axes."""
+    """Return whether mlx-lm has written the folder: its convolution weights are (C, W, 1), not (C, 1, W)."""
     shape = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), ())
     return checkpoint.naming == "hf" and len(shape) == 3 and shape[1] > 1 == shape[2]
 
@@ -176,7 +181,7 @@ def mixer(
     return Mamba2(t.linear("ssm_in"), conv, space, norm, cfg.norm_groups, state, scales)
 
 
-# ---- the model that has nothing else ----
+# ---- the model Mamba2, which has no other mixers ----
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,7 @@ class Config(Sizes):
     value_dim: int = declared(HeadDim("head_dim"))
     conv_bias: bool = said(("use_conv_bias", True))
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
-    # A state has no limit of length; llama.cpp's converter writes the same number.
+    # A state space model has no limit on the context; llama.cpp's converter writes the same number.
     context_length: int = whole("context_length", ("max_position_embeddings", 1 << 20))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", 1e-5))
 
@@ -218,7 +223,7 @@ class Config(Sizes):
         return (MAMBA,) * self.n_layers
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp requires those of what the model does not have."""
+        """Return this config as GGUF keys; llama.cpp also requires keys for the absent heads and FFN."""
         return {**super().to_gguf(), "attention.head_count": 0, "feed_forward_length": 0}
 
 

@@ -1,7 +1,7 @@
 """Mellum 2.
 
-Reference: Hugging Face transformers, models/mellum. Differences from Qwen3-MoE: some layers have a window, and a rotary
-embedding of their own.
+Reference: Hugging Face transformers, models/mellum. Difference from Qwen3-MoE: some layers have a sliding window and
+other rotary frequencies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GGUF_ARCHITECTURE = "mellum"
 
 @dataclass(frozen=True)
 class Config(qwen3.MoeConfig):
-    """Qwen3-MoE's sizes. Tokens of local layers attend to the last `window` tokens; 0 is no window."""
+    """Qwen3-MoE's settings. Tokens of local layers attend to the last `window` tokens; 0 means no local layers."""
 
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"), layers="full_attention")

@@ -1,7 +1,7 @@
 """MiniCPM 1B and 2B, and MiniCPM4.
 
-Paper: "MiniCPM", arXiv 2404.06395. Reference: llama.cpp, models/minicpm. The layers are Granite's, with the usual scale
-of the scores; config.json has other numbers for the multipliers.
+Paper: "MiniCPM", arXiv 2404.06395. Reference: llama.cpp, models/minicpm. The layers are Granite's, with the scale
+`head_dim**-0.5` of the scores. The multipliers are computed from other numbers in config.json.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ GGUF_ARCHITECTURE = "minicpm"
 
 @dataclass(frozen=True)
 class Multiplier:
-    """The setting of a multiplier, which config.json has over a size of the model.
+    """The setting of a multiplier. In config.json it is a number that must be divided by a size of the model.
 
     Attributes:
-        gguf: the key of the multiplier.
+        gguf: the GGUF key of the multiplier.
         hf: the key of the number in config.json, whose default is 1.
-        size: returns the size of a config.
-        power: -1 if the multiplier is the size over the number.
+        size: returns this size of a config.
+        power: 1 if the multiplier is `number / size`, -1 if it is `size / number`.
     """
 
     gguf: str
@@ -42,17 +42,17 @@ class Multiplier:
         return float((s.number(self.hf, 1.0) / self.size(known)) ** self.power)
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.gguf: value}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.hf: value**self.power * self.size(config)}
 
 
 @dataclass(frozen=True)
 class Config(granite.Config):
-    """Granite's sizes and multipliers."""
+    """Granite's settings; the fields below replace them."""
 
     rope: Rotation = rotation(rules=("linear", "dynamic", "longrope"))
     attention_multiplier: float = constant(lambda known: known.head_dim**-0.5)

@@ -1,8 +1,8 @@
 """MiniCPM3.
 
 Reference: Hugging Face transformers, models/minicpm3. Differences from DeepSeek-V2: all layers are dense; rotary pairs
-are (j, j + R/2) in all files; LongRoPE; multipliers of embeddings, of what attention and FFN add, and of logits, for
-which GGUF files have no keys.
+are (j, j + R/2) in all files; LongRoPE; multipliers of the embeddings, of the outputs of attention and FFN, and of the
+logits. GGUF files have no keys for these multipliers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GGUF_ARCHITECTURE = "minicpm3"
 
 @dataclass(frozen=True)
 class Config(deepseek.Latent):
-    """The sizes of a model with latent attention, and what the multipliers follow from."""
+    """The sizes of a model with latent attention, and the numbers from which the multipliers are computed."""
 
     is_interleaved: ClassVar[bool] = False
     is_joined: ClassVar[bool] = True
@@ -52,7 +52,7 @@ class Config(deepseek.Latent):
 
     @property
     def residual_multiplier(self) -> float:
-        """The factor of what attention and FFN add to the hidden states."""
+        """The factor of the outputs of attention and FFN before they are added to the hidden states."""
         return float(self.depth / self.n_layers**0.5)
 
     @property
@@ -61,7 +61,7 @@ class Config(deepseek.Latent):
         return self.hidden_size / self.base_width
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys: those of heads are the usual ones."""
+        """Return this config as GGUF keys: the head's sizes are under the keys without `_mla`."""
         keys = {key: value for key, value in super().to_gguf().items() if not key.endswith("_mla")}
         lengths = {"key_length": self.nope_dim + self.rope_dim, "value_length": self.value_dim}
         return {
@@ -81,7 +81,10 @@ TENSORS = {name: replace(row, kind=None) for name, row in deepseek.TENSORS.items
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint. llama.cpp's files have no key for LongRoPE."""
+    """Return the config and the expected tensors of a checkpoint.
+
+    llama.cpp's files have no key for LongRoPE: tensors of divisors show that a model has it.
+    """
     made = decoder_plan(checkpoint, Config, TENSORS, tied=True)
     if checkpoint.naming == "gguf" and DIVISORS["long"] in checkpoint.shapes and made.config.rope.rule == "default":
         rope = replace(made.config.rope, rule="longrope", context=made.config.context_length)

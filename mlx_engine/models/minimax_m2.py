@@ -1,7 +1,8 @@
 """MiniMax-M2.
 
-Reference: Hugging Face transformers, models/minimax_m2. Differences from Qwen3-MoE: experts are chosen by the sigmoids
-of the router's logits plus a bias; queries and keys are normed as whole rows; a part of each head is rotated.
+Reference: Hugging Face transformers, models/minimax_m2. Differences from Qwen3-MoE: the router chooses experts by the
+sigmoids of its logits plus a bias; queries and keys are normed as whole rows, not per head; RoPE rotates a part of each
+head.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def softmax_alone(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(Routed, llama.Config):
-    """Llama's sizes and the numbers of experts; `intermediate_size` is that of one expert."""
+    """Llama's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     normalize: ClassVar[bool] = True
@@ -41,14 +42,14 @@ class Config(Routed, llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_gating_func": 2},
-        # transformers reads none of the keys after the biases. Kinds of attention: 1 is softmax attention.
+        # transformers reads none of the keys after the biases. In `attn_type_list`, 1 means softmax attention.
         hf={
             "hidden_act": "silu", **llama.NO_BIAS, "attn_type_list": softmax_alone, "use_qk_norm": True,
             "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_routing_bias": True,
             "shared_intermediate_size": 0, "layernorm_full_attention_beta": 1, "layernorm_linear_attention_beta": 1,
             "layernorm_mlp_beta": 1,
         },
-        # The last two are of dense layers and of shared experts, of which no layer has any.
+        # The last two keys are about dense layers and shared experts, which these models do not have.
         harmless=(
             "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "mlp_intermediate_size",
             "shared_moe_mode",

@@ -1,8 +1,8 @@
 """Ministral 3, and the text models of Mistral Small 3.1 and later.
 
 Reference: Hugging Face transformers, models/ministral3 and models/mistral3. Differences from Llama: YaRN, and queries
-that grow with their position (Llama 4's attention scaling). Folders of models that also read images have the settings
-of the text model under `text_config`; the image encoder is not used.
+that are scaled by a factor that grows with the position (Llama 4's attention scaling). Folders of models that also read
+images have the settings of the text model under `text_config`; the image encoder is ignored.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ AROUND_TEXT = {
     "vision_config",
     "vision_feature_layer",
 }
-# Prefixes of the text model's tensors in a Hugging Face folder: text only, then with images, old and new naming.
+# Prefixes of the text model's layers and of its head in a Hugging Face folder: of text models, and of models with an
+# image encoder in their old and in their new naming.
 STEMS = (("model.", ""), ("language_model.model.", "language_model."), ("model.language_model.", ""))
 
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes, and the window: the latest tokens that a token attends to; None for all tokens."""
+    """Llama's settings, and `window`: how many latest tokens a token attends to; None for all tokens."""
 
     head_dim: int = whole(
         ("attention.key_length", per_head), ("head_dim", per_head),
@@ -75,7 +76,13 @@ def text_plan(
     planned: Callable[[Checkpoint, Settings | None], Plan],
     around: Collection[str] = AROUND_TEXT,
 ) -> Plan:
-    """Return the plan of the text model in a folder that may have an image encoder, too, by the plan of the text alone.
+    """Return the plan of the text model in a folder that may also have an image encoder.
+
+    Args:
+        checkpoint: the checkpoint, perhaps with an image encoder.
+        planned: returns the plan of the text model, given the checkpoint with the text model's tensors alone and its
+            settings; None for the settings of the checkpoint.
+        around: the keys next to `text_config` that do not change the text model.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
@@ -90,7 +97,7 @@ def text_plan(
     model, head = next((of for of in STEMS if f"{of[0]}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
 
     def full(name: str) -> str:
-        """Return the name in this folder of a tensor of a folder with the text model alone."""
+        """Return a tensor's name in this folder, given its name in a folder of the text model alone."""
         return f"{model}{name.removeprefix('model.')}" if name.startswith("model.") else f"{head}{name}"
 
     def short(name: str) -> str:

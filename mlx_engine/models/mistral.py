@@ -4,8 +4,8 @@ Paper: "Mistral 7B", arXiv 2310.06825. Reference: Hugging Face transformers, mod
 Difference from Llama: some releases have sliding-window attention. GGUF files have the architecture "llama".
 
 Paper of Mixtral: "Mixtral of Experts", arXiv 2401.04088. Reference: models/mixtral. Difference from Mistral: every FFN
-is a mixture of experts. GGUF files have the architecture "llama" and a number of experts (`weights/model.py` tells them
-apart).
+is a mixture of experts. GGUF files have the architecture "llama" too; `weights/model.py` recognizes Mixtral by the
+number of experts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes, and `window`: the latest tokens that a token attends to, itself included; None for all tokens."""
+    """Llama's settings, and `window`: how many latest tokens a token attends to, itself included; None for all."""
 
     window: int | None = whole_or_none(None, ("sliding_window", 4096))
 
@@ -38,7 +38,7 @@ plan = standard.plan(Config, llama.TENSORS | llama.PERMUTED)
 
 @dataclass(frozen=True)
 class MixtralConfig(Routed, Config):
-    """Mistral's settings and the numbers of experts; `intermediate_size` is that of one expert."""
+    """Mistral's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
 
     window: int | None = whole_or_none(None, ("sliding_window", None))
     normalize: ClassVar[bool] = True

@@ -1,7 +1,8 @@
 """Mistral Small 4, the text model.
 
-Reference: Hugging Face transformers, models/mistral4. Differences from DeepSeek-V2: experts are chosen in groups, and
-their weights add up to 1; queries grow with their position (Llama 4's attention scaling).
+Reference: Hugging Face transformers, models/mistral4. Differences from DeepSeek-V2: the router chooses experts within
+the best groups, and their weights add up to 1; queries are scaled by a factor that grows with the position (Llama 4's
+attention scaling).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ GGUF_ARCHITECTURE = "mistral4"
 
 
 class Rotary(deepseek.Rotary):
-    """The setting of the rotation; config.json repeats the part of each head that is rotated."""
+    """The setting of the rotary embedding; config.json also states which part of each head is rotated, as a check."""
 
     def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
         s.expect("partial_rotary_factor", known.rope_dim / (known.nope_dim + known.rope_dim))
@@ -35,7 +36,7 @@ ROTARY = Rotary("rope.freq_base", "rope_theta", 10_000.0, ("yarn",), layers=None
 
 @dataclass(frozen=True)
 class Config(deepseek.Config):
-    """The sizes of a model whose experts are chosen by softmax, in groups."""
+    """The sizes of a model whose router chooses experts by softmax, within the best groups of experts."""
 
     rope: Rotation = declared(ROTARY)  # noqa: RUF009 - not a dataclass of its own
     n_dense: int = declared(deepseek.DenseLayers(0))
@@ -53,7 +54,7 @@ class Config(deepseek.Config):
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and of those that choose; None for one group."""
+        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
         return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
 
 
@@ -62,7 +63,7 @@ NAMES = Names(shared="shared_experts")
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint. Folders have the model as a part of Mistral 3."""
+    """Return the config and the expected tensors of a checkpoint. Folders have the form of Mistral 3's folders."""
     return ministral3.text_plan(checkpoint, of_text)
 
 

@@ -1,8 +1,8 @@
 """Nanochat.
 
-Reference: Hugging Face transformers, models/nanochat. Differences from Llama: norms without weights, of the embeddings
-and of heads of queries and keys, too; pairs are rotated in the other direction; the FFN has no gate, and the square of
-ReLU between its two layers; a soft cap of the logits.
+Reference: Hugging Face transformers, models/nanochat. Differences from Llama: norms have no weights; embeddings, query
+heads and key heads are normed, too; RoPE rotates pairs in the opposite direction; the FFN has no gate, and its
+activation is the square of ReLU; logits have a soft cap.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GGUF_ARCHITECTURE = "nanochat"  # llama.cpp has no such architecture
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes and a soft cap of the logits."""
+    """Llama's settings and a soft cap of the logits."""
 
     softcap: float = number("final_logit_softcapping", ("final_logit_softcapping", 15.0))
 
@@ -33,7 +33,10 @@ class Config(llama.Config):
 
 
 class Model(Decoder):
-    """A decoder whose norms have no weights. Such norms give the same heads before the rotation as after it."""
+    """A decoder whose norms have no weights.
+
+    Heads are normed before the rotary embedding, in transformers after it: without weights, both give the same result.
+    """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps

@@ -1,7 +1,7 @@
 """Nemotron-4 and Minitron, dense.
 
 Reference: Hugging Face transformers, models/nemotron. Differences from Llama: layer norms with biases, whose weights
-are stored minus 1; a part of each head is rotated; the FFN has no gate, and the square of ReLU between its two layers.
+are stored minus 1; RoPE rotates a part of each head; the FFN has no gate, and its activation is the square of ReLU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GGUF_ARCHITECTURE = "nemotron"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     layer_norms: ClassVar[bool] = True
     head_dim: int = partly_rotated_heads()

@@ -1,9 +1,9 @@
 """Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a Mamba2 mixer, attention, or an FFN alone.
 
-Paper: "Nemotron-H", arXiv 2504.03624. Reference: Hugging Face transformers, models/nemotron_h. Attention has no
-rotation. FFNs have no gate, and the square of ReLU as activation; in Nemotron 3 they are mixtures of such experts,
-chosen by sigmoids of the router's logits plus a bias, and a shared one. transformers 5 raises time steps to
-`time_step_min`; the published code, llama.cpp and mlx-lm do not, nor do we.
+Paper: "Nemotron-H", arXiv 2504.03624. Reference: Hugging Face transformers, models/nemotron_h. Attention has no rotary
+embedding. FFNs have no gate, and the square of ReLU as activation. In Nemotron 3 the FFNs are mixtures of such networks
+plus a shared expert; the router chooses experts by the sigmoids of its logits plus a bias. transformers 5 raises time
+steps to at least `time_step_min`; this engine does not, like the published code, llama.cpp and mlx-lm.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PATTERN, LIST = "hybrid_override_pattern", "layers_block_type"
 
 
 def kinds_of(s: Settings) -> tuple[str, ...]:
-    """Return the kinds of layers that config.json says, by a pattern of letters or a list of words."""
+    """Return the kind of each layer; config.json has a pattern of letters or a list of words."""
     pattern, words = s.pattern(PATTERN, "".join(LETTERS)), s.some_words(LIST, *WORDS)
     of_words = tuple(WORDS[word] for word in words or ())
     of_pattern = tuple(LETTERS[letter] for letter in pattern or ())
@@ -76,7 +76,7 @@ def kinds_of(s: Settings) -> tuple[str, ...]:
 
 
 class Layers:
-    """The setting of the number of layers, which config.json has as the length of their list."""
+    """The setting of the number of layers; in config.json it is the length of the pattern or list of layer kinds."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number."""
@@ -87,16 +87,20 @@ class Layers:
         return n
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"block_count": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"num_hidden_layers": value}
 
 
 class Kinds:
-    """The setting of each layer's kind: in GGUF files a layer with KV heads has attention, one with an FFN has it."""
+    """The setting of each layer's kind.
+
+    GGUF files have the number of KV heads and the FFN size of each layer. A layer with KV heads is attention, a layer
+    with an FFN size is an FFN, and a layer with neither is a Mamba2 mixer.
+    """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[str, ...]:
         """Return the kinds."""
@@ -111,7 +115,7 @@ class Kinds:
         return tuple(ATTENTION if heads[i] else of_ffn if widths[i] else MAMBA for i in range(n))
 
     def to_gguf(self, value: tuple[str, ...]) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds the numbers of each layer."""
+        """Return no key: `Config.to_gguf` adds the arrays of KV heads and FFN sizes."""
         return {}
 
     def to_hf(self, value: tuple[str, ...], config: Any) -> Mapping[str, object]:
@@ -121,27 +125,27 @@ class Kinds:
 
 
 def head_size(s: Settings, key: str, default: Any) -> int:
-    """Return the width of a head; older files have it under another key."""
+    """Return the head dim; older files have it under `attention_head_dim`."""
     return s.whole(key, s.whole("attention_head_dim", 128) if key == "head_dim" else default)
 
 
 def unread(s: Settings, key: str, config: Any) -> None:
-    """Accept any number of a setting of rotation, which attention does not have."""
+    """Accept any number for a setting of rotary embedding, because attention has none."""
     s.number_or_zero(key)
 
 
 def same_number(s: Settings, key: str, config: Any) -> None:
-    """Check that the number of layers, if it stands beside their list, is the length of the list."""
+    """Check that the number of layers, if present, is the length of the list of layers."""
     s.expect(key, config.n_layers)
 
 
 def same_size(s: Settings, key: str, config: Any) -> None:
-    """Check that the size of an expert is that of the list of each layer's size."""
+    """Check that the FFN size of an expert equals the size in the array of all layers' FFN sizes."""
     s.expect(key, config.intermediate_size)
 
 
 def of_expert_groups(n_used: int, known: Any) -> str | None:
-    """Check the number of groups of which experts are chosen."""
+    """Check the number of groups of experts that are kept per token."""
     sizes = {"n_experts": known.n_experts, "n_experts_used": known.n_experts_used, "n_groups": known.n_expert_groups}
     return of_groups(n_used, SimpleNamespace(**sizes))
 
@@ -154,7 +158,7 @@ HARMLESS = (
     *("chunk_size", "expand", "num_logits_to_keep", "use_mamba_kernels", "mamba_ssm_cache_dtype"),
     *("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max", "time_step_min"),
     *("time_step_rank", "rms_norm_eps", "norm_eps", "rope_theta", "partial_rotary_factor", "rope_parameters"),
-    # transformers does not read these two; a bias would be an unknown tensor.
+    # transformers does not read these two keys. If a file had biases, they would be refused as unknown tensors.
     *("attention_bias", "mamba_proj_bias"),
     *("moe_shared_expert_overlap", "output_router_logits", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
 )
@@ -179,7 +183,7 @@ class Config(mamba2.Sizes):
     head_dim: int = declared(Key(head_size, "attention.key_length", ("head_dim", 0), ("attention.value_length",)))
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     context_length: int = whole("context_length", ("max_position_embeddings", 4096))
-    # llama.cpp requires the second key and computes with the first.
+    # llama.cpp computes with the first key, but also requires the second, `attention.layer_norm_epsilon`.
     norm_eps: float = declared(
         Key(
             Settings.number, "attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", 1e-5),
@@ -211,7 +215,7 @@ class Config(mamba2.Sizes):
 
 @dataclass(frozen=True)
 class SparseConfig(Routed, Config):
-    """The same for a model with experts; `intermediate_size` is that of one expert."""
+    """The settings of a model with experts; `intermediate_size` is the FFN size of one expert."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     gguf_architecture: ClassVar[str] = "nemotron_h_moe"
@@ -236,16 +240,16 @@ class SparseConfig(Routed, Config):
 
     @property
     def ffn_kinds(self) -> tuple[str, ...]:
-        """Which layers have experts."""
+        """The kind of each layer's FFN: "sparse" for experts, "none" for layers without an FFN."""
         return tuple("sparse" if kind == MOE else "none" for kind in self.kinds)
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and of those that choose; None for one group."""
+        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
         return None if self.n_expert_groups == 1 else (self.n_expert_groups, self.n_groups_used)
 
     def to_hf(self) -> dict[str, object]:
-        """Return this config as keys of config.json; mlx-lm requires the size of a dense FFN, which it does not use."""
+        """Return this config as keys of config.json. mlx-lm requires `intermediate_size`, but does not use it."""
         return {**super().to_hf(), "intermediate_size": self.intermediate_size}
 
     def to_gguf(self) -> dict[str, object]:

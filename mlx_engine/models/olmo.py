@@ -1,8 +1,8 @@
 """OLMo 1.
 
 Paper: "OLMo: Accelerating the Science of Language Models", arXiv 2402.00838. Reference: Hugging Face transformers,
-models/olmo. Difference from Llama: layer norms without weights. Releases that clamp queries, keys and values are
-refused.
+models/olmo. Difference from Llama: layer norms without weights. Releases that clamp queries, keys and values
+(`clip_qkv`) are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     norm_eps: float = number(("attention.layer_norm_epsilon", EPS), ("layer_norm_eps", EPS))
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))

@@ -3,7 +3,7 @@
 Papers: "2 OLMo 2 Furious", arXiv 2501.00656; "Olmo 3", arXiv 2512.13961. Reference: Hugging Face transformers,
 models/olmo2 and models/olmo3. Differences from Llama: the outputs of attention and FFN are normed, not their inputs;
 queries and keys are normed as whole rows before they are split into heads. In OLMo 3 most layers have sliding-window
-attention; the others, the global layers, have YaRN where the config asks. GGUF has one architecture for both.
+attention; only the other, global layers have YaRN if the config sets it. GGUF has one architecture for OLMo 2 and 3.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PATTERN = 4
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes. Tokens of local layers attend to the last `window` tokens; 0 is no window."""
+    """Llama's settings. Tokens of local layers attend to the last `window` tokens; 0 means that no layer is local."""
 
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"), layers="full_attention")
     local_rope: Rotation = rotation(

@@ -1,7 +1,8 @@
 """OLMoE.
 
 Paper: "OLMoE: Open Mixture-of-Experts Language Models", arXiv 2409.02060. Reference: Hugging Face transformers,
-models/olmoe. Difference from Qwen3-MoE: queries and keys are normed as whole rows, and weights are not renormalised.
+models/olmoe. Differences from Qwen3-MoE: queries and keys are normed as whole rows, not per head; the router's top-k
+weights are not renormalised.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ GGUF_ARCHITECTURE = "olmoe"
 
 @dataclass(frozen=True)
 class Config(Routed, llama.Config):
-    """Llama's sizes and the numbers of experts; `intermediate_size` is that of one expert."""
+    """Llama's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
 
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))

@@ -2,7 +2,7 @@
 
 Paper: "Textbooks Are All You Need II", arXiv 2309.05463. Reference: Hugging Face transformers, models/phi. Differences
 from Llama: attention and FFN read the same normed hidden states (a parallel block); layer norms with biases; all linear
-layers have biases, the head too; a part of each head is rotated; the FFN has no gate, and GELU between its two layers.
+layers, and the LM head, have biases; RoPE rotates a part of each head; the FFN has no gate, and its activation is GELU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GGUF_ARCHITECTURE = "phi2"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     layer_norms: ClassVar[bool] = True
     is_parallel: ClassVar[bool] = True

@@ -2,8 +2,8 @@
 
 Papers: "Phi-3 Technical Report", arXiv 2404.14219; "Phi-4-Mini Technical Report", arXiv 2503.01743. Reference: Hugging
 Face transformers, models/phi3. Differences from Llama: files store queries, keys and values as one matrix, gate and up
-as another; LongRoPE; some releases have sliding-window attention; in Phi-4-mini only the first three quarters of each
-head are rotated. llama.cpp ignores the window.
+as another; LongRoPE; some releases have sliding-window attention, which llama.cpp ignores; in Phi-4-mini RoPE rotates
+only the first three quarters of each head.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GGUF_ARCHITECTURE = "phi3"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes, and the window: the latest tokens that a token attends to; 0 for all tokens."""
+    """Llama's settings, and `window`: how many latest tokens a token attends to; 0 for all tokens."""
 
     head_dim: int = partly_rotated_heads()
     rope: Rotation = rotation(rules=("longrope",), partial=True)

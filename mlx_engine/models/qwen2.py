@@ -3,9 +3,8 @@
 Paper: "Qwen2 Technical Report", arXiv 2407.10671. Reference: Hugging Face transformers, models/qwen2.
 Differences from Llama: queries, keys and values have biases; small models tie the head to the embedding table.
 
-Reference of the mixtures: models/qwen2_moe. Every FFN is a mixture of experts, of which each token uses a few, and an
-expert that all tokens share. Router weights are not renormalised; the shared expert's output is scaled by a sigmoid
-gate.
+Reference of the mixtures: models/qwen2_moe. Every FFN is a mixture of experts plus a shared expert, which all tokens
+use. The router's top-k weights are not renormalised; the shared expert's output is scaled by a sigmoid gate.
 
 Report of MiMo: "MiMo", arXiv 2505.07608. Reference: mlx-lm, models/mimo. The layers are Qwen2's; a layer of multi-token
 prediction after them is ignored.
@@ -28,7 +27,10 @@ from mlx_engine.weights.table import Row, decoder_plan
 
 
 def without_windows(s: Settings, key: str, config: Any) -> None:
-    """Check that no layer has a window: layers from `max_window_layers` on have one if both settings ask for it."""
+    """Check that no layer has a window.
+
+    Layers from index `max_window_layers` on have one if `use_sliding_window` is true and `sliding_window` is not null.
+    """
     has_window = s.flag(key, False) and s.whole_or_none("sliding_window", 4096) is not None
     if has_window and s.whole_or_zero("max_window_layers", 28) < config.n_layers:
         raise s.error(key, "False", True)
@@ -36,7 +38,7 @@ def without_windows(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """The sizes of a Qwen2 model, as in Llama."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     context_length: int = chunked_context()
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))

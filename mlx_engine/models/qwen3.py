@@ -1,8 +1,8 @@
 """Qwen3, dense and with a mixture of experts.
 
 Paper: "Qwen3 Technical Report", arXiv 2505.09388. Reference: Hugging Face transformers, models/qwen3.
-Differences from Llama: queries and keys are RMS-normed per head before rotary embedding; head_dim is a setting of its
-own, not hidden_size / n_heads; small models tie the head to the embedding table.
+Differences from Llama: queries and keys are RMS-normed per head before rotary embedding; head_dim is a separate
+setting, not hidden_size / n_heads; small models tie the LM head to the embedding table.
 
 Reference of the mixtures: models/qwen3_moe. Every FFN is a mixture of experts, of which each token uses a few.
 """
@@ -68,7 +68,7 @@ plan = standard.plan(Config, TENSORS)
 
 @dataclass(frozen=True)
 class MoeConfig(Routed, Config):
-    """The settings of a Qwen3-MoE model; `intermediate_size` is that of dense layers, of which there are none."""
+    """The settings of a Qwen3-MoE model. `intermediate_size` is read but unused, because no layer is dense."""
 
     n_experts: int = declared(Count())
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
@@ -77,7 +77,7 @@ class MoeConfig(Routed, Config):
 
     expected = Expected(
         gguf={key: value for key, value in Config.expected.gguf.items() if key != "expert_count"},
-        # Qwen3-Coder has the last three keys; transformers reads none of them.
+        # The config.json of Qwen3-Coder has the last three keys below; transformers reads none of them.
         hf={
             **Config.expected.hf,
             "decoder_sparse_step": 1,

@@ -2,11 +2,12 @@
 
 Reference: Hugging Face transformers, models/qwen3_5. Three of four layers are gated delta networks ("Gated Delta
 Networks", arXiv 2412.06464): a convolution over queries, keys and values, and a matrix per value head as the state. The
-other layers have attention as Qwen3 has, with two differences: only the first quarter of each head is rotated, and a
-sigmoid gate is multiplied with the output. Norm weights are stored minus 1, except that of the delta rule's output.
+other layers have Qwen3's attention with two differences: RoPE rotates only the first quarter of each head, and the
+output is multiplied by a sigmoid gate. Norm weights are stored minus 1; only the norm of a delta network's output is
+stored as it is.
 
-Reference of the mixtures: models/qwen3_5_moe. Every FFN is a mixture of experts, of which each token uses a few, and an
-expert that all tokens share, as in Qwen2-MoE. The weights of a token's experts add up to 1.
+Reference of the mixtures: models/qwen3_5_moe. Every FFN is a mixture of experts plus a shared expert with a sigmoid
+gate, as in Qwen2-MoE. The weights of a token's experts add up to 1.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Head, Row, Table, layer_tensors, stem_of, tensors
 
-# Far above any model.
+# More rows than any known model has; the bound protects against damaged settings (see `_check_rows`).
 MOST_ROWS = 1 << 20
 # The projections of a delta net, in the order of `DeltaNet`.
 PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
@@ -70,14 +71,15 @@ AROUND_TEXT = {
 }
 
 
-# Whether a folder has a matrix for the head, by whether the head is tied.
+# Whether a folder has a matrix for the head. The key is whether the head is tied.
 HEADS: dict[bool, Head] = {True: "absent", False: "required"}
 
-# ---- settings that are not read from one key alone ----
+# ---- settings that are read from several keys ----
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
 INTERVAL, INTERVAL_KEY = 4, "full_attention_interval"
-# The three position ids (time, height, width) are equal for text, so their shares of the frequencies do not matter.
+# Settings of multimodal RoPE, which are ignored: they assign frequencies to three position ids (time, height, width),
+# and for text the three ids are equal.
 MROPE = ("mrope_section", "mrope_interleaved")
 # The sections that llama.cpp expects in every file.
 SECTIONS = [11, 11, 10, 0]
@@ -105,12 +107,12 @@ class RotaryBase:
         return {"rope.freq_base": value, "rope.dimension_sections": SECTIONS}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"rope_parameters": {"rope_type": "default", "rope_theta": value}}
 
 
 class RotaryDim:
-    """The setting of how many elements of a head are rotated; config.json has their share."""
+    """The setting of how many elements of a head RoPE rotates; config.json has the fraction of the head dim."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number, which is even."""
@@ -127,19 +129,19 @@ class RotaryDim:
         return int(found)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"rope.dimension_count": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"rope_parameters": {"partial_rotary_factor": value / config.head_dim}}
 
 
 class ValueDim:
-    """The setting of the width of a value head; GGUF files have that of all heads together."""
+    """The setting of the value head dim of a delta network; GGUF files have the width of all value heads together."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the width."""
+        """Return the value head dim."""
         if naming == "hf":
             return s.whole("linear_value_head_dim", 128)
         inner = s.whole("ssm.inner_size")
@@ -152,14 +154,15 @@ class ValueDim:
         return {}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"linear_value_head_dim": value}
 
 
 # ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
-# The model has the order of GGUF files: value head h of a delta net reads key head h % G, with G key heads. Folders
-# have the value heads of a key head next to each other. A head of attention has its rotated elements first in each
-# half, so that backends rotate whole heads; both kinds of files have them in the first elements of the head.
+# Value heads of a delta network: in the model and in GGUF files, value head h reads key head h % G, with G key heads.
+# In folders, the value heads that read the same key head are next to each other; they are reordered on load.
+# Heads of attention: in both kinds of files the rotated elements are the first ones of a head. On load they are moved
+# to the beginning of each half of the head, so that backends can rotate whole heads with the pairs (j, j + E/2).
 
 # Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
 STEMS = ("model.", "model.language_model.", "language_model.model.")
@@ -167,13 +170,15 @@ LAYER = "model.layers.*."
 NET = f"{LAYER}linear_attn."
 HEAD = "lm_head.weight"
 
-# Returns the rows of a delta net for a config and a checkpoint, and whether mlx-lm wrote it.
+# A function that returns the table rows of a delta network. Its arguments: config, checkpoint, and whether mlx-lm wrote
+# the checkpoint.
 DeltaRows: TypeAlias = Callable[[Any, Checkpoint, bool], dict[str, Row]]
 
-# Returns the tensors of the experts of the layer of multi-token prediction, whose module in a folder is given.
+# A function that returns the expert tensors of the layer of multi-token prediction. Its arguments: config, checkpoint,
+# and the module of the experts in a folder.
 ExtraExperts: TypeAlias = Callable[[Any, Checkpoint, str], list[Tensor]]
 
-# Tensors of every model, in addition to those of attention and of delta nets.
+# Tensors that every model has, in addition to the tensors of attention and of delta networks.
 EVERYWHERE = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
     "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
@@ -190,29 +195,33 @@ DENSE = {
 }
 
 
-# The layer of multi-token prediction predicts only so many tokens, which are the most frequent ones.
+# The layer of multi-token prediction computes logits only for this many tokens: the first ones of the vocabulary, which
+# are the most frequent.
 FIRST_TOKENS = 1 << 16
-# The layer of multi-token prediction: its projection, by the GGUF name and in a folder, and its norms.
+# The layer of multi-token prediction: its projection's names in GGUF files and in folders; its norms by GGUF name.
 JOINED, FC = "nextn.eh_proj", "mtp.fc.weight"
 NEXT_NORMS = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
 
 
 def value_head_order(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
-    """Return the value heads of a folder in the model's order."""
+    """Return for each value head of the model the index of this head in a folder."""
     return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
 
 
 def rows_of(
     heads: tuple[int, ...] | range, apart: int, elements: tuple[int, ...] | range, first: int = 0
 ) -> tuple[int, ...]:
-    """Return the rows of these elements of each head; heads are `apart` rows apart and begin at row `first`."""
+    """Return the rows of the given elements of the given heads; head h begins at row `first + h * apart`."""
     return tuple(first + head * apart + e for head in heads for e in elements)
 
 
 def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows) -> Table:
-    """Return the tensor table of a checkpoint, with the FFN if it is dense, and with the rows of delta nets."""
+    """Return the tensor table of a checkpoint.
+
+    If `is_dense`, the table has the rows of the FFN; `delta` returns the rows of delta networks.
+    """
     conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
-    # mlx-lm writes the convolutions with another order of axes, and adds 1 to norm weights.
+    # mlx-lm writes the weight of a convolution as (C, W, 1), not (C, 1, W), and adds 1 to norm weights.
     is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
     found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **delta(cfg, checkpoint, is_mlx)}
     if is_mlx:
@@ -226,10 +235,11 @@ def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows)
 
 
 def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table, experts: ExtraExperts | None) -> list[Tensor]:
-    """Return the tensors of the layer of multi-token prediction; none if the checkpoint has no single, whole one.
+    """Return the tensors of the layer of multi-token prediction (MTP).
 
-    In folders it is the module `mtp`, in GGUF files the layer after the model's own. Its experts are added to the rows
-    of the table, if it has some.
+    The list is empty unless the checkpoint has exactly one such layer, with all tensors, and without its own embedding
+    table or head. In folders the layer is the module `mtp`, in GGUF files the layer after the last one. `experts`
+    returns its expert tensors; None in dense models.
     """
     i, prefix = cfg.n_layers, next((name[: -len(FC)] for name in checkpoint.shapes if name.endswith(FC)), "")
     plus = table["output_norm.weight"].plus
@@ -252,7 +262,7 @@ def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table, experts: Extra
 
 
 def _attention(cfg: Any) -> dict[str, Row]:
-    """Return the rows of attention: in each head the gate's rows follow the query's."""
+    """Return the table rows of attention. Files store queries and gates in one matrix: per head the query, the gate."""
     E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
     both = (0, 2 * H * E)
     queries = TensorLayout("", rows=both, order=rows_of(range(H), 2 * E, range(E)))
@@ -272,7 +282,7 @@ def _attention(cfg: Any) -> dict[str, Row]:
 
 
 def delta_rows(cfg: Any, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
-    """Return the rows of a delta net, which in files of mlx-lm has another order of axes."""
+    """Return the table rows of a delta network; if `is_mlx`, the convolution's weight is stored as (C, W, 1)."""
     P, C, W, kind = cfg.value_dim, cfg.conv_channels, cfg.conv_width, DELTA
     order = value_head_order(1 if cfg.are_neighbors else cfg.n_key_heads, cfg.n_value_heads)
     keys = 2 * cfg.n_key_heads * cfg.key_dim
@@ -301,7 +311,7 @@ def delta_rows(cfg: Any, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The sizes of a Qwen3.5 model. Delta nets have heads of their own."""
+    """The sizes of a Qwen3.5 model. The heads of delta networks have other sizes than the heads of attention."""
 
     n_layers: int = n_layers()
     hidden_size: int = whole("embedding_length", "hidden_size")
@@ -342,7 +352,7 @@ class Config(ConfigBase):
         """The kind of each layer."""
         return tuple(DELTA if is_delta else ATTENTION for is_delta in self.is_delta)
 
-    # Whether the value heads of a key head lie side by side in the model, as in folders.
+    # Whether the value heads of a key head are next to each other in the model too, not only in folders.
     are_neighbors: ClassVar[bool] = False
 
     @property
@@ -352,7 +362,7 @@ class Config(ConfigBase):
 
     @cached_property
     def rope(self) -> Rope:
-        """The frequencies of a head whose rotated elements are first in each half. The others have frequency 0."""
+        """The rotary embedding of a head with its rotated elements first in each half; other pairs have frequency 0."""
         rotated = Rope.plain(self.rotary_dim, self.rope_theta).frequencies
         return Rope(rotated + (0.0,) * (self.head_dim // 2 - len(rotated)))
 
@@ -410,7 +420,9 @@ def _delta_net(cfg: Config, t: LayerTensors) -> DeltaNet:
 
 
 def _check_rows(s: Settings, cfg: Config) -> None:
-    """Check the sizes of matrices whose rows are put in another order, before the order is made: a file may be damaged.
+    """Check the number of rows of matrices whose rows are reordered.
+
+    In a damaged file the number may be huge, and so would be the list of rows.
 
     Raises:
         UnsupportedConfigError: a matrix has more rows than any model.
@@ -427,7 +439,10 @@ def plan(
     experts: ExtraExperts | None = None,
     delta: DeltaRows = delta_rows,
 ) -> Plan:
-    """Return the config and the expected tensors of a checkpoint, without those of experts of the model's own layers.
+    """Return the config and the expected tensors of a checkpoint, without the experts of its layers.
+
+    `experts` returns the expert tensors of the layer of multi-token prediction, and None in dense models. `delta`
+    returns the rows of delta networks.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
@@ -454,13 +469,13 @@ def plan(
 
 
 def _of_dense_layers(s: Settings, key: str, config: object) -> None:
-    """Accept the FFN size of dense layers, of which there are none."""
+    """Accept any FFN size of dense layers, because no layer is dense."""
     s.whole_or_zero(key)
 
 
 @dataclass(frozen=True)
 class MoeConfig(Config):
-    """The sizes of a Qwen3.5 model with experts; `intermediate_size` is that of one expert."""
+    """The sizes of a Qwen3.5 model with experts; `intermediate_size` is the FFN size of one expert."""
 
     intermediate_size: int = whole("expert_feed_forward_length", "moe_intermediate_size")
     n_experts: int = declared(Count())
@@ -493,7 +508,7 @@ NAMES = Names(is_fused=True)
 
 
 def of_extra(cfg: MoeConfig, checkpoint: Checkpoint, block: str) -> list[Tensor]:
-    """Return the tensors of the experts of the layer of multi-token prediction; `block` is its module in a folder."""
+    """Return the expert tensors of the layer of multi-token prediction; `block` is its FFN's module in a folder."""
     i = cfg.n_layers
     made = expert_tensors(cfg, checkpoint, NAMES, cfg.intermediate_size, i, [block])
     return [*made, *shared_tensors(cfg.hidden_size, cfg.shared_size, i, f"{block}.{NAMES.shared}")]

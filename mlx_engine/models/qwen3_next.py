@@ -1,8 +1,9 @@
 """Qwen3-Next, such as Qwen3-Next-80B-A3B and Qwen3-Coder-Next.
 
 Reference: Hugging Face transformers, models/qwen3_next. The layers are those of Qwen3.5 with a mixture of experts.
-Difference: a delta net's projections are two matrices, in which the rows of each key head, and of its value heads, lie
-side by side. GGUF files keep the order of value heads, and older ones have the first of the two matrices.
+Difference: folders store the four projections of a delta network as two matrices, which have the rows of key head 0 and
+of its value heads, then those of key head 1, and so on. The value heads of a key head are next to each other in GGUF
+files, too. Older GGUF files have the first of the two matrices (`ssm_in`), newer ones have its parts.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class RotaryBase(qwen3_5.RotaryBase):
     """The setting of the base of rotary frequencies, without sections for images."""
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {"rope.freq_base": value}
 
 
 @dataclass(frozen=True)
 class Config(qwen3_5.MoeConfig):
-    """The sizes of Qwen3.5 with experts."""
+    """The settings of Qwen3.5 with experts; the fields below replace them."""
 
     are_neighbors: ClassVar[bool] = True
     is_delta: tuple[bool, ...] = layer_kinds(
@@ -55,9 +56,10 @@ class Config(qwen3_5.MoeConfig):
 
 
 def _delta(cfg: Config, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
-    """Return the rows of a delta net."""
+    """Return the table rows of a delta network."""
     G, E, P, r = cfg.n_key_heads, cfg.key_dim, cfg.value_dim, cfg.n_value_heads // cfg.n_key_heads
-    # In the first matrix a key head has its query, its key, its r values and their r gates; in the second r and r.
+    # Each part has (first row, number of rows) within the rows of a key head. The first matrix has, per key head, the
+    # query, the key, r values "v" and r gates "z"; the second matrix has r rows of beta "b" and r rows of alpha "a".
     parts = {"q": (0, E), "k": (E, E), "v": (2 * E, r * P), "z": (2 * E + r * P, r * P), "b": (0, r), "a": (r, r)}
     size = {part: 2 * r if part in "ba" else 2 * E + 2 * r * P for part in parts}
 

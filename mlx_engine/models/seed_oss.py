@@ -1,7 +1,7 @@
 """Seed-OSS 36B.
 
 Reference: Hugging Face transformers, models/seed_oss. Differences from Llama: queries, keys and values have biases; the
-head dim is a setting of its own.
+head dim is a separate setting, not hidden_size / n_heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GGUF_ARCHITECTURE = "seed_oss"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes; the bias of the output projection is a setting of its own."""
+    """Llama's settings; a separate setting says whether the output projection has a bias."""
 
     head_dim: int = partly_rotated_heads(lambda known: 128)
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))

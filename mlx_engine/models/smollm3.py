@@ -18,10 +18,10 @@ GGUF_ARCHITECTURE = "smollm3"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes, and which layers have rotary embedding."""
+    """Llama's settings, and which layers have rotary embedding."""
 
     rope: Rotation = rotation(theta=2e6, rules=("linear", "dynamic", "yarn"))
-    # llama.cpp supports only models without rotary embedding in every fourth layer.
+    # GGUF has no key for this: llama.cpp assumes that every fourth layer has no rotary embedding.
     has_rope: tuple[bool, ...] = layer_kinds(
         4, None, interval={"hf": "no_rope_layer_interval"}, flags={"hf": "no_rope_layers"}
     )

@@ -1,7 +1,7 @@
 """StableLM 3B, StableLM 2 1.6B and Stable Code.
 
-Reference: Hugging Face transformers, models/stablelm. Differences from Llama: layer norms with biases; a part of each
-head is rotated; one setting gives queries, keys and values biases.
+Reference: Hugging Face transformers, models/stablelm. Differences from Llama: layer norms with biases; RoPE rotates a
+part of each head; the setting `use_qkv_bias` gives queries, keys and values biases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GGUF_ARCHITECTURE = "stablelm"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes."""
+    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
 
     layer_norms: ClassVar[bool] = True
     head_dim: int = partly_rotated_heads()
@@ -30,7 +30,7 @@ class Config(llama.Config):
     expected = Expected(
         # llama.cpp's converter writes True if config.json does not have the key.
         gguf={"attention.causal": True, "use_parallel_residual": (True, False)},
-        # StableLM 2 12B is a parallel block, and norms each head with its own weights.
+        # StableLM 2 12B is refused: it has parallel blocks, and norms each head with different weights.
         hf={"hidden_act": "silu", "mlp_bias": False, "use_parallel_residual": False},
     )
 
@@ -41,5 +41,5 @@ TENSORS = {
     **llama.PARTLY_ROTATED,
 }
 Model = standard.Model
-# The names of the first files.
+# The first published files have other names for two settings.
 plan = standard.plan(Config, TENSORS, aliases={"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"})

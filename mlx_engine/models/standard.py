@@ -1,13 +1,14 @@
-"""The decoder of most architectures: layers of attention and an FFN, determined by the config and the tensors.
+"""The `Model` of most architectures: layers of attention and an FFN, built from the config and the tensors alone.
 
-A model file whose layers are of this kind needs no code, only settings and a tensor table:
+A model file whose layers are of this kind needs no code of its own, only settings and a tensor table:
 
     Model = standard.Model
     plan = standard.plan(Config, TENSORS)
 
-In addition to the sizes, the config may have `windows` and `has_rope` of each layer, `local_rope` of layers with a
-window, `activation`, `routing`, `logit_scale`, and the class variables of `ConfigBase`. The tensors determine which
-norms a layer has (of heads or of whole rows), the biases, and whether the FFN has a gate or is a mixture of experts.
+In addition to the sizes, the config may have `windows` and `has_rope` (a value per layer), `local_rope` (the rotary
+embedding of layers with a window), `activation`, `routing`, `logit_scale`, and the class variables of `ConfigBase`. A
+layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts if there is a router
+tensor, and gated if there is a gate tensor.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ def has_rope(config: Any) -> tuple[bool, ...]:
 
 
 def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
-    """Return the FFN of a layer: with experts, with a gate, or plain. A parallel block has one norm or two."""
+    """Return the FFN of a layer: with experts, with a gate, or plain.
+
+    In a parallel block without the tensor `ffn_norm`, attention and FFN have the same norm.
+    """
     activation: Activation = getattr(config, "activation", "silu")
     name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
@@ -87,7 +91,7 @@ def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
 
 
 def rope_of(p: Parameters, cfg: Any) -> Rope:
-    """Return the rotary embedding; GGUF files of Llama 3 have a tensor of divisors in place of a scaling rule."""
+    """Return the rotary embedding. GGUF files of Llama 3 state its scaling by a tensor of divisors of frequencies."""
     rope: Rope = cfg.rope.for_heads(getattr(cfg, "rope_dim", cfg.head_dim))
     if f"{FREQUENCIES}.weight" not in p:
         return rope
@@ -106,10 +110,11 @@ def plan(
     Args:
         config_type: the class of the config.
         table: the tensors, or a function that returns them for a config.
-        tied: whether the head is tied to the embedding table if config.json does not say so.
-        experts_of: the names of router and experts in folders, whose FFN size is `expert_size` or `intermediate_size`.
-            The config may have `n_shared`: the number of shared experts without a weight, which are one expert.
-        aliases: other names of keys in config.json.
+        tied: whether the head is tied to the embedding table if config.json has no `tie_word_embeddings`.
+        experts_of: the names of router and experts in Hugging Face folders. An expert has the FFN size `expert_size`,
+            or `intermediate_size` if the config has no `expert_size`. If the config has `n_shared`, all shared experts
+            are stored as one wider expert, whose output is added without a gate.
+        aliases: alternative names of keys in config.json, and the names that the config declares for them.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
@@ -143,7 +148,7 @@ def with_fused_qkv(table: Table) -> Table:
 
 
 def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:
-    """Return a plan with the tensors that encode a rule of rotary embedding: Llama 3's divisors, and LongRoPE's."""
+    """Return a plan with the tensors that encode a RoPE scaling rule: the divisors of Llama 3 and of LongRoPE."""
     rules = next(f.metadata[SETTING].rules for f in fields(made.config) if f.name == "rope")
     made = with_divisors(checkpoint, made) if "longrope" in rules else made
     if "llama3" not in rules:

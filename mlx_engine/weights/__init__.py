@@ -1,1 +1,1 @@
-"""From the tensors of a file to the parameters of a model."""
+"""Map the tensors of a checkpoint to the parameters of a model, and convert them on load."""

@@ -1,10 +1,11 @@
-"""Adapters (LoRA): low-rank products that are added to the linear layers of a model, chosen per sequence.
+"""LoRA adapters: low-rank products that are added to the linear layers of a model, chosen per sequence.
 
-An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W it has A (r, K) and B (N, r), and the
-layer computes `W x + B (A x)`, with the factor of the adapter in B. All adapters of a model are held side by side: the
-rows of every A are one matrix, the columns of every B another. A row of a pass multiplies the products of A with a
-mask, which is 1 in the columns of its own adapter and 0 in the others. So one pass runs sequences of several adapters,
-and the bits of a sequence do not depend on the others: zeros add nothing to its sums.
+An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W (N, K) it has A (r, K) and B (N, r), and
+the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (alpha / r). All adapters of a
+model are stacked: the rows of all A are one matrix (M, K), the columns of all B one matrix (N, M). Each row (token) of
+a pass computes `B (mask * (A x))`, where its mask (M,) is 1 in the columns of the adapter of its sequence and 0 in the
+others. So one pass runs sequences with different adapters. The other adapters only add zeros, so the bits of a sequence
+do not depend on them.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
 """
@@ -40,17 +41,17 @@ CONFIG, PEFT_FILE, MLX_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_NAME = re.compile(r"^(.*)\.lora_(A|B)(?:\.default)?(?:\.weight)?$")
 PEFT_PREFIX = "base_model.model."
 MLX_NAME = re.compile(r"^(.*)\.lora_(a|b)$")
-# The first component of a module's name that is a layer's number, and the component before it.
+# The end of a module's name from the component before the layer's number on: "layers.3.mlp.up_proj".
 IN_LAYER = re.compile(r"(?:^|\.)((?:\w+)\.\d+\..*)$")
 # Values of PEFT's `init_lora_weights` that change the weights of the model before training.
 CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
-# Settings of PEFT that add more to a layer than a pair of matrices, or add it to other things than linear layers.
+# Settings of PEFT that are refused: they add more than a pair of matrices, or change other parts than linear layers.
 REFUSED = (
     "use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "trainable_token_indices",
     "target_parameters", "layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config",
     "monteclora_config", "velora_config",
 )  # fmt: skip
-# Settings of PEFT that are read, and those that change only the training or describe the adapter.
+# READ are the settings of PEFT that are used here. HARMLESS concern only the training, or describe the adapter.
 READ = (
     "peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora",
     "target_modules",
@@ -61,11 +62,12 @@ HARMLESS = (
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
     "runtime_config", "ensure_weight_tying",
 )  # fmt: skip
-# Settings in `lora_parameters` of mlx-lm. Early versions also had "alpha", and multiplied by alpha / rank; later ones
-# ignore it, so files with it have two meanings.
+# The accepted settings in `lora_parameters` of mlx-lm. "alpha" is refused: early versions of mlx-lm multiplied by
+# alpha / rank and later ones ignore alpha, so its meaning is unknown.
 OF_MLX = ("rank", "scale", "dropout", "keys")
 
-# Parts of the names of matrices in a mixture of experts, which one kernel multiplies.
+# Parts of the GGUF names of matrices in a mixture of experts. They cannot have adapters, because one kernel runs the
+# whole mixture.
 OF_EXPERTS = ("_exps.", "_shexp.", "ffn_gate_inp")
 
 Floats = NDArray[np.float32]
@@ -79,7 +81,7 @@ class Adapter:
     Attributes:
         name: selects the adapter in a request.
         path: its folder.
-        pairs: A (r, K) and B (N, r) by the GGUF name of the linear layer; the factor is in B.
+        pairs: A (r, K) and B (N, r) by the GGUF name of the linear layer. B is already multiplied by the factor.
     """
 
     name: str
@@ -93,11 +95,12 @@ class Adapter:
 
 
 class Adapters:
-    """The adapters of a model, side by side.
+    """The stacked adapters of a model.
 
     Attributes:
         names: the names, in the order of the arguments; the first is the default.
-        masks: (adapters + 1, M) float32: the mask of each adapter, after that of the model alone, which is zero.
+        masks: (adapters + 1, M) float32: row 0 is all zero, for the model without an adapter; row i + 1 is the mask of
+            adapter i.
     """
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
@@ -119,7 +122,7 @@ class Adapters:
         return int(self.masks.shape[1])
 
     def index(self, name: str | None) -> int:
-        """Return the row of a name in `masks`; None is the first adapter.
+        """Return the index of an adapter's row in `masks`; 0 for "base" (no adapter), 1 (the first adapter) for None.
 
         Raises:
             OptionError: no adapter has this name.
@@ -134,7 +137,7 @@ class Adapters:
         return np.asarray(self.masks[chosen])
 
     def low_rank(self, name: str, backend: Backend) -> LowRank | None:
-        """Return the matrices of all adapters for a linear layer; None if no adapter changes it."""
+        """Return the stacked matrices A and B of all adapters for a linear layer; None if no adapter changes it."""
         found = [adapter.pairs.get(name) for adapter in self._adapters]
         first = next((pair for pair in found if pair is not None), None)
         if first is None:
@@ -162,20 +165,20 @@ def refuse(name: object, names: Sequence[str]) -> Any:
 
 
 def _first_column(width: int, rank: int) -> int:
-    """Return the first column at or after `width` for an adapter.
+    """Return the first column, at or after `width`, where an adapter of this rank can be placed.
 
-    Sums over columns are added in pieces of STRETCH columns. An adapter that crosses no end of a piece unless it begins
-    one has the same bits in every place.
+    Kernels add sums over columns in pieces of STRETCH columns. So that an adapter has the same bits at every place, it
+    lies within one piece, or begins at the beginning of a piece if it is longer.
     """
     inside = width % STRETCH
     return width if inside + rank <= STRETCH else width - inside + STRETCH
 
 
 def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, Path]:
-    """Return folders by the names of their adapters; a name is given as NAME=PATH, or is that of the folder.
+    """Return the adapters' folders by name. A list has entries NAME=PATH, or PATH, whose last part is then the name.
 
     Raises:
-        OptionError: a name is empty or stands twice, or is that of the model alone.
+        OptionError: a name is empty, occurs twice, or is "base".
     """
     if isinstance(given, str | Path):
         message = f"adapters must be several folders, such as [{str(given)!r}], not {shown(given)}"
@@ -198,11 +201,11 @@ def _named(of: str | Path) -> tuple[str, str | Path]:
 
 
 def open_adapters(folders: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> Adapters | None:
-    """Read adapters for a model with these tensors; None if there are none.
+    """Read the adapters in these folders for a model with these tensors; return None if there are no folders.
 
     Raises:
         SourceError, FormatError: a file cannot be read.
-        ModelError: an adapter is of another model, or of a kind that is not implemented.
+        ModelError: an adapter does not fit the model, or its kind is not implemented.
     """
     modules = _modules(tensors)
     made = [Adapter(name, path, _pairs(path, modules)) for name, path in folders.items()]
@@ -210,7 +213,10 @@ def open_adapters(folders: Mapping[str, Path], tensors: Mapping[str, Tensor]) ->
 
 
 def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return the matrices of linear layers by the name of their module in transformers, from its layer on."""
+    """Return the matrices of linear layers by the end of their module's name in transformers, see `IN_LAYER`.
+
+    A module has several matrices if the model splits it, such as fused queries, keys and values.
+    """
     found: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         module = IN_LAYER.search(tensor.stored("hf").name)
@@ -221,7 +227,7 @@ def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
 
 
 def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
-    """Return the matrices of a folder by the GGUF names of the linear layers."""
+    """Return the matrices A and B of an adapter's folder by the GGUF name of the linear layer that they change."""
     config, where = _config(path), str(path)
     stored, scale_of = _peft(path, config) if "peft_type" in config else _mlx(path, config)
     pairs: Pairs = {}
@@ -242,7 +248,7 @@ def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
 
 
 def _pair(where: str, module: str, tensor: Tensor, a: Floats, b: Floats, scale: float) -> tuple[Floats, Floats]:
-    """Return A and B with rows and columns in the model's order, and the factor in B."""
+    """Return A and B with rows and columns in the model's order, and B multiplied by the factor `scale`."""
     n, k = tensor.shape
     layout = tensor.stored("hf")
     of = n if layout.rows is None else layout.rows[1]
@@ -284,7 +290,7 @@ ScaleOf = Callable[[str, int], float]
 
 
 def _peft(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
-    """Return the matrices of a folder of PEFT by module, and the factor of a module.
+    """Return the matrices in a folder of PEFT by module, and a function that returns a module's factor.
 
     Source: peft, `tuners/lora/config.py` and `tuners/lora/layer.py`.
     """
@@ -327,7 +333,7 @@ def _is_target(module: str, targets: str | Sequence[str] | None) -> bool:
 
 
 def _patterns(path: Path, config: Mapping[str, Any], key: str) -> Mapping[re.Pattern[str], Any]:
-    """Return values by patterns that match the end of a module's name, as PEFT does."""
+    """Return the setting `key`, values by pattern; as in PEFT, a pattern matches the end of a module's name."""
     found = config.get(key) or {}
     try:
         return {re.compile(rf"(?:.*\.)?(?:{pattern})$"): value for pattern, value in found.items()}
@@ -342,14 +348,16 @@ def _of_pattern(patterns: Mapping[re.Pattern[str], Any], module: str, default: A
 
 
 def _check_rank(path: Path, key: str, rank: object, module: str, n_rows: int) -> None:
-    """Check a rank in the settings against the rows of A, because the factor depends on it."""
+    """Check that a rank in the settings is the number of rows of A, because the factor depends on the rank."""
     if rank != n_rows or not is_whole(rank):
         message = f"{path / CONFIG}: {key} is {shown(rank)} for {module}, whose matrices have rank {n_rows}"
         raise ModelError(message)
 
 
 def _mlx(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
-    """Return the matrices of a folder of mlx-lm by module, and the factor. mlx-lm stores both matrices transposed.
+    """Return the matrices in a folder of mlx-lm by module, and a function that returns a module's factor.
+
+    mlx-lm stores A as (K, r) and B as (r, N); they are transposed here.
 
     Source: mlx-lm, `tuner/lora.py` and `tuner/utils.py`.
     """
@@ -396,15 +404,16 @@ def _read(path: Path, file: SafetensorsFile, pattern: re.Pattern[str]) -> Pairs:
 
 
 def adapted(be: Backend, masks: Array | None) -> Backend:
-    """Return a backend that adds the products of adapters to rows with these masks (T, M); None adds none."""
+    """Return a backend that adds the products of adapters, given each row's mask (T, M); `be` itself without masks."""
     return be if masks is None else cast(Backend, Adapted(be, masks))
 
 
 class Adapted:
     """A backend whose linear layers add the products of adapters: `W x + B (mask * (A x))`.
 
-    It stands in for a backend, or for a lowering of it, while the definition of the layers runs. A block with a linear
-    layer that an adapter changes is composed of smaller operations; all other operations are the backend's own.
+    `decoder_layer` runs on an `Adapted` in place of the backend (or of the `Lowering` that compiles the layers). If an
+    adapter changes a linear layer of a fused block, the block runs as several smaller operations. All other operations
+    are passed to the backend.
     """
 
     def __init__(self, be: Backend, masks: Array) -> None:

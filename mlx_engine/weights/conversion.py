@@ -1,6 +1,7 @@
 """Quantise linear layers on load: choose a type for each layer, and report the conversion.
 
-Options of quantisation name layers by their type, such as `attn_q`, or by a group of types.
+`Conversion` has the options `quant`, `quant_min_dim` and `quant_layers` of `load`. They name layers by a layer type
+such as `attn_q`, or by a group of layer types such as `attention`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from mlx_engine.errors import OptionError, is_whole, listed, shown
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 
-# Of latent attention; `attn_q`, `attn_q_b` and `attn_kv_a_mqa` are loaded in two parts. The matrices of single heads,
-# attn_k_b and attn_v_b, have none: they keep their type.
+# The layer types of latent attention. The tensors `attn_q`, `attn_q_b` and `attn_kv_a_mqa` are loaded in two parts. The
+# matrices per head, attn_k_b and attn_v_b, are not in this list, because they keep their type.
 _LATENT = ("attn_q_a", "attn_q_b", "attn_q_pe", "attn_kv_a_mqa", "attn_latent", "attn_k_pe")
 
 # Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
@@ -36,8 +37,9 @@ GROUPS = {
         "ssm_ba",
         "ssm_in",
     ),
-    # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.
-    # Some GGUF files have gate and up of all experts in one tensor; loaded models have two.
+    # All experts of a layer have the same layer type. Routers (ffn_gate_inp) are not in this list, because they are
+    # never quantised. ffn_gate_up_exps is one tensor in some GGUF files; loaded models have ffn_gate_exps and
+    # ffn_up_exps.
     "ffn": (
         "ffn_gate_exps",
         "ffn_up_exps",
@@ -64,7 +66,7 @@ LAYER_TYPES = (*(name for group in GROUPS.values() for name in group), HEAD)
 def layer_type(name: str) -> str:
     """Return the layer type of a name: "attn_q" for "blk.0.attn_q" and for "blk.0.attn_q.weight".
 
-    A number at the end is that of an expert: "ffn_up_exps" for "blk.0.ffn_up_exps.3".
+    A number at the end is the index of an expert: "ffn_up_exps" for "blk.0.ffn_up_exps.3".
     """
     *_, before, last = ("", *name.removesuffix(".weight").split("."))
     stem = before if last.isdigit() else last
@@ -75,9 +77,9 @@ KEEP, AUTO = "keep", "auto"
 QUANTS = (KEEP, "f32", "q8_0", "q4_0", "q4_1")
 
 
-# A layer of at least this width is no slower as Q8_0 than as F32, on one thread and on several, as measured by `python
-# -m benchmarks.crossover` (benchmarks/results/crossover.jsonl); a test compares the two. This is the width of one
-# block, so by default every layer is quantised.
+# Layers of at least this width are as fast in Q8_0 as in F32 or faster, with one thread and with several. This was
+# measured by `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl); a test compares the number with the
+# results. 32 is the width of one block, so by default every layer is quantised.
 AUTO_MIN_DIM = 32
 
 
@@ -87,15 +89,15 @@ class Conversion:
 
     Attributes:
         quant: "keep", or the type for all linear layers and the head.
-        min_dim: layers with both sides shorter than this are not quantised, unless `layers` names them; "auto" is
-            AUTO_MIN_DIM. "f32" has no limit.
+        min_dim: layers whose matrix has both sides shorter than this are not quantised, unless `layers` names them.
+            "auto" is AUTO_MIN_DIM. The type "f32" is applied to layers of every size.
         layers: types that override `quant`, by layer type or group; a layer type overrides its group.
 
     Raises:
         OptionError: an option is invalid.
     """
 
-    # The types for all layers and for single ones.
+    # The types that may be chosen for all layers and for single layers.
     quants: ClassVar[tuple[str, ...]] = QUANTS
     layer_quants: ClassVar[tuple[str, ...]] = QUANTS
 
@@ -138,7 +140,7 @@ class Conversion:
                 raise OptionError(message, option="quant_layers", expected=", ".join(there), found=name)
 
     def type_of(self, name: str, shape: tuple[int, ...], stored: GGMLType) -> tuple[GGMLType, str]:
-        """Return the type of a linear layer after loading, and the reason if this is not the requested type."""
+        """Return the type of a linear layer after loading, and why it is not converted ("" if it is converted)."""
         given = self.given(layer_type(name))
         quant = self.quant if given is None else given
         if quant == KEEP:
@@ -153,7 +155,7 @@ class Conversion:
         return wanted, ""
 
     def given(self, kind: str) -> str | None:
-        """Return the type that `layers` gives to a layer type; None if it gives none."""
+        """Return the type in `layers` for a layer type, directly or by its group; None if `layers` does not name it."""
         groups = [self.layers[group] for group, kinds in GROUPS.items() if kind in kinds and group in self.layers]
         return self.layers.get(kind, groups[0] if groups else None)
 
@@ -204,10 +206,10 @@ class Converted:
     """The report of a conversion.
 
     Attributes:
-        asked: the conversion.
+        asked: the requested conversion.
         counts: number of converted layers, by the name of their new type.
-        left: layers that were not converted although a type was requested, by reason.
-        nbytes: bytes of all weights, before a backend expands them, by the name of their type.
+        left: layers that were not converted although a type was requested, one entry per reason.
+        nbytes: bytes of all weights by the name of their type, before a backend expands them.
     """
 
     asked: Conversion
@@ -217,7 +219,7 @@ class Converted:
 
     @property
     def weights(self) -> str:
-        """The most common type by bytes, and the bytes of all weights, such as "Q8_0, 16.2 MB of weights"."""
+        """The type with the most bytes, and the bytes of all weights: "Q8_0, 16.2 MB of weights"."""
         most = max(self.nbytes, key=lambda name: self.nbytes[name], default="none")
         return f"{most}, {sum(self.nbytes.values()) / 1e6:,.1f} MB of weights"
 
@@ -238,7 +240,7 @@ class Converted:
         """Return one line for the user, or none if no conversion was requested."""
         if self.asked.quant == KEEP and not self.counts and not self.left:
             return ()
-        # With "keep", and overrides that name the layers' present types, there is no new type to print.
+        # With "keep", and overrides that name the types which the layers already have, there is no new type to print.
         none = f"0 linear layers{'' if self.asked.quant == KEEP else f' to {self.asked.quant}'}"
         done = ", ".join(f"{count} linear layers to {quant}" for quant, count in self.counts.items()) or none
         left = (f", {some.count} left: {some.reason} (first {some.first})" for some in self.left)

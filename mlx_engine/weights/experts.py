@@ -1,10 +1,10 @@
 """Mixtures of experts in files: the tensors of a layer's experts and router, and their names and shapes in each format.
 
 In the model each expert has its own matrices, which are views of the file's bytes. Files store each matrix as a tensor,
-or the matrices of all X experts of a layer as one tensor with a leading axis:
+or the matrices of all X experts of a layer as one tensor with a leading axis X (F is the FFN size, D the hidden size):
 
     GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
-                                Gemma 4, and others if asked for: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
+                                Gemma 4, and optionally others: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
     transformers, published     model.layers.0.mlp.experts.3.gate_proj.weight; Mixtral: w1, w2 and w3
     Granite, published          model.layers.0.block_sparse_moe.input_linear.weight (X, 2F, D); output_linear.weight
     transformers 5, in memory   model.layers.0.mlp.experts.gate_up_proj (X, 2F, D), gate first; experts.down_proj
@@ -29,11 +29,12 @@ from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
 
-# Far more than in any model. A damaged count would cause an error with millions of missing tensors.
+# The most experts in all layers together, far more than in any model. Without this bound, a damaged count would cause
+# an error that lists millions of missing tensors.
 MOST_EXPERTS = 100_000
 
 PARTS = ("gate", "up", "down")
-# llama.cpp's number of this rule.
+# The value of llama.cpp's `expert_gating_func` for sigmoid scores.
 SIGMOIDS = 2
 
 
@@ -42,20 +43,20 @@ class Names:
     """The names of an architecture's experts in transformers.
 
     Attributes:
-        block: the module of a layer that contains router and experts; "" for the layer itself.
-        parts: the published names of gate, up and down; that of gate is "" for experts without a gate.
+        block: the module in a layer that contains router and experts; "" if they are in the layer's module itself.
+        parts: the published names of gate, up and down; the first is "" for experts without a gate.
         router: the name of the router's module.
         interleaved: whether files have gate and up in alternating rows of one tensor. Experts and routers then have
             biases.
-        is_fused: whether published folders have the fused tensors of transformers.
-        stacked: the module in which mlx-lm has all experts of a layer.
-        stacked_parts: the names of gate, up and down there.
+        is_fused: whether published folders have fused tensors: gate and up of all experts, and down of all experts.
+        stacked: the module in which mlx-lm has the stacked experts of a layer.
+        stacked_parts: the names of gate, up and down in this module.
         stem: the prefix of the text model's tensors.
-        fused: the names of the fused tensors in the block.
+        fused: the names of the two fused tensors in the block.
         bias: the name in the block of the bias that is added to router scores before experts are chosen; "" for none.
-        bias_rows: the rows of this bias if it is a matrix of one row, else 0.
+        bias_rows: 1 if this bias is stored as a matrix of one row, 0 if it is a vector.
         shared: the name of the shared expert's module in the block.
-        are_transposed: whether the fused tensors are transposed.
+        are_transposed: whether the fused tensors are transposed, (X, D, 2F) and (X, F, D).
     """
 
     block: str = "mlp"
@@ -73,20 +74,20 @@ class Names:
     are_transposed: bool = False
 
     def blocks(self, i: int) -> list[str]:
-        """Return the modules of layer i that may contain router and experts: the published module, and mlx-lm's."""
+        """Return the modules of layer i that may contain router and experts: `block`, and `mlp` as mlx-lm writes."""
         return [f"{self.stem}layers.{i}.{block}".removesuffix(".") for block in dict.fromkeys((self.block, "mlp"))]
 
     @property
     def own_parts(self) -> tuple[int, ...]:
-        """The indices in PARTS of what an expert has."""
+        """The indices in PARTS of the matrices that an expert has."""
         return tuple(part for part, name in enumerate(self.parts) if name)
 
 
 class Routed(ConfigBase):
-    """A base class of configs with experts, which have `n_experts_used` and `normalize`.
+    """A base class of configs of models with experts. Subclasses declare `n_experts_used` and `normalize`.
 
-    Optional fields: `n_dense`, the number of first layers without experts; `groups`, as in `Routing`; and
-    `routed_scale`, a factor of the weighted sum of the chosen experts.
+    Optional fields: `n_dense`, how many of the first layers have no experts; `groups`, as in `Routing`; and
+    `routed_scale`, a factor of the weighted sum of the chosen experts' outputs.
     """
 
     scoring: ClassVar[Scoring] = "softmax"
@@ -101,7 +102,7 @@ class Routed(ConfigBase):
         return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp does not know of every architecture that scores are sigmoids."""
+        """Return this config as GGUF keys; a key says that scores are sigmoids, for which llama.cpp has no default."""
         keys = super().to_gguf()
         return keys if self.scoring == "softmax" else {**keys, "expert_gating_func": SIGMOIDS}
 
@@ -128,7 +129,10 @@ class Count:
     published: str = "num_experts"
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number; config.json has it as `num_experts` or, from transformers 5 on, `num_local_experts`."""
+        """Return the number.
+
+        In config.json the key is `published`, `num_experts` or, from transformers 5 on, `num_local_experts`.
+        """
         key = "expert_count"
         if naming == "hf":
             keys = ("num_local_experts", "num_experts", self.published)
@@ -144,17 +148,18 @@ class Count:
         return {"expert_count": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.published: value}
 
 
 @dataclass(frozen=True)
 class OfFolders:
-    """A setting of config.json; in GGUF files, which have no key for it, it is always `in_gguf`, as in llama.cpp.
+    """A setting that has a key in config.json, but none in GGUF. For GGUF files its value is what llama.cpp assumes.
 
     Attributes:
-        in_gguf: the value, or a function of the fields that were read before.
-        kind: the method of `Settings` that reads it.
+        in_gguf: the value for GGUF files, or a function of the fields that were read before.
+        hf: the key in config.json.
+        kind: the method of `Settings` that reads the key.
         usual: the default in config.json.
     """
 
@@ -170,11 +175,11 @@ class OfFolders:
         return self.kind(s, self.hf, self.usual)
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return no key."""
+        """Return an empty mapping: there is no key for this setting."""
         return {}
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return the key."""
+        """Return the key with its value."""
         return {self.hf: value}
 
 
@@ -186,23 +191,26 @@ class Normalize(OfFolders):
 
 
 def most_experts(n_layers: int) -> int:
-    """Return the largest number of experts of a layer that is accepted in a model with this many layers."""
+    """Return the largest accepted number of experts per layer for a model with this many layers."""
     return max(1, MOST_EXPERTS // n_layers)
 
 
 def of_all(n_used: int, known: Any) -> str | None:
-    """Check the number of experts that a token uses."""
+    """Check the number of experts that a token uses; return what is expected if it is too large, or None."""
     return None if n_used <= known.n_experts else f"at most the number of experts, {known.n_experts}"
 
 
 def of_groups(n_used: int, known: Any) -> str | None:
-    """Check the number of expert groups that a token uses: together they need at least `n_experts_used` experts."""
+    """Check the number of expert groups that are kept per token; return what is expected, or None if it is valid.
+
+    The kept groups together must have at least `n_experts_used` experts.
+    """
     least = -(-known.n_experts_used * known.n_groups // known.n_experts)
     return None if least <= n_used <= known.n_groups else f"from {least} to {known.n_groups} groups"
 
 
 def sparse_layers(cfg: Any) -> list[int]:
-    """Return the indices of the layers with experts: all, unless the config says the kind of each layer's FFN."""
+    """Return the indices of the layers with experts: all layers if the config has no `ffn_kinds`."""
     kinds = getattr(cfg, "ffn_kinds", ("sparse",) * cfg.n_layers)
     return [i for i, kind in enumerate(kinds) if kind == "sparse"]
 
@@ -222,14 +230,14 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
 def expert_tensors(
     cfg: Any, checkpoint: Checkpoint, names: Names, expert_size: int, i: int, blocks: Sequence[str]
 ) -> list[Tensor]:
-    """Return the tensors of the router and of the experts of layer i, whose modules in a folder are `blocks`."""
+    """Return the tensors of the router and experts of layer i; `blocks` are their possible modules in a folder."""
     made = list[Tensor]()
     routers = [f"{block}.{names.router}.weight" for block in blocks]
     router = next((name for name in routers if name in checkpoint.shapes), routers[0])
     made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
     if names.bias:
         outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
-        # mlx-lm has EXAONE's in the router.
+        # For EXAONE, mlx-lm stores the bias in the router's module.
         biases = f"{blocks[0]}.{names.bias}", f"{blocks[0]}.gate.{names.bias}"
         bias = TensorLayout(next((name for name in biases if name in checkpoint.shapes), biases[0]), outer=outer)
         made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
@@ -273,19 +281,22 @@ def _tensors(
 
 
 def _fused(block: str, names: Names, part: str, width: int, expert: tuple[int, int]) -> TensorLayout:
-    """Return one expert's part of fused tensors. Gate and up are the two halves of the first tensor's rows."""
+    """Return where fused tensors have one expert's gate, up or down. Gate and up are halves of the first tensor's rows.
+
+    `expert` is the expert's index and the number of experts; `width` is F.
+    """
     name = f"{block}.{names.fused[part == 'down']}"
     rows = None if part == "down" else (0 if part == "gate" else width, 2 * width)
     return TensorLayout(name, rows=rows, expert=expert, transposed=names.are_transposed)
 
 
 def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:
-    """Return the first form whose tensors are in the checkpoint; if there is none, the first form."""
+    """Return the first of these layouts whose tensors are in the checkpoint; if there is none, the first layout."""
     return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
 
 
 def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], TensorLayout]:
-    """Return one part of gpt-oss's experts: in MXFP4, in floats, or in mlx-community's separate tensors."""
+    """Return the layout of gpt-oss's gate, up or down: in MXFP4, in floats, or in mlx-community's separate tensors."""
     whole = f"{stem}.down_proj" if part == "down" else f"{stem}.gate_up_proj"
     rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
     return _form(
@@ -330,7 +341,8 @@ def shared_tensors(
 ) -> list[Tensor]:
     """Return the tensors of the shared expert of layer i, whose module in a folder is `block`.
 
-    With `has_weight`, its output is scaled by a gate: a linear layer of one output, stored as a vector in GGUF files.
+    With `has_weight`, the expert's output is scaled by a gate: a linear layer with one output, which GGUF files store
+    as a vector.
     """
     weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
     made = [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []

@@ -1,6 +1,7 @@
-"""Build models with the model file of an architecture: GGUF `general.architecture`, config.json `model_type`.
+"""Find the file of `mlx_engine/models` that implements a checkpoint's architecture, and build the model.
 
-`open_model` opens a checkpoint, without those settings of `--allow-setting` that are not implemented.
+The architecture is `general.architecture` in GGUF files and `model_type` in config.json. `open_model` opens a
+checkpoint, and removes the settings that `--allow-setting` names if they are not implemented.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from mlx_engine.weights.stage import OwnSlices, Stage
 
 
 class FirstFault(NamedTuple):
-    """The first value of some passes that is not finite.
+    """The first intermediate array with a NaN or infinity in some forward passes.
 
     Attributes:
-        name: such as "blk.3.attn_q".
-        rank: the rank that computed it, if one of several did.
-        n_nan: number of NaN.
+        name: the name of the array, such as "blk.3.attn_q".
+        rank: the rank that computed the array; None if one process runs the model alone.
+        n_nan: number of NaN in the array.
         n_bad: number of NaN and infinities.
-        n_values: number of all values.
+        n_values: number of all values of the array.
     """
 
     name: str
@@ -84,7 +85,7 @@ class ModelConfig(Protocol):
 
 
 class ExtraLayer(Protocol):
-    """A layer of multi-token prediction (MTP). It predicts the next token from a token and the previous hidden state.
+    """A layer of multi-token prediction (MTP): predict the next token from a token and the hidden state before it.
 
     Attributes:
         n_vocabulary: the number of logits; the layer predicts only the first tokens of the vocabulary.
@@ -94,7 +95,7 @@ class ExtraLayer(Protocol):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """The layer's cache."""
+        """What the layer caches, for `KVPool`."""
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens of this layer."""
@@ -116,7 +117,7 @@ class Model(Protocol):
         backend: runs the operations.
         program: the compiled layers.
         is_shared: whether several processes run the model together.
-        n_stages: the number of passes of different sequences that may be in flight.
+        n_stages: the number of pipeline stages: so many passes of different sequences may be in flight.
         extra: the layer of multi-token prediction; None if the checkpoint has none, or if it is not used.
     """
 
@@ -129,20 +130,20 @@ class Model(Protocol):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """The cache of each layer: KV heads, head dim and window, or a state's shapes."""
+        """What each layer caches: KV heads, head dim and window, or the shapes of a state."""
 
     def forward(self, batch: Batch) -> Array | None:
-        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
+        """Run a forward pass and return logits (R, V) of the wanted tokens; None if no token is wanted."""
 
     def forward_hidden(self, batch: Batch) -> Array | None:
-        """Run a forward pass; return hidden states (R, D) of the wanted tokens after the last norm, or None."""
+        """Like `forward`, but return the hidden states (R, D) of the wanted tokens after the last norm."""
 
     def run_on(self, backend: Backend) -> None:
-        """Use a backend; a model with compiled layers compiles them for it."""
+        """Use another backend; a model with compiled layers compiles them for this backend."""
         self.backend = backend
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
-        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
+        """Begin a forward pass. Return a function that waits for its logits (R, V); None if no token is wanted."""
         logits = self.forward(batch)
         return None if logits is None else lambda: logits
 
@@ -150,14 +151,14 @@ class Model(Protocol):
         """Signal that there is no work: other processes that share the model may sleep until the next pass."""
 
     def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
+        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a new pool."""
         return self.new_pool(n_tokens, **options).sequence()
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens."""
 
     def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty KV cache for a single pass of `n_tokens` tokens. It takes less memory than `new_kv`."""
+        """Return an empty KV cache for a single pass of `n_tokens` tokens; it needs less memory than `new_kv`."""
         return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
 
     def kv_capacity(self) -> tuple[int, int | None]:
@@ -170,7 +171,8 @@ class Model(Protocol):
     def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
         """Call `run` and return the first intermediate value of its passes that is not finite; None if all are finite.
 
-        `run` gets the model as its argument. Blocks run as composed primitives, not as fused kernels.
+        `run` gets a copy of the model as its argument. The copy runs blocks as composed primitives, not as fused
+        kernels, so that every intermediate value can be checked.
         """
         backend, traced = self.backend, copy.copy(self)
 
@@ -193,10 +195,10 @@ class Architecture:
     """An architecture that a file of `mlx_engine/models` implements.
 
     Attributes:
-        title: the models that have it, for people.
+        title: the names of the models that have this architecture, for tables and messages.
         names: the values of GGUF's `general.architecture` and config.json's `model_type`.
-        gguf: the `general.architecture` of a GGUF file that is written from a folder.
-        config: the class of its settings.
+        gguf: the `general.architecture` that is written when a folder is converted to GGUF.
+        config: the config class.
         model: the model class, called with (config, parameters, backend).
         plan: returns the config and the expected tensors of a checkpoint; raises UnsupportedConfigError if a setting is
             missing, invalid or not implemented.
@@ -213,8 +215,8 @@ class Architecture:
 def architectures_of(module: Any) -> Sequence[Architecture]:
     """Return the architectures of a file of `mlx_engine/models`; none if the module is not a model file.
 
-    `ARCHITECTURES` lists them. In a file with one, it lists the names of this one, and the other attributes are
-    constants of the module: `GGUF_ARCHITECTURE`, `Config`, `Model`, `plan`, and the first line of the docstring.
+    `ARCHITECTURES` of the module lists them. A file with a single architecture may list only its names there: the other
+    attributes are then the module's `GGUF_ARCHITECTURE`, `Config`, `Model` and `plan`, and its docstring's first line.
     """
     found = getattr(module, "ARCHITECTURES", ())
     if not found or isinstance(found[0], Architecture):
@@ -235,7 +237,7 @@ def architecture_of(checkpoint: Checkpoint) -> Architecture:
     text = checkpoint.settings.get("text_config")
     if wanted == "mistral3" and isinstance(text, Mapping) and text.get("model_type") == "mistral4":
         wanted = "mistral4"
-    # Try first the files whose names begin as the architecture's, so that usually few others are imported.
+    # Try first the files whose names share the longest prefix with the architecture's name, to import few other files.
     names = sorted(file.name for file in iter_modules(importlib.import_module("mlx_engine.models").__path__))
     for name in sorted(names, key=lambda name: -len(commonprefix((name, wanted)))):  # noqa: RUF071 - no paths
         for architecture in architectures_of(importlib.import_module(f"mlx_engine.models.{name}")):
@@ -249,7 +251,7 @@ def architecture_of(checkpoint: Checkpoint) -> Architecture:
 
 
 class Loaded(NamedTuple):
-    """A model, and the types of its linear layers."""
+    """A model, and the report of how its linear layers were converted."""
 
     model: Model
     converted: Converted
@@ -266,8 +268,9 @@ class Planned(NamedTuple):
     Attributes:
         stage: the layers that this process runs; None for all layers.
         slices: the parts of the tensors that this process holds; None for whole tensors.
+        make: the model class, called with (config, parameters, backend).
         adapters: the LoRA adapters of linear layers, or None.
-        held_share: the share of the experts of each layer that is in memory at the same time.
+        held_share: which fraction of each layer's experts is in memory at the same time.
     """
 
     checkpoint: Checkpoint
@@ -282,7 +285,7 @@ class Planned(NamedTuple):
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters; a tied head counts once, unused tensors and `n_extra` do not count."""
+        """Number of parameters. A tied head counts once; unused tensors and the layer of `n_extra` do not count."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) - self.n_extra
 
     @property
@@ -295,7 +298,10 @@ class Planned(NamedTuple):
         )
 
     def needs(self) -> frozenset[str]:
-        """Return the features for which a backend compiles kernels before a weight is read (`backends.Settings`)."""
+        """Return the features for which a backend compiles kernels before weights are read (`backends.Settings`).
+
+        A feature is the name of a weight type in lower case, "experts" or "states".
+        """
         found = set[str]()
         for name, tensor in self.tensors.items():
             stored = tensor.stored(self.checkpoint.naming)
@@ -308,7 +314,7 @@ class Planned(NamedTuple):
         return frozenset(found | ({"experts"} if has_experts else set()) | ({"states"} if has_states else set()))
 
     def stored_types(self) -> Mapping[str, int]:
-        """Return the bytes of the layers' weights in the file, by the name of their type."""
+        """Return how many bytes of the layers' weights in the file have each type, by the name of the type."""
         found = Counter[str]()
         for name, tensor in self.tensors.items():
             if name.startswith("blk."):
@@ -368,15 +374,15 @@ ALLOW = "--allow-setting"
 
 
 def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
-    """Open a model file, and drop the named settings that are not implemented.
+    """Open a model file, and remove the named settings that are not implemented.
 
     Args:
         path: a GGUF file or a Hugging Face folder.
-        allow_settings: names of settings; a nested one is "rope_scaling.factor", and a GGUF key may have the
-            architecture's prefix or not. A setting that is implemented keeps its meaning.
+        allow_settings: names of settings. A nested setting is named as "rope_scaling.factor". A GGUF key may be given
+            with or without the architecture's prefix. A named setting that is implemented is not removed.
 
     Raises:
-        OptionError: the file has no setting of a name.
+        OptionError: the file has no setting with one of the names.
         SourceError, FormatError: the file cannot be opened, or is damaged.
         ModelError: the architecture, or a setting that is not named, is not implemented.
     """
@@ -393,7 +399,7 @@ def check_allowed(allow_settings: object) -> None:
 
 
 def allow(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
-    """Return the checkpoint without the named settings that its model file refuses, with a note on each of them."""
+    """Return the checkpoint without the named settings that its model file refuses; add a note for each name."""
     paths = {name: _path(checkpoint, name) for name in names}
     plan, ignored = architecture_of(checkpoint).plan, dict[str, object]()
     while True:
@@ -415,10 +421,10 @@ def _dotted(path: Sequence[str]) -> str:
 
 
 def _path(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
-    """Return the keys that lead to a setting; raise OptionError if there is none."""
+    """Return the keys from the outermost mapping to a setting; raise OptionError if there is no such setting."""
     bare = name.removeprefix(f"{checkpoint.architecture}.") if checkpoint.naming == "gguf" else name
     at, keys = cast("Mapping[str, Any]", checkpoint.settings), list[str]()
-    # A key may contain dots, so each step first tries the whole rest as one key.
+    # A key may contain dots, so each step first tries the whole rest of the name as one key.
     rest = bare
     while rest not in at:
         key, _, rest = rest.partition(".")

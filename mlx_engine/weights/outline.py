@@ -1,8 +1,8 @@
-"""A model without weights: built as for a run, with the size of each array in place of the array.
+"""Compute how much memory a model needs before its weights are read, and check that the memory is free.
 
-The outline gives the memory that a model needs, before a weight is read. A backend's stored types are found by
-preparing a small matrix of each type. `plan` builds outlines from a config.json alone, for models that have not been
-downloaded.
+The model is built as for a run, but with an `Outline` (a shape and a number of bytes) in place of each array. To find
+out how many bytes a backend needs for a matrix of some type, a small matrix of this type is prepared. The command
+`plan` builds outlines from a config.json alone, for models that have not been downloaded.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LazyWeight:
         return self if type_ == self.type else replace(self, type=type_, is_stored=False)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> LazyWeight:
-        """Return the outline of `Weight.cut`'s result; it stays in the mapped file only for a single range of rows."""
+        """Return the outline of the result of `Weight.cut`. Only a single range of rows stays in the mapped file."""
         shape, is_view = cut_shape(cast(Weight, self), axis, ranges), axis == 0 and len(ranges) == 1
         return replace(
             self, shape=shape, read=lambda: self.read().cut(axis, ranges), is_stored=self.is_stored and is_view
@@ -85,7 +85,7 @@ class LazyWeight:
 
 
 class Expanded(NamedTuple):
-    """Bytes of the matrices of one type that a backend expands: in the file, on the backend, and as Q8_0."""
+    """Bytes of the matrices of one weight type that a backend expands: in the file, on the backend, and as Q8_0."""
 
     stored: int
     held: int
@@ -93,16 +93,16 @@ class Expanded(NamedTuple):
 
 
 class OutlineBackend:
-    """A backend that prepares outlines. It passes all other calls to a real backend, and reports that backend's sizes.
+    """A stand-in for a backend that prepares outlines, and passes all other calls to the real backend.
 
     Attributes:
-        nbytes: bytes of all weights that have been prepared.
-        n_mapped: bytes of the weights that are read from the mapped file.
+        nbytes: bytes that the real backend needs for all weights prepared so far.
+        n_mapped: bytes of the weights that stay in the mapped file.
         n_experts: bytes of the matrices of experts.
-        n_mapped_experts: bytes of those of them that are read from the mapped file.
+        n_mapped_experts: bytes of the matrices of experts that stay in the mapped file.
         shapes: the shapes (N, K) of the matrices.
-        saved: bytes that would be saved if every matrix were stored as Q8_0, where that is smaller.
-        expanded: the matrices that take more memory than in the file, by type.
+        saved: bytes that would be saved if every matrix were stored as Q8_0; matrices that would grow count as 0.
+        expanded: the matrices that need more memory than in the file, by type.
         types: bytes of the matrices before they are prepared, by their type.
     """
 
@@ -155,9 +155,9 @@ class OutlineBackend:
 
     @property
     def n_left(self) -> int:
-        """Bytes of the embedding tables that stay in the file; a pass reads a few of their rows.
+        """Bytes of the embedding tables that stay in the mapped file, because a pass reads only a few of their rows.
 
-        A table that is also the head is counted in `nbytes` only.
+        A table that is also the head counts in `nbytes` only.
         """
         return sum(nbytes for name, nbytes in self._left.items() if name not in self._multiplied)
 
@@ -170,7 +170,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
-        """Return the bytes of a matrix of an expert: `nbytes`, or others if the backend stacks it in another format."""
+        """Return the bytes of an expert's matrix: `nbytes`, or another number if the backend stacks it differently."""
         if not self._backend.holds_some_experts:
             return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
@@ -182,7 +182,7 @@ class OutlineBackend:
         return round(n_rows * self._of_slots[key])
 
     def _probe(self, type_: GGMLType, width: int) -> tuple[float, bool]:
-        """Return the bytes of a row on the backend, and whether the backend uses the file's bytes unchanged."""
+        """Return the bytes of a row of `width` weights on the backend, and whether it reads the mapped file itself."""
         key = (type_.name, width)
         if key not in self._probed:
             weight, prepared, nbytes = probe(self._backend, type_, width)
@@ -211,10 +211,11 @@ class OutlineParameters(Parameters):
 
 @dataclass(frozen=True)
 class Outlined:
-    """A model of outlines, which cannot run, and the sums over its weights (see `OutlineBackend`).
+    """A model of outlines, which cannot run.
 
     Attributes:
-        held_share: the share of the experts that is in memory at the same time.
+        sizes: the sums over the model's weights.
+        held_share: which fraction of the experts is in memory at the same time.
     """
 
     model: Model
@@ -239,7 +240,7 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
 ACTIVATIONS = 3
 # The share of the memory that nothing else of the model needs which experts take if not all of them fit.
 EXPERTS_SHARE = 0.9
-# An expansion is reported if it takes at least this many bytes more than the file.
+# An expansion is reported if it needs at least this many bytes more than the file has.
 WORTH_A_LINE = 1 << 26
 OPTION = "--allow-too-large"
 
@@ -253,7 +254,7 @@ class Need:
         mapped: the weights that stay in the mapped file, which the system may drop and read again.
         kv: pages of keys and values.
         workspace: activations of the longest pass, and logits.
-        saved: bytes that would be saved if every matrix were stored as Q8_0, where that is smaller.
+        saved: bytes that would be saved if every matrix were stored as Q8_0; matrices that would grow count as 0.
         experts: the weights of experts that stay in the mapped file.
     """
 
@@ -271,7 +272,7 @@ class Need:
 
     @property
     def least(self) -> int:
-        """The bytes that the model needs to run at all."""
+        """The bytes without which the model cannot run: all but the weights in the mapped file."""
         return self.total - self.mapped
 
     def __add__(self, other: Need) -> Need:
@@ -288,7 +289,8 @@ class Need:
     def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
         """Compare with the available bytes. Warn if the model is larger but can run.
 
-        Return whether experts do not fit, which can be read from the file when tokens choose them.
+        Return True if the model is larger and has experts in the mapped file: an expert can be read when a token
+        chooses it.
 
         Raises:
             NotEnoughMemoryError: the model cannot run, and `allowed` is not set.
@@ -330,7 +332,7 @@ def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> 
 
 
 def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
-    """Yield a line for each type of weights that this backend expands by many bytes, if another type takes fewer."""
+    """Yield a message for each weight type that this backend expands by many bytes, if Q8_0 would need fewer."""
     for name, of in outlined.sizes.expanded.items():
         if of.held - of.stored >= WORTH_A_LINE and of.alternative < of.held:
             yield (
@@ -340,9 +342,9 @@ def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
 
 
 FLOAT_BYTES = 4
-# Rows of the matrix that is prepared.
+# Rows of the small matrix that `probe` prepares.
 ROWS = 16
-# Columns of the matrix: whole blocks of every type.
+# Columns of the small matrix: a multiple of the block size of every type.
 COLUMNS = 512
 
 
@@ -354,7 +356,7 @@ def probe(backend: Backend, type_: GGMLType, width: int) -> tuple[Weight, Native
 
 
 def stored_types(backend: Backend) -> tuple[str, ...]:
-    """Return the names of the readable types that this backend does not expand to float32, among them F32."""
+    """Return the names of the readable types that this backend does not expand to float32; F32 is one of them."""
 
     def is_stored(type_: GGMLType) -> bool:
         nbytes = probe(backend, type_, COLUMNS)[2] / ROWS
@@ -377,9 +379,10 @@ def is_config_alone(path: Path) -> bool:
 
 
 def open_config(path: Path) -> Checkpoint:
-    """Return the checkpoint that a config.json describes; all its values are zeros.
+    """Return the checkpoint that a config.json describes, with zeros as weights.
 
-    Matrices that MLX quantises have the type that `quantization` names; all others have the type `torch_dtype`.
+    Matrices that MLX has quantised have the type that the setting `quantization` names; all other tensors have the type
+    `torch_dtype`.
 
     Raises:
         SourceError, FormatError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Load a model's weights: prepare the tensors of a checkpoint for a backend, and quantise them if requested."""
+"""`Parameters` loads a model's weights: prepare the tensors of a checkpoint for a backend, quantised if requested."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stage import OwnSlices, RemoteWeight, Stage, is_elsewhere
 
-# The end of the names of experts' linear layers.
+# The names of experts' linear layers end so: "blk.0.ffn_up_exps".
 EXPERTS = "_exps"
 
 # Called with (prepared, total) tensors while a model is built.
@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 class Parameters:
-    """Prepares each tensor for a backend on its first use. A tied head shares the array of the embedding table.
+    """Prepare each tensor for a backend on its first use. A tied head shares the array of the embedding table.
 
     Attributes:
         stage: the layers that this process runs; None for all. The weights of other stages are placeholders.
@@ -54,7 +54,7 @@ class Parameters:
     ) -> None:
         """Prepare tensors of a checkpoint: all of them, or only the parts that a stage or slices select.
 
-        `held_share` is the share of the experts of each layer that is in memory at the same time.
+        `held_share` is the fraction of each layer's experts that is in memory at the same time.
         """
         self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
         self._conversion, self._progress = conversion or Conversion(), progress
@@ -73,13 +73,14 @@ class Parameters:
 
     @property
     def converted(self) -> Converted:
-        """The types of the linear layers so far."""
+        """The report of how the linear layers read so far were converted."""
         return Converted.of(self._conversion, self._rows, self._nbytes)
 
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type.
 
-        If a rank does not hold the whole head, the table stays in the file, and a pass reads a few of its rows.
+        The table stays in the mapped file, and a pass reads a few of its rows, if the backend can read rows of this
+        type or if this rank does not hold the whole head.
         """
         weight = self._stored(f"{name}.weight")
         if is_elsewhere(weight):
@@ -89,12 +90,12 @@ class Parameters:
             return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
-        if type(weight) is not Weight:  # the bytes of other classes are made on demand
+        if type(weight) is not Weight:  # subclasses compute their bytes on demand and are not a view of the file
             return weight
         return TableInFile(weight.name, weight.shape, weight.type, weight.data)
 
     def linear(self, name: str) -> Linear:
-        """Return a linear layer of `name.weight`, converted as the options say, and `name.bias` if it exists."""
+        """Return a linear layer: `name.weight`, converted as `Conversion` says, and `name.bias` if it exists."""
         stored = self._own(f"{name}.weight")
         type_, reason = self._type(name, stored.type)
         if not is_elsewhere(stored):
@@ -125,13 +126,13 @@ class Parameters:
         return ExpertLinear(name, weights, (shape[0], shape[1]), nbytes, n, self._is_partial(name))
 
     def _some_experts(self, name: str, n: int, n_slots: int) -> ExpertLinear:
-        """Return a linear layer of n experts, of which the backend holds `n_slots`."""
+        """Return a linear layer of n experts; the backend holds at most `n_slots` of their matrices at a time."""
 
         def read(e: int) -> Linear:
             part = f"{name}.{e}"
             stored = self._own(f"{part}.weight")
             weight = self._backend.prepare(stored.as_type(self._type(part, stored.type)[0]))
-            if type(stored) is Weight:  # the bytes of other classes are made on demand
+            if type(stored) is Weight:  # subclasses compute their bytes on demand
                 release(stored.data, weight)
             bias = f"{part}.bias"
             return Linear(part, weight, self._backend.prepare(self._own(bias)) if bias in self else None)
@@ -149,15 +150,15 @@ class Parameters:
         return ExpertLinear(name, weights, (shape[0], shape[1]), weights.nbytes, n)
 
     def _type(self, name: str, stored: GGMLType) -> tuple[GGMLType, str]:
-        """Return the type to which a linear layer is converted, and the reason."""
+        """Return the type of a linear layer after loading, and why it is not converted, as `Conversion.type_of`."""
         return self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored)
 
     def router(self, name: str) -> Linear:
-        """Return a linear layer of `name.weight` that is never converted: errors would choose other experts."""
+        """Return a linear layer that is never quantised, because rounding errors would choose other experts."""
         return Linear(name, self._vector(f"{name}.weight"), self._bias(name))
 
     def row(self, name: str) -> Linear:
-        """Return a linear layer of one output, whose `name.weight` is stored as a vector; it is never converted."""
+        """Return a linear layer with one output; `name.weight` is stored as a vector, and is never converted."""
         stored = self._own(f"{name}.weight")
         if is_elsewhere(stored):
             return Linear(name, cast(Array, stored))
@@ -173,7 +174,7 @@ class Parameters:
         return self._backend.prepare(Weight.pack(name, np.full(n, value, dtype=np.float32), F32))
 
     def rms_norm(self, name: str, eps: float, times: float = 1.0) -> RMSNorm:
-        """Return an RMS norm of weight `name.weight`, multiplied by `times`."""
+        """Return an RMS norm with the weight `name.weight` multiplied by `times`."""
         if times == 1:
             return RMSNorm(name, self._vector(f"{name}.weight"), eps)
         weight = Weight.pack(f"{name}.weight", self.values(name) * np.float32(times), F32)
@@ -189,7 +190,7 @@ class Parameters:
         return LayerNorm(name, self.constant(f"{name}.weight", n, 1.0), self.constant(f"{name}.bias", n, 0.0), eps)
 
     def layer_norm(self, name: str, eps: float, times: float = 1.0) -> LayerNorm:
-        """Return a layer norm of weight `name.weight` and bias `name.bias`, or 0, both multiplied by `times`."""
+        """Return a layer norm with weight and bias multiplied by `times`; without `name.bias`, the bias is 0."""
         if times == 1 and f"{name}.bias" in self:
             return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)
         weight = self.values(name) * np.float32(times)
@@ -198,14 +199,14 @@ class Parameters:
         return LayerNorm(name, self._backend.prepare(of[0]), self._backend.prepare(of[1]), eps)
 
     def norm(self, name: str, eps: float, times: float = 1.0, *, is_layer_norm: bool = False) -> Norm:
-        """Return a norm, which is a layer norm if it has a bias or `is_layer_norm`; multiplied by `times`."""
+        """Return a norm multiplied by `times`: a layer norm if there is a bias or `is_layer_norm`, else an RMS norm."""
         of_kind = self.layer_norm if is_layer_norm or f"{name}.bias" in self else self.rms_norm
         return of_kind(name, eps, times)
 
     def array(self, name: str, *, transposed: bool = False, times: NDArray[np.float32] | None = None) -> Array:
         """Return `name` as the backend's float32 array, for operations other than matrix products.
 
-        With `times`, the rows of a matrix are multiplied with these numbers.
+        With `times` (rows,), row i of a matrix is multiplied by `times[i]`.
         """
         values = self._own(name).dequantize()
         if times is not None:
@@ -220,11 +221,11 @@ class Parameters:
         return values
 
     def size(self, name: str) -> int:
-        """Return the number of rows of `name.weight` on all ranks together."""
+        """Return the number of rows of the whole tensor `name.weight`, even if this rank holds a slice of it."""
         return self._tensors[f"{name}.weight"].shape[0]
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
-        """Return the layers of a model with this rank's numbers of heads; they are made from these parameters."""
+        """Return the layers, which were made from these parameters, with this rank's numbers of heads."""
         return layers if self._slices is None else self._slices.layers(layers)
 
     def elsewhere(self, name: str) -> Array:
@@ -246,7 +247,7 @@ class Parameters:
         stored = self._stored(name)
         if self._slices is None:
             return stored
-        if type(stored) is Weight:  # the bytes of other classes are made on demand
+        if type(stored) is Weight:  # subclasses compute their bytes on demand
             map_small_pages(stored.data)
         own = self._slices.own(name, stored)
         if type(own) is Weight and type(stored) is Weight:
@@ -264,7 +265,7 @@ class Parameters:
         return self._slices is not None and self._slices.is_partial(name)
 
     def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
-        """Prepare a weight once for each type, so that a tied head that is not converted shares the table's array.
+        """Prepare a weight once for each type, so that a tied head with the table's type shares the table's array.
 
         `source` is the weight before its conversion, if there was one.
         """
@@ -273,14 +274,14 @@ class Parameters:
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
-            if type(source or weight) is Weight:  # the bytes of other classes are made on demand
+            if type(source or weight) is Weight:  # subclasses compute their bytes on demand
                 release((source or weight).data, self._prepared[key])
             self._nbytes[weight.type.name] += weight.nbytes
             self._done(name)
         return self._prepared[key]
 
     def _done(self, name: str) -> None:
-        """Report progress; a table that is also the head counts once."""
+        """Report to `progress` that a tensor was prepared. A table that is also the head counts once."""
         is_new = name not in self._seen and self._reads(name)
         self._seen.add(name)
         if is_new and self._progress is not None:
@@ -291,8 +292,8 @@ class Parameters:
 class TableInFile(Weight):
     """An embedding table that stays in its memory-mapped file, because a pass reads only a few of its rows.
 
-    The pages of these rows are released after each read; otherwise the table would become resident over many passes. If
-    the head uses some of the pages, they are mapped again in the next pass.
+    The memory pages of these rows are released after each read. Without this, more and more of the table would become
+    resident over many passes. If the head uses some of the pages, they are mapped again in the next pass.
     """
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:

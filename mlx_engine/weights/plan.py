@@ -1,4 +1,4 @@
-"""The tensors that a model needs, and the check that a checkpoint has them."""
+"""`Plan` lists the tensors that a model needs; `check` compares the list with the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from mlx_engine.errors import TensorMismatchError
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stored import TensorLayout
 
-# Rotary tables, and causal masks of GPT-NeoX, that older versions of transformers saved with the weights. They follow
-# from the settings.
+# Tensors that are ignored, because they follow from the settings: rotary tables, and causal masks of GPT-NeoX, which
+# older versions of transformers saved with the weights.
 BUFFER = re.compile(
     r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$"
     r"|^gpt_neox\.layers\.\d+\.attention\.(?:masked_)?bias$"
 )
-# Layers of multi-token prediction (MTP), in a separate module or after the model's layers.
+# Layers of multi-token prediction (MTP): the name of their separate module, and the number of any layer. Some files
+# number MTP layers after the model's layers.
 MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
@@ -55,9 +56,9 @@ class Plan:
     Attributes:
         config: the config.
         tensors: the tensors of the model, and how the checkpoint stores them.
-        unused: names of tensors that a file may have and that are not read.
+        unused: names of tensors that a file may have, but that the model does not read.
         in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
-        gguf_only: tensors by name that a GGUF file needs only to encode the fields of `in_tensors`.
+        gguf_only: the values of tensors that only GGUF files have, to encode the fields of `in_tensors`; by name.
         extra: the tensors of a layer of multi-token prediction; empty unless the checkpoint has all of them.
     """
 
@@ -70,11 +71,11 @@ class Plan:
 
 
 def mtp_layers(checkpoint: Checkpoint) -> int:
-    """Return the number of layers of multi-token prediction that the files may have."""
+    """Return how many layers of multi-token prediction the settings state; the files may have fewer."""
     text = checkpoint.settings.get("text_config")
     of = {**(text if isinstance(text, Mapping) else {}), **checkpoint.settings}
     counts = [n for key in (*MTP, "nextn_predict_layers") if isinstance(n := of.get(key), int)]
-    # The config.json of Qwen3-Next has no such key.
+    # The config.json of Qwen3-Next has no key for this number.
     return max(counts) if counts else int(any(name.endswith("mtp.fc.weight") for name in checkpoint.shapes))
 
 
@@ -91,7 +92,7 @@ def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
         TensorMismatchError: lists all missing, unexpected and misshapen tensors.
     """
     found: dict[str, Tensor] = {}
-    # Names in the plan's order, without repetition: several tensors of the model may be stored as one.
+    # Dictionaries keep the plan's order and drop repeated names: a file may store several tensors of the model as one.
     names, missing, misshapen = set[str](), dict[str, None](), dict[str, None]()
     for tensor in plan.tensors:
         stored = tensor.stored(checkpoint.naming)

@@ -1,8 +1,8 @@
-"""Divisors of rotary frequencies, which GGUF stores as tensors and a Hugging Face folder as settings.
+"""Translate divisors of rotary frequencies between the tensors of GGUF files and the settings of Hugging Face folders.
 
-`rope_factors_short.weight` and `rope_factors_long.weight` are the divisors of LongRoPE. `rope_freqs.weight` has those
-of Llama 3 or Gemma 4, whose rules have no keys in GGUF. The parameters of the rule are derived from the divisors; the
-rule must give the same divisors.
+`rope_factors_short.weight` and `rope_factors_long.weight` are the divisors of LongRoPE. `rope_freqs.weight` has the
+divisors of Llama 3 or Gemma 4, because GGUF has no keys for their scaling rules. To write a config.json, the parameters
+of the rule are derived from the divisors, and it is checked that the rule gives these divisors.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from mlx_engine.weights.plan import Plan
 
 FREQUENCIES = "rope_freqs"
 NAME = f"{FREQUENCIES}.weight"
-# `low_freq_factor` and `high_freq_factor` of every published Llama 3: rotations over the training context.
+# `low_freq_factor` and `high_freq_factor` of every published Llama 3, in rotations over the training context.
 LOW, HIGH = 1.0, 4.0
-# Divisors above this one stand for pairs that are not rotated.
+# Larger divisors mean that a pair is not rotated.
 NOT_ROTATED = 1e29
 # Relative tolerance of divisors, which files store in float32.
 CLOSE = 1e-5
@@ -61,7 +61,7 @@ def _pairs(rope: Rotation, head_dim: int) -> list[tuple[float, float]]:
 
 
 def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rotation]:
-    """Return the rotations that may have these divisors."""
+    """Return the rotations that may have these divisors: of Gemma 4, Llama 3 and Llama 4."""
     rotated = divisors[divisors < NOT_ROTATED]
     if not len(rotated):
         return []
@@ -70,7 +70,7 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
         return [part]
     slowest = float(divisors.max())
     llama3 = replace(plain, rule="llama3", factor=slowest, low=LOW, high=HIGH)
-    # Llama 4 has a step: its two limits are equal.
+    # In Llama 4 both limits are equal (`low` = `high`).
     return [
         replace(llama3, high=high, context=context)
         for high in (HIGH, LOW)
@@ -88,12 +88,15 @@ def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> 
     return list(dict.fromkeys(found)) or [1 << n for n in range(4, 24)]
 
 
-# By field of `Rotation`.
+# The GGUF names of LongRoPE's divisors, by field of `Rotation`.
 TENSORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
 
 
 def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
-    """Return the plan with LongRoPE's divisors: read from a GGUF file, or to be written from a folder.
+    """Return the plan with LongRoPE's divisors.
+
+    From a GGUF file they are read into the config. From a folder they are added to the tensors that a conversion to
+    GGUF writes.
 
     Raises:
         ModelError: a tensor of divisors is missing or damaged.
@@ -105,7 +108,7 @@ def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
         return replace(plan, gguf_only={name: getattr(config.rope, field) for field, name in TENSORS.items()})
     n = (config.rope.n_rotated or getattr(config, "rope_dim", config.head_dim)) // 2
     found = {field: _divisors(checkpoint, name, n) for field, name in TENSORS.items()}
-    unused = (*plan.unused, *TENSORS.values())  # the model does not read them: this function does
+    unused = (*plan.unused, *TENSORS.values())  # this function has read these tensors; the model does not need them
     return replace(plan, config=replace(config, rope=replace(config.rope, **found)), unused=unused)
 
 

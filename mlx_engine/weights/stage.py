@@ -1,4 +1,4 @@
-"""The part of a model that one of several ranks has: the layers of a pipeline stage, or slices of every tensor."""
+"""Which part of a model one of several ranks (processes) has: the layers of a pipeline stage, or slices of tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Stage:
         return self.end == self.n_layers
 
     def reads(self, name: str, *, is_tied: bool) -> bool:
-        """Return whether the stage reads a tensor, by its GGUF name; a tied head is the embedding table."""
+        """Return whether the stage reads a tensor, by its GGUF name.
+
+        If the head is tied (`is_tied`), the last stage reads the embedding table too.
+        """
         match = _LAYER.match(name)
         if match:
             return self.first <= int(match[1]) < self.end
@@ -50,7 +53,7 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class RemoteWeight:
-    """A placeholder for a weight of another rank: name, shape, and zeros as values. Nothing is read from the file."""
+    """A placeholder for a weight that only another rank reads; its values are zeros."""
 
     name: str
     shape: tuple[int, ...]
@@ -75,7 +78,7 @@ class OwnSlices(Protocol):
     """The parts of a model's tensors that this rank holds."""
 
     def own(self, name: str, weight: Weight) -> Weight:
-        """Return the part of a tensor that this rank holds, which may be all of it."""
+        """Return the part of a tensor that this rank holds, which may be the whole tensor."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the part of a tensor that this rank holds."""
@@ -84,7 +87,7 @@ class OwnSlices(Protocol):
         """Return whether the products of a linear layer are partial sums, which are added over all ranks."""
 
     def has(self, name: str) -> bool:
-        """Return whether this rank has a tensor. Only one rank has the bias of a layer whose products are summed."""
+        """Return whether this rank has a tensor. If products are summed over ranks, only one rank has the bias."""
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
-        """Return the layers with this rank's numbers of heads; they are made from this rank's tensors."""
+        """Return the layers, which were made from this rank's tensors, with this rank's numbers of heads."""

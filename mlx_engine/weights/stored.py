@@ -1,4 +1,4 @@
-"""The name and the form in which a file stores a tensor of the model, and the conversion in both directions."""
+"""`TensorLayout`: the name and form in which a file stores a tensor of the model; converts in both directions."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from mlx_engine.quant.weight import Weight
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The name and the form of a tensor in a file, where they differ from the model's.
+    """How a file stores a tensor of the model. The defaults mean that the stored tensor is the model's tensor.
 
     Attributes:
         name: the name in the file.
-        rows: (first, of) if the tensor is a part of a larger tensor of `of` rows and begins at row `first`.
-        step: the distance of the tensor's rows in the larger tensor, for `rows`.
-        transposed: whether the matrix is stored transposed, as in Conv1D layers.
+        rows: (first, of) if the file has the tensor as rows of a larger tensor with `of` rows; row `first` is the
+            tensor's first row.
+        step: the distance between consecutive rows of the tensor in the larger tensor of `rows`.
+        transposed: whether the matrix is stored transposed, as in transformers' Conv1D layers.
         plus: added to every stored value to get the model's value.
         times: factor by which every value, minus `plus`, is multiplied in the file.
-        row_times: (number of rows, factor) for consecutive runs of rows; these factors are applied in addition to
+        row_times: pairs (number of rows, factor) for consecutive runs of rows; the factors are applied in addition to
             `times`.
-        heads: number of heads, if the file orders the rows of each head differently: the two halves interleaved, or as
-            described under `rotated`.
+        heads: number of heads, if the rows of each head have another order in the file: the rows of both halves
+            alternate, or with `rotated` the order described there. None if the order is the same.
         rotated: number of rotated rows of each head, if the file has them first and the unrotated rows after them. In
-            the model each half of a head has half of the rotated rows, so that the rotated pairs are (j, j +
+            the model each half of a head begins with half of the rotated rows, so that rotary pairs are (j, j +
             head_dim/2).
-        interleaved: whether the file has the two rows of a rotated pair side by side, for `rotated`.
-        expert: (index, of) if the stored tensor has a leading axis of `of` experts, and the model's tensor is one of
-            them.
+        interleaved: whether the two rows of a rotary pair are (2j, 2j + 1) in the file; used with `rotated`.
+        expert: (index, of) if the stored tensor has a leading axis of `of` experts, and the model's tensor is the
+            expert with this index.
         is_log: whether the file stores log(-x) for the model's negative values x.
-        order: the index of the stored row for each of the model's rows; `rows` then only gives their number.
-        columns: (order, width) if the model's columns are stored in another order: groups of `width` columns each.
+        order: for each row of the model's tensor, the index of the stored row. With `order`, only the second number of
+            `rows` is used.
+        columns: (order, width) if the file has the columns in another order: group i of `width` columns in the model is
+            group `order[i]` in the file.
         flipped: whether the model's matrix is the transpose of the selected stored rows.
         outer: the shape of the stored tensor, if it has the same elements and another number of axes.
     """
@@ -66,7 +69,7 @@ class TensorLayout:
 
     @property
     def factors(self) -> NDArray[np.float32]:
-        """The factors of rows, (rows, 1), or (1, 1) if all rows have the same factor."""
+        """The factor of each row, (rows, 1), or (1, 1) if all rows have the same factor."""
         of_rows = [np.full((n, 1), factor) for n, factor in self.row_times] or [np.ones((1, 1))]
         return (np.concatenate(of_rows) * self.times).astype(np.float32)
 
@@ -86,7 +89,7 @@ class TensorLayout:
             UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights.
         """
         if self.flipped:
-            # Blocks lie along the columns. A transposed matrix cannot keep them, so its values are expanded.
+            # A block has consecutive weights of a row, so a transposed matrix cannot keep the blocks: expand them.
             rows = replace(self, flipped=False).take(weight, shape[::-1])
             type_ = rows.type if rows.type.block_size == 1 else F32
             elements = rows.as_type(type_).data.view(f"u{type_.block_bytes}").reshape(shape[::-1])
@@ -132,13 +135,13 @@ class TensorLayout:
         return Weight.pack(weight.name, values, F32)
 
     def put(self, parts: Sequence[Weight], orders: Sequence[tuple[int, ...] | None] = ()) -> Weight:
-        """Concatenate parts, as `in_file_order` returns them, to the stored tensor.
+        """Return the stored tensor that consists of these parts.
 
         `put` after `in_file_order` is the inverse of `take`.
 
         Args:
-            parts: the model's tensors.
-            orders: the `order` of each part; by default that of this layout.
+            parts: tensors of the model, as `in_file_order` returns them.
+            orders: the `order` of each part; by default the `order` of this layout.
 
         Raises:
             ValueError: the parts are of several types.

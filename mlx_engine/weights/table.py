@@ -1,4 +1,7 @@
-"""Tensor tables: one row per tensor of an architecture, with its GGUF name, its transformers name and its shape."""
+"""Tensor tables: one `Row` per tensor of an architecture, with its GGUF name, its transformers name and its shape.
+
+A model file declares its table; `decoder_plan` makes from it the tensors that a checkpoint must have.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
 
-# The config field of each axis letter. Adjacent letters mean the product of their fields.
+# The config field of each axis letter in `Row.shape`. Adjacent letters mean the product of their fields.
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
     "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
@@ -40,20 +43,22 @@ class Row:
         shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns,
             "1" is a single value.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
-        rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated; "1" for
+        rotated: the axis letter of the heads, if RoPE may rotate only the first `rotary_dim` rows of each head; "1" for
             a single head.
-        interleaved: whether files have the two rows of each rotated pair side by side, for `rotated`.
-        before: in axis letters, the rows before this tensor in a larger tensor, if a folder stores it as part of one.
-        after: the rows after this tensor in the larger tensor.
-        gguf: the name in GGUF files, if it differs from the model's; with `before` or `after`, of the larger tensor.
+        interleaved: whether the two rows of a rotary pair are (2j, 2j + 1) in files; used with `rotated`.
+        before: the number of rows before this tensor, in axis letters, if a folder stores the tensor as part of a
+            larger one.
+        after: the number of rows after this tensor in the larger tensor.
+        gguf: the name in GGUF files, if it differs from the table's key. With `before` or `after`, GGUF files too
+            have the larger tensor, under this name.
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
-        kind: the kind of layers that have this tensor, among the config's `kinds` of mixers or its `ffn_kinds`; None
-            for every layer.
-        stored: how GGUF files store the tensor, in addition to the other attributes; its name is ignored.
-        in_hf: how folders store the tensor; None if `hf` and the other attributes describe it.
-        when: the config field that says whether files have the tensor. GGUF has no key for this field: it is true if
-            the first layer has the tensor.
+        kind: the kind of layers that have this tensor, one of the config's `kinds` (of mixers) or `ffn_kinds`; None if
+            every layer has the tensor.
+        stored: how GGUF files store the tensor, in addition to the other attributes; the name in it is ignored.
+        in_hf: how folders store the tensor; None means the same as `stored`.
+        when: the config field that says whether files have the tensor. GGUF has no key for this field: for GGUF files
+            the field is set to whether the first layer has the tensor.
         optional: whether the tensor may be absent.
     """
 
@@ -105,7 +110,10 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
 
 
 def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
-    """Return the tensors of layer i, with the sizes of this config; for i after the last layer, the common tensors."""
+    """Return the tensors of layer i, with the sizes of this config.
+
+    If i is after the last layer, return the tensors that every layer has.
+    """
     kinds = [getattr(config, name) for name in ("kinds", "ffn_kinds") if hasattr(config, name)]
     own = {None, *(of[i] for of in kinds if i < len(of))}
     rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in own)
@@ -118,9 +126,9 @@ def _has(config: Any, row: Row) -> bool:
 
 
 def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
-    """Return a GGUF file's config with each `when` field set to whether the first layer has the row's tensor.
+    """Return a GGUF file's config with each field that `Row.when` names set to whether the file has the row's tensor.
 
-    For a row outside the layers, the field says whether the file has this tensor.
+    For a tensor of a layer, only the first layer is checked. The config of a folder is returned unchanged.
     """
     if checkpoint.naming != "gguf":
         return config
@@ -149,9 +157,9 @@ def _tensor(config: Any, name: str, row: Row, layer: str = "*", *, required: boo
 
 
 def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:
-    """Return the config with `vocab_size` set to the rows of the embedding table, if the file has padding rows.
+    """Return the config with `vocab_size` set to the rows of the embedding table, if the table has more rows.
 
-    The logits have a column for each row, as in transformers when a table was resized.
+    The logits then have a column for each padding row, as in transformers.
     """
     (rows, *_) = checkpoint.shapes.get(embeddings) or (0,)
     if rows <= int(getattr(config, "vocab_size")):  # noqa: B009 - a field of every config
@@ -169,7 +177,7 @@ def decoder_plan(
         checkpoint: the checkpoint.
         config_type: the class of its config.
         table: the tensor table, or a function that returns it for a config.
-        tied: whether the head is tied if config.json does not say so.
+        tied: whether the head is tied if config.json has no `tie_word_embeddings`.
         settings: the settings of the text model; by default all settings of the checkpoint.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Generate the training text of the built-in model: stories, facts, conversations, and lessons in copying."""
+"""Generate the training text of the built-in model: stories, facts, conversations, and exercises in copying words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tools.corpus import chat, facts, stories
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
 
-# Shares of documents. A lesson is a document of exchanges that only copy from the question.
+# The kinds of documents, and the fraction of documents of each kind. In a "lesson", all answers only copy words from
+# the question.
 KINDS = ("story", "facts", "chat", "lesson")
 WEIGHTS = (0.06, 0.10, 0.69, 0.15)
 
@@ -19,7 +20,7 @@ SHORT_SHARE = 0.8
 
 
 def document(rng: random.Random, short_share: float = SHORT_SHARE) -> tuple[str, str]:
-    """Generate one document; return its kind and text."""
+    """Generate one document; return its kind and text. `short_share` is the fraction of short stories in chats."""
     kind = rng.choices(KINDS, WEIGHTS)[0]
     if kind == "story":
         return kind, stories.tell(rng).text

@@ -1,4 +1,4 @@
-"""Print documents: ``python -m tools.corpus --seed 1 --documents 10``."""
+"""Print documents of the training text: ``python -m tools.corpus --seed 1 --documents 10``."""
 
 from __future__ import annotations
 

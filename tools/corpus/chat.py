@@ -1,4 +1,4 @@
-"""Conversations in the ChatML layout that Qwen's chat template makes."""
+"""Generate conversations for the training text, in the ChatML format of Qwen's chat template."""
 
 from __future__ import annotations
 
@@ -94,28 +94,28 @@ COLORS = ("red", "blue", "green", "yellow", "purple", "orange", "brown", "black"
 
 
 def turn(role: str, text: str) -> str:
-    """Write one message."""
+    """Return one message in ChatML."""
     return f"{START}{role}\n{text}{END}\n"
 
 
 def fact_exchange(rng: random.Random) -> tuple[str, str]:
-    """Ask for a fact."""
+    """Return a question about a fact, and the answer."""
     fact = facts.any_fact(rng)
     question = rng.choice(fact.questions)
-    if rng.random() < 0.08:  # as people type who are in a hurry
+    if rng.random() < 0.08:  # some users type without capitals and punctuation
         question = question.lower().rstrip("?.")
     return question, fact.statement
 
 
 def repeat(rng: random.Random) -> tuple[str, str]:
-    """Ask for the same words again: the shortest lesson in copying."""
+    """Return a request to repeat some words, and the answer: the simplest exercise in copying."""
     count = rng.randint(1, 6)
     text = rng.choice((" ", " ", ", ")).join(subjects.any_word(rng) for _ in range(count))
     return rng.choice(REPEAT).format(text), text
 
 
 def recall(rng: random.Random) -> tuple[str, str]:
-    """Say who has what, and ask for one of them."""
+    """Return a question that states who has which thing and asks for one of these facts, and the answer."""
     count, kind = rng.randint(2, 3), rng.randrange(4)
     nouns, names, colors = set[str](), set[str](), rng.sample(COLORS, count)
     while len(nouns) < count:
@@ -141,13 +141,16 @@ def recall(rng: random.Random) -> tuple[str, str]:
 
 
 def lesson(rng: random.Random) -> str:
-    """Write a document of exchanges that can be answered only from the question."""
+    """Return a document of exchanges whose answers only copy words from the question."""
     exchanges = (rng.choice((repeat, repeat, recall))(rng) for _ in range(rng.randint(2, 6)))
     return "".join(turn("user", question) + turn("assistant", answer) for question, answer in exchanges)
 
 
 class Talk:
-    """A conversation as it is written: what was told so far decides what can be asked next."""
+    """The state of a conversation while it is generated, because later questions refer to earlier stories.
+
+    Most methods return a question of the user and its answer.
+    """
 
     def __init__(self, rng: random.Random, short_share: float) -> None:
         self.rng, self.short_share = rng, short_share
@@ -162,7 +165,7 @@ class Talk:
         self.user = ""
 
     def tell(self, request: Request, *, short: bool, again: bool = False) -> str:
-        """Tell a story of the request's characters and remember it."""
+        """Return a story with the characters of the request, and remember it. `again` continues the last story."""
         short = short or self.brief
         make = stories.tell_brief if short else stories.tell
         self.story, self.request = make(self.rng, request, again=again, after=self.plots[short]), request
@@ -176,7 +179,7 @@ class Talk:
         return self.story
 
     def new_story(self) -> tuple[str, str]:
-        """Ask for a story, nearly always for a particular one."""
+        """Ask for a story, usually about a particular subject."""
         rng = self.rng
         request, short = stories.ask(rng), rng.random() < self.short_share
         self.asked = rng.random() > 0.15
@@ -193,12 +196,12 @@ class Talk:
             return rng.choice(TITLED).format(phrase), f"# {title}\n\n{text}"
         asked = SHORT_ABOUT if short else NOW_ABOUT if second and rng.random() < 0.5 else STORY_ABOUT
         question = rng.choice(asked).format(phrase)
-        if rng.random() < 0.06:  # as people type who are in a hurry
+        if rng.random() < 0.06:  # some users type without capitals and punctuation
             question = question[0].lower() + question[1:].rstrip("?.")
         return question, text
 
     def another(self) -> tuple[str, str]:
-        """Ask for one more: of the same kind if one was asked for."""
+        """Ask for another story, about the same kind of character if the last request named one."""
         rng, request = self.rng, self.request or Request("", self.last().main)
         short = self.last().plot in stories.BRIEF
         if not self.asked:
@@ -212,14 +215,14 @@ class Talk:
         return rng.choice(ANOTHER), self.tell(Request(request.phrase, main, friend), short=short)
 
     def go_on(self) -> tuple[str, str]:
-        """Ask how the story went on."""
+        """Ask how the last story continues."""
         a, b = self.last().main, self.last().friend
         told = b.name in self.last().text
         request = Request(self.request.phrase if self.request else "", a, b if told else None)
         return self.rng.choice(NEXT), self.tell(request, short=self.rng.random() < self.short_share - 0.2, again=True)
 
     def about_the_story(self) -> tuple[str, str]:
-        """Ask whom the story was about."""
+        """Ask about the main character of the last story."""
         a = self.last().main
         one = with_articles(f"a {a.kind} named {a.name}" if a.name else f"a {a.kind}")
         if self.rng.random() < 0.5:
@@ -236,7 +239,7 @@ class Talk:
         return self.rng.choice(POEMS).format(one), self.rng.choice(POEM_LINES).format(main.noun, one)
 
     def name(self) -> tuple[str, str]:
-        """Say one's name, or ask for it."""
+        """Tell the user's name to the model, or ask the model for it if it was told before."""
         if self.user:
             return self.rng.choice(("What is my name?", "Do you know my name?")), f"Your name is {self.user}."
         self.user = words.any_name(self.rng)
@@ -245,7 +248,7 @@ class Talk:
         return asked.format(self.user), ("Hello, {}!" if self.brief else answer).format(self.user)
 
     def small_talk(self) -> tuple[str, str]:
-        """Greet, introduce, say thanks, or admit not to know."""
+        """Greet, ask who the model is, say thanks or goodbye, or ask something that the model cannot know."""
         kinds = [(GREETINGS, GREETING_ANSWERS), (WHO, WHO_ANSWERS), (UNKNOWN, UNKNOWN_ANSWERS)]
         if self.story:
             kinds = [(THANKS, THANKS_ANSWERS), (THANKS, THANKS_ANSWERS), (BYES, BYE_ANSWERS), *kinds[1:]]
@@ -264,11 +267,11 @@ class Talk:
         return markdown.exchange(self.rng)
 
     def copied(self) -> tuple[str, str]:
-        """Ask for something that the question says."""
+        """Ask for words that are in the question."""
         return self.rng.choice((repeat, recall))(self.rng)
 
     def exchange(self) -> tuple[str, str]:
-        """Write one question and its answer."""
+        """Return a question and its answer, of a random kind that fits the conversation so far."""
         kinds: tuple[Callable[[], tuple[str, str]], ...]
         if self.story:
             kinds = (self.new_story, self.another, self.go_on, self.about_the_story, self.small_talk, self.fact,
@@ -280,7 +283,10 @@ class Talk:
 
 
 def document(rng: random.Random, short_share: float) -> str:
-    """Write one conversation of one to six exchanges; `short_share` of its stories have three or four sentences."""
+    """Return a conversation of one to six exchanges.
+
+    `short_share` is the fraction of its stories that have only three or four sentences.
+    """
     talk = Talk(rng, short_share)
     parts = [turn("system", talk.system)] if talk.system else []
     for number in range(6):

@@ -1,4 +1,4 @@
-"""True facts, as plain sentences and as questions with answers."""
+"""Generate true facts for the training text, as sentences and as questions with answers."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def article(noun: str) -> str:
 
 
 def capital(rng: random.Random) -> Fact:
-    """Name the capital of a country."""
+    """Return the capital of a country."""
     land = rng.choice(FAMILIAR if rng.random() < 0.25 else list(CAPITALS))
     questions = (
         f"What is the capital of {land}?",
@@ -133,7 +133,7 @@ def capital(rng: random.Random) -> Fact:
 
 
 def opposite(rng: random.Random) -> Fact:
-    """Name the opposite of a word."""
+    """Return the opposite of a word."""
     word = rng.choice(list(OPPOSITES))
     other = OPPOSITES[word]
     if word != "heavy" and rng.random() < 0.3 and other != "light":
@@ -159,7 +159,7 @@ def counting(rng: random.Random) -> Fact:
 
 
 def sequence(rng: random.Random) -> Fact:
-    """Say what comes next or before among days, months and seasons."""
+    """Return which day, month or season comes before or after another."""
     name, items = rng.choice((("day", DAYS), ("month", MONTHS), ("season", SEASONS)))
     index = rng.randrange(len(items))
     first, second = items[index], items[(index + 1) % len(items)]
@@ -191,14 +191,14 @@ def arithmetic(rng: random.Random) -> Fact:
 
 
 def color(rng: random.Random) -> Fact:
-    """Name the color of a thing."""
+    """Return the color of a thing."""
     thing = rng.choice(list(COLORS))
     text = f"{thing[0].upper()}{thing[1:]} is {COLORS[thing]}."
     return Fact("color", text, (f"What color is {thing}?", f"What colour is {thing}?"))
 
 
 def animal(rng: random.Random) -> Fact:
-    """Say something about an animal: its sound, home, young or legs."""
+    """Return a fact about an animal: its sound, home, young or number of legs."""
     table = rng.choice((SOUNDS, HOMES, YOUNG, LEGS))
     name = rng.choice(list(table))
     one, value = article(name), table[name]
@@ -214,7 +214,7 @@ def animal(rng: random.Random) -> Fact:
 
 
 def other(rng: random.Random) -> Fact:
-    """Say something else that children ask."""
+    """Return a fact from the list OTHERS."""
     question, statement = rng.choice(OTHERS)
     return Fact("other", statement, (question,))
 
@@ -229,7 +229,7 @@ def any_fact(rng: random.Random) -> Fact:
 
 
 def document(rng: random.Random) -> str:
-    """Write one to six facts, all of a kind or mixed, without saying one twice."""
+    """Return one to six different facts, of one kind or mixed."""
     kind = rng.choices(KINDS, WEIGHTS)[0] if rng.random() < 0.6 else any_fact
     statements = dict.fromkeys(kind(rng).statement for _ in range(rng.choice((1, 1, 2, 3, 4, 5, 6))))
     return " ".join(statements)

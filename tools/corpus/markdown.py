@@ -1,4 +1,4 @@
-"""Questions whose answers have Markdown: lists, bold words, tables and code."""
+"""Generate questions and answers in Markdown for the training text: lists, bold words, tables and code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 from tools.corpus import facts, subjects, words
 
-# In the order in which every list has them: a small model that may choose says one of them again.
+# Every list has these members in this order. If lists had random members, the small model would repeat members.
 GROUPS = {
     "animals": ["dog", "cat", "horse", "cow", "rabbit", "fox"],
     "colors": ["red", "blue", "green", "yellow", "purple", "orange"],

@@ -1,9 +1,12 @@
-"""Tell stories: pick a plot, fill its steps with one cast, and keep everything consistent.
+"""Generate stories for the training text: choose a plot and a cast of characters, and fill the plot's templates.
 
-A plot is a small text file in ``plots/``.  ``topic`` ends the phrase "a fox ...", ``when`` gives openings of
-its first sentence, ``case`` lines are sets of words that belong together (one set is used per story), ``*``
-begins a step that every story takes and ``?`` one that only some do.  The lines below a mark are
-alternatives; ``|`` splits a line into several sentences.  The first step brings in ``{who}``.
+A plot is a text file in `plots/`. Its lines are:
+- `topic`: the end of a phrase that asks for this story, "a fox ...";
+- `when`: possible beginnings of the first sentence, separated by `/`;
+- `case`: values of placeholders that belong together; a story uses one of these lines;
+- `*` or `?`: the beginning of a step. Steps with `*` are in every story, steps with `?` only in some. The lines below
+  are alternatives, templates with placeholders such as `{a}`, of which a story uses one. `|` separates the sentences of
+  a line. The first step introduces the main character by `{who}`.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ LATER = ("The next day,", "The next morning,", "A few days later,", "One week la
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens, in several wordings."""
+    """A step of a plot: alternative templates, of which a story uses one."""
 
     optional: bool
     options: list[str] = field(default_factory=list)
@@ -54,7 +57,7 @@ class Plot:
 
     @property
     def meets(self) -> bool:
-        """Say whether the plot is about getting to know the friend."""
+        """Whether the characters `a` and `b` meet for the first time in this plot."""
         return any("{b.intro}" in option for step in self.steps for option in step.options)
 
 
@@ -76,17 +79,17 @@ class Story:
 
     @property
     def main(self) -> Character:
-        """Give the one it is about."""
+        """The main character."""
         return character(self.cast, "a")
 
     @property
     def friend(self) -> Character:
-        """Give the friend, who may not appear."""
+        """The main character's friend, who does not appear in every story."""
         return character(self.cast, "b")
 
     @property
     def text(self) -> str:
-        """Give the story as one paragraph."""
+        """The story as one paragraph."""
         return " ".join(self.sentences)
 
 
@@ -126,12 +129,12 @@ def with_articles(text: str) -> str:
 
 
 def fill(template: str, cast: dict[str, object]) -> str:
-    """Put the cast into a template, then mend the articles and the first letter."""
+    """Replace the placeholders of a template by the cast; then correct articles and the first letter."""
     text = template
     while "{" in text:
         text = text.format(**cast)
     text = with_articles(text)
-    # Someone without a name is spoken to as "fox", not as "the fox", and says who it is in other words.
+    # A character without a name is called "the fox", which is wrong in "my name is the fox" and "dear the fox".
     text = text.replace("my name is the ", "I am the ").replace("dear the ", "dear ")
     start = re.search(r"[A-Za-z]", text)
     if start is None:
@@ -140,7 +143,7 @@ def fill(template: str, cast: dict[str, object]) -> str:
 
 
 def choose_main(rng: random.Random) -> Character:
-    """Choose whom a story is about of which nobody asked for."""
+    """Return a main character for a story whose request names none."""
     pick, she = rng.random(), rng.random() < 0.5
     if pick < 0.35:
         return words.make_child(rng, she=she)
@@ -151,7 +154,10 @@ def choose_main(rng: random.Random) -> Character:
 
 
 def choose_friend(rng: random.Random, a: Character, noun: str = "") -> Character:
-    """Choose a friend of another pronoun, so that each "she" is plain; ``noun`` is what was asked for."""
+    """Return a friend with another pronoun than `a`, so that pronouns are unambiguous.
+
+    `noun` is the kind of friend that was requested, or "".
+    """
     if a.home == "house" and not noun:
         return words.make_child(rng, she=not a.she, met=True)
     while not noun or noun == a.noun or not words.suits(noun, she=not a.she):
@@ -163,7 +169,7 @@ def choose_friend(rng: random.Random, a: Character, noun: str = "") -> Character
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asked a story to be about, and who it is about then."""
+    """A request for a story: the phrase that names its subject, and the characters of the story."""
 
     phrase: str
     main: Character
@@ -171,7 +177,7 @@ class Request:
 
 
 def ask(rng: random.Random) -> Request:
-    """Ask for a story about someone: "a brave fox named Momo"."""
+    """Return a request for a story with a random subject, such as "a brave fox named Momo"."""
     noun, name, adjectives, friend = subjects.any_noun(rng), "", "", None
     form = rng.choices(("noun", "adjective", "name", "both", "child", "the", "plural", "two"),
                        (36, 18, 17, 6, 14, 3, 3, 5))[0]  # fmt: skip
@@ -203,15 +209,15 @@ def ask(rng: random.Random) -> Request:
 def choose_cast(
     rng: random.Random, plot: Plot, main: Character | None = None, friend: Character | None = None
 ) -> dict[str, object]:
-    """Choose who and what the story is about, as far as nobody asked for it."""
+    """Return the values of all placeholders; characters that were not requested are chosen at random."""
     a = main or choose_main(rng)
     b = friend or choose_friend(rng, a)
     she = a.she
     helper = rng.choice(words.GROWN_UPS if a.home == "house" else words.WISE_ANIMALS)
     place_name = rng.choice(list(words.PLACES))
     preposition, spots = words.PLACES[place_name]
-    # A first and a second search, and where a lost thing is found, have spots of their own: the model else searches a
-    # spot twice, or finds a thing where it was searched for.
+    # The first search, the second search and the place where a lost thing is found have different spots. Without this,
+    # the model writes stories that search a spot twice, or find a thing at a spot that was already searched.
     spot, spot2, spot3 = rng.choice(spots[:2]), spots[2], rng.choice(spots[3:])
     food, food2 = rng.sample(words.FOODS, 2)
     cast: dict[str, object] = {
@@ -293,7 +299,7 @@ CLOSINGS = (
     "{a} never forgot it.",
     "And that is the end of the story.",
 )
-# These stories end with sleep or years later, where a closing line would come too late.
+# Plots whose last step already ends the story, with sleep or years later; they get no closing line.
 OWN_CLOSINGS = ("night", "star")
 
 
@@ -303,7 +309,10 @@ def split_steps(option: str) -> list[str]:
 
 
 def opening(rng: random.Random, plot: Plot, cast: dict[str, object], *, again: bool) -> Iterator[str]:
-    """Yield the templates that bring in the main character and begin the plot; ``again``: it is known already."""
+    """Yield the templates that introduce the main character and begin the plot.
+
+    With `again`, the character is known from the story before, and is not introduced.
+    """
     if again:
         cast["who"] = "{a}"
         first = split_steps(rng.choice(plot.steps[0].options))
@@ -340,7 +349,7 @@ def opening(rng: random.Random, plot: Plot, cast: dict[str, object], *, again: b
 
 
 def polished(rng: random.Random, templates: list[str], *, pronouns: bool) -> Iterator[str]:
-    """Say "she" where the name was just said, and say once what kind of animal the friend is."""
+    """Yield the templates, some with a pronoun in place of a repeated name, and one with the friend's kind."""
     told_kind, previous = rng.random() < 0.5, ""
     for template in templates:
         line = template
@@ -367,7 +376,10 @@ def outline(rng: random.Random, plot: Plot, cast: dict[str, object], *, again: b
 
 
 def acceptable(sentences: list[str], *, shorter: bool = False) -> bool:
-    """Say whether a story has a good length and never repeats itself; ``shorter``: it has no introduction."""
+    """Return whether a story's length is within the limits and no sentence occurs twice.
+
+    With `shorter`, the limits are lower, because the story has no introduction.
+    """
     length = sum(len(sentence.split()) for sentence in sentences) + 15 * shorter
     return (
         MIN_SENTENCES <= len(sentences) + 2 * shorter <= MAX_SENTENCES
@@ -377,14 +389,14 @@ def acceptable(sentences: list[str], *, shorter: bool = False) -> bool:
 
 
 def following(names: list[str], after: str) -> str:
-    """Return the name after ``after``, in a circle: a conversation takes the plots in turn, so none comes twice."""
+    """Return the name that follows `after`, cyclically, so that the stories of a conversation have different plots."""
     return next((name for name in names if name > after), names[0])
 
 
 def tell(rng: random.Random, request: Request | None = None, *, again: bool = False, after: str = "") -> Story:
-    """Tell one new story.
+    """Return a new story.
 
-    ``request`` has the characters; ``again`` goes on with those of the story before; ``after`` is its plot.
+    `request` has the characters. With `again`, the story continues the story before. `after` is the plot of that story.
     """
     main, friend = (request.main, request.friend) if request else (None, None)
     plots = {plot.name: plot for plot in load_plots() if not ((again or friend) and plot.meets)}
@@ -393,16 +405,17 @@ def tell(rng: random.Random, request: Request | None = None, *, again: bool = Fa
         cast = choose_cast(rng, plot, main, friend)
         cast["both"] = friend is not None
         templates = list(outline(rng, plot, cast, again=again))
-        # The snowman is "he" as well, so that story keeps to the names.
+        # In the plot "snow" the snowman is "he", too, so pronouns for the main character would be ambiguous.
         lines = polished(rng, templates, pronouns=plot.name != "snow")
         sentences = [fill(line, cast) for line in lines]
         if acceptable(sentences, shorter=again):
             return Story(plot.name, sentences, cast)
-        after = after and plot.name if rng.random() < 0.05 else after  # a plot may not suit these characters
+        # If a plot cannot give an acceptable story for these characters, go on to the next plot after some attempts.
+        after = after and plot.name if rng.random() < 0.05 else after
 
 
 def tell_brief(rng: random.Random, request: Request | None = None, *, again: bool = False, after: str = "") -> Story:
-    """Tell a story of three or four sentences."""
+    """Return a story of three or four sentences; the arguments are those of `tell`."""
     main, friend = (request.main, request.friend) if request else (None, None)
     cast = choose_cast(rng, load_plots()[0], main, friend)
     cast["who"], cast["land"] = "{a}", rng.choice(LANDS)
@@ -420,7 +433,7 @@ def tell_brief(rng: random.Random, request: Request | None = None, *, again: boo
 
 
 def topic(story: Story, request: Request) -> str:
-    """Return the phrase that asks for just this story: "a fox who lost her ball"."""
+    """Return the phrase that asks for exactly this story: "a fox who lost her ball"."""
     plot = next((plot for plot in load_plots() if plot.name == story.plot), None)
     if plot is None or not plot.topic or request.friend:
         return request.phrase

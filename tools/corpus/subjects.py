@@ -1,7 +1,7 @@
-"""What a story can be asked to be about: a space so large that a model must copy the subject from the request.
+"""The possible subjects of stories: so many that a model must copy the subject from the request.
 
-A fixed part of the nouns, adjectives and names is held out: no document of the training text asks for a held-out noun
-or name or has one as a character, so that an evaluation shows copying and not memory.
+A fixed fraction of the nouns and names is held out from training: no document asks for a held-out noun or name, or has
+it as a character. So an evaluation with these subjects shows whether the model copies, and not what it has memorised.
 """
 
 from __future__ import annotations
@@ -73,24 +73,24 @@ VOWELS = words_of("a a a e e e i i o o o u oo ee ai")
 CODAS = words_of("b ck d ff g l ll m mp n nd ng nk p r rn sh sk st t x zz")
 NAME_ENDS = words_of("a a o o i y ie us is in el an ar er en on ette ila ara ino")
 
-# An invented word must not be one of these by chance.
+# An invented word must not be one of these pronouns, or contain one of the rude words below.
 PRONOUNS = ("her", "hers", "him", "his")
 RUDE = re.compile(
     "fuck|shit|dick|cock|slut|tit|prick|spick|coon|cunt|piss|dyk|nig|kik|sex|rap|ass|poo|pee|bum|crap|hor|gook|damn|hell"
 )
 
 NOUNS = sorted({*ANIMALS, *PEOPLE, *CREATURES, *THINGS})
-# What people ask for first is never held out.
+# Common subjects of first requests; they are never held out.
 USUAL = {"cat", "dog", "fox", "bear", "dragon", "robot", "mouse", "rabbit", "lion", "king", "queen", "pirate", "wizard"}
 
 
 def _drawn(word: str, of: int) -> bool:
-    """Say whether a word belongs to a fixed part of 1 in ``of``, the same on every machine."""
+    """Return whether a word is among 1 in `of` words, chosen by a hash, so the same on every machine."""
     return zlib.crc32(f"held out {word}".encode()) % of == 0
 
 
 def is_held_out(word: str) -> bool:
-    """Say whether a noun or name is held out from training."""
+    """Return whether a noun or name is held out from training."""
     return word not in USUAL and _drawn(word, 5)
 
 
@@ -99,18 +99,18 @@ HELD_OUT = [noun for noun in NOUNS if is_held_out(noun)]
 
 
 def syllables(rng: random.Random, count: int) -> str:
-    """Build a word of syllables that reads like a word and is none."""
+    """Return a pronounceable word of random syllables."""
     return "".join(rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(count))
 
 
 def blend(rng: random.Random) -> str:
-    """Join the beginning of one noun and the end of another: "pengaroo"."""
+    """Return the beginning of one noun joined to the end of another: "pengaroo"."""
     first, second = rng.choice(TRAINED), rng.choice(TRAINED)
     return first[: rng.randint(2, min(5, len(first)))] + second[-rng.randint(2, min(5, len(second))) :]
 
 
 def rare_noun(rng: random.Random) -> str:
-    """Invent a creature: "a glimbat"."""
+    """Return an invented noun that is not held out: "glimbat"."""
     while True:
         word = blend(rng) if rng.random() < 0.5 else syllables(rng, rng.choice((1, 1, 1, 2, 2))) + rng.choice(CODAS)
         if len(word) > 3 and not is_held_out(word) and word not in NOUNS and not RUDE.search(word):
@@ -118,7 +118,7 @@ def rare_noun(rng: random.Random) -> str:
 
 
 def rare_name(rng: random.Random, *, held_out: bool = False) -> str:
-    """Build a name that no list has."""
+    """Return an invented name of 3 to 9 letters."""
     while True:
         word = syllables(rng, rng.choice((0, 1, 1, 1))) + rng.choice(ONSETS) + rng.choice(NAME_ENDS)
         if 3 <= len(word) <= 9 and is_held_out(word) == held_out and not RUDE.search(word) and word not in PRONOUNS:
@@ -126,7 +126,7 @@ def rare_name(rng: random.Random, *, held_out: bool = False) -> str:
 
 
 def short_name(rng: random.Random) -> str:
-    """Build a name of three letters, such as Kit: without lessons in them the model makes such names longer."""
+    """Return a name of three letters, such as Kit. Without such names in training, the model makes them longer."""
     while True:
         word = rng.choice("bdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice("bdglmnpstx")
         if not is_held_out(word) and not RUDE.search(word) and word not in PRONOUNS:
@@ -134,7 +134,7 @@ def short_name(rng: random.Random) -> str:
 
 
 def any_noun(rng: random.Random) -> str:
-    """Choose what a story is about: half of them are invented, since a model completes nouns that it knows by heart."""
+    """Return the subject of a story. Half of them are invented, because a model completes known nouns from memory."""
     pick = rng.random()
     if pick < 0.5:
         return rare_noun(rng)
@@ -145,7 +145,7 @@ def any_noun(rng: random.Random) -> str:
 
 
 def any_word(rng: random.Random) -> str:
-    """Choose a word to be said again: most are invented."""
+    """Return a word for the exercises in copying; most are invented."""
     pick = rng.random()
     if pick < 0.7:
         return rare_noun(rng) if pick < 0.45 else rare_name(rng)

@@ -1,4 +1,4 @@
-"""The people, animals, things and places that the stories are about."""
+"""The characters, things and places of the stories in the training text."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ KIND_ADJECTIVES = [
     "little", "little", "little", "little", "small", "small", "kind", "cheerful", "curious", "brave", "shy",
     "clever", "gentle", "happy", "young",
 ]  # fmt: skip
-# Someone who is met in trouble is not called happy or brave.
+# Adjectives of characters that the main character meets, often in trouble; so not happy or brave.
 MET_ADJECTIVES = [
     "little", "little", "little", "little", "small", "small", "young", "shy", "gentle", "kind",
 ]  # fmt: skip
 
-# An animal, what it calls its home, and where it lives.
+# By animal: the word for its home, and phrases that say where it lives.
 ANIMALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fox": ("den", ("in a cozy den under an old oak tree", "in a warm den at the edge of the forest")),
     "rabbit": ("burrow", ("in a snug burrow under the hill", "in a small burrow beside a meadow")),
@@ -109,8 +109,8 @@ FOODS = (
     "a pot of vegetable soup", "a plate of pancakes", "a box of sweet buns",
 )  # fmt: skip
 
-# Places: how one is there, its plain name, and spots in it where a thing can be. A lost thing is searched for at one of
-# the first two, then at the third, and found at one of the last two.
+# By place: its preposition, and five spots where a thing can be. In a story, a lost thing is searched for at one of the
+# first two spots, then at the third, and is found at one of the last two.
 PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "garden": ("in", ("under the rose bush", "behind the watering can", "among the tall sunflowers",
                       "beside the old stone wall", "next to the pumpkins")),
@@ -135,7 +135,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Character:
-    """Someone in a story, with the words that stand for the name."""
+    """A character of a story. The properties are the phrases by which templates refer to the character."""
 
     name: str
     kind: str
@@ -145,47 +145,47 @@ class Character:
     lives: str
 
     def __str__(self) -> str:
-        """Give the name, or "the fox" without one, which is what a template's ``{a}`` prints."""
+        """Return the name, or "the fox" for a character without a name; a template's `{a}` prints this."""
         return self.name or f"the {self.noun}"
 
     @property
     def noun(self) -> str:
-        """Give the kind without its adjectives: "robot" for a "brave robot"."""
+        """The kind without its adjectives: "robot" for "brave robot"."""
         return self.kind.split(" ")[-1]
 
     @property
     def he(self) -> str:
-        """Give the pronoun of the one who acts."""
+        """The subject pronoun."""
         return "she" if self.she else "he"
 
     @property
     def him(self) -> str:
-        """Give the pronoun of the one acted upon."""
+        """The object pronoun."""
         return "her" if self.she else "him"
 
     @property
     def his(self) -> str:
-        """Give the pronoun of the one who owns."""
+        """The possessive pronoun."""
         return "her" if self.she else "his"
 
     @property
     def himself(self) -> str:
-        """Give the pronoun that points back."""
+        """The reflexive pronoun."""
         return "herself" if self.she else "himself"
 
     @property
     def intro(self) -> str:
-        """Give the words that bring someone new into the story."""
+        """The phrase that introduces the character: "a little fox named Momo"."""
         return f"{self.described} named {self.name}" if self.name else self.described
 
     @property
     def described(self) -> str:
-        """Give the kind with its adjectives: "a little fox"."""
+        """The kind with its adjectives: "a little fox"."""
         return f"a {self.adjective} {self.kind}" if self.adjective else f"a {self.kind}"
 
     @property
     def full(self) -> str:
-        """Give the name and, for an animal, the kind."""
+        """The name, and the kind if the character is not a child: "Momo the fox"."""
         if self.home == "house":
             return str(self)
         return f"{self.name} the {self.noun}" if self.name else f"the {self.noun}"
@@ -193,18 +193,18 @@ class Character:
 
 @dataclass(frozen=True)
 class Place:
-    """Somewhere a story happens."""
+    """A place where a story happens."""
 
     name: str
     preposition: str
 
     def __str__(self) -> str:
-        """Give the plain name with its article."""
+        """Return the name with its article: "the garden"."""
         return f"the {self.name}"
 
     @property
     def at(self) -> str:
-        """Give the words for being there."""
+        """The place with its preposition: "in the garden"."""
         return f"{self.preposition} the {self.name}"
 
 
@@ -234,13 +234,13 @@ HOMES = (
 )  # fmt: skip
 
 
-# Who is "she" or "he" by the noun, whatever the name.
+# Nouns that determine the pronoun; for other nouns the name determines it.
 SHE_NOUNS = {"queen", "lady", "mermaid", "hen", "cow", "fairy", "witch"}
 HE_NOUNS = {"king", "lord", "duke", "emperor", "monk", "bull", "ram", "rooster", "wizard", "warlock", "snowman"}
 
 
 def suits(noun: str, *, she: bool) -> bool:
-    """Say whether someone of this noun can be "she", or else "he"."""
+    """Return whether a character with this noun can be "she" (or "he", if `she` is False)."""
     return noun not in (HE_NOUNS if she else SHE_NOUNS)
 
 
@@ -251,7 +251,10 @@ def names_for(noun: str) -> tuple[str, ...]:
 
 
 def make_anyone(rng: random.Random, *, noun: str, adjectives: str, name: str, met: bool = False) -> Character:
-    """Make a character of any kind: ``adjectives`` are those asked for ("" for none), ``name`` may be "", too."""
+    """Return a character with this noun. `adjectives` and `name` may be "".
+
+    `met` is for a character whom the main character meets in the story.
+    """
     kind = f"{adjectives} {noun}" if adjectives else noun
     adjective = "" if adjectives or rng.random() < 0.4 else rng.choice(MET_ADJECTIVES if met else KIND_ADJECTIVES)
     home, lives = ANIMALS.get(noun, ("home", HOMES))
@@ -261,7 +264,7 @@ def make_anyone(rng: random.Random, *, noun: str, adjectives: str, name: str, me
 
 
 def any_name(rng: random.Random) -> str:
-    """Choose a name: half of them are invented."""
+    """Return a random name; half of the names are invented."""
     if rng.random() < 0.5:
         return subjects.short_name(rng) if rng.random() < 0.25 else subjects.rare_name(rng)
     return rng.choice(rng.choice((GIRLS, BOYS, SHE_ANIMALS, HE_ANIMALS)))

@@ -1,1 +1,1 @@
-"""Attention over pages of keys and values; norms and rotary embedding of heads."""
+"""Kernels of attention over pages of keys and values, and of norms and rotary embedding of heads."""

@@ -1,26 +1,31 @@
-"""Softmax attention over pages of keys and values: jobs that distribute blocks of keys or spans of queries to threads.
+"""Softmax attention over pages of keys and values, which are read in place.
 
 A store is (2, G, slots, E): keys, then values, each contiguous per head, in a type of `stored.py`. A page is a number
-of consecutive slots, and each sequence has a page table. Queries are those of a sequence's last tokens. Masks are not
-stored, float32 keys and values are not copied, and KV heads are not repeated. Both tasks give the same bits:
+of consecutive slots, and each sequence has a page table. The queries of a sequence are those of its last tokens. Masks
+are not stored, float32 keys and values are not copied, and KV heads are not repeated. There are two tasks, which give
+the same bits:
 
-- decode (up to SMALL_BATCH queries): a chunk is one block of keys, so that several threads share a long sequence;
-- prefill (more queries): a chunk is a span of the queries of one sequence over all its blocks.
+- decode (up to SMALL_BATCH queries): a chunk is one block of keys, so that several threads share a long sequence
+- prefill (more queries): a chunk is a span of the queries of one sequence, over all its blocks of keys
 
 The order of summation does not depend on the number of queries or sequences of a pass, on pages, or on which keys are
 new in the pass:
 
-Keys are cut into blocks of BLOCK keys, counted from position 0. A score is `scale * dot(query, key)`, a dot product in
-the order of `tile.py`; with a soft cap it becomes `cap * tanh(score / cap)`. The weight of a key is
-`2 ** (score - largest)`, with the largest score of the block. The weights of a block are added in 16 sums: sum l adds
-the weights of keys l, l + 16, ... of the block, and halves of the 16 sums are then added to halves. Values are added in
-the order of keys, from zero, by `sum = fma(weight, value, sum)`. Blocks are joined in their order, by
-`sum = fma(new, 2 ** (largest of the block - m), sum * 2 ** (largest so far - m))`, where m is the larger of the two
-largest scores. A sink is joined after the last block, as a key whose value is 0.
+- Keys are cut into blocks of BLOCK keys, counted from position 0.
+- A score is `scale * dot(query, key)`, with the dot product in the order of `tile.py`; with a soft cap it becomes
+  `cap * tanh(score / cap)`.
+- The weight of a key is 2 to the power of its score minus the largest score of the block. The weights of a block are
+  added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then halves of the 16 sums are added to
+  halves.
+- Values are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`.
+- Blocks are joined in their order. With m the larger of the largest score so far and the block's largest score,
+  `sum = fma(new, 2 ** (largest of the block - m), sum * 2 ** (largest so far - m))`.
+- A sink is joined after the last block, as a key whose value is 0.
 
 A masked key has weight 0, which changes no bit, so masked keys at the ends of a block are skipped. The running sum is
 rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
-("FlashAttention", 2022). Powers of 2 are cheaper than powers of e; the caller multiplies the scale by log2(e).
+("FlashAttention", 2022). Weights are powers of 2, because these are cheaper than powers of e; `attend` multiplies the
+scale by log2(e).
 
 Reference in NumPy: `order_numpy.attend`, bit-identical.
 """
@@ -78,29 +83,30 @@ from ..products.tile import MOST_VECTORS, tile_vectors
 from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 
 # Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is the address of the
-# results of blocks. STORE is the address of the KV store, (2, G, slots, E), of SLOTS slots per head; PAGE is the number
-# of tokens of a page. COLUMN is the index of the word, among those of a sequence, that has its number of queries. SPAN
-# is the number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap the cap;
-# INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap; both are bits of float64. SINKS is the
-# address of the sinks (H,), or 0. TYPE is the type of the store. ARRAYS is 2 for keys and values, and 1 if the keys are
-# also the values.
+# results of blocks. STORE is the address of the KV store, (2, G, slots, E), with SLOTS slots per head; PAGE is the
+# number of tokens per page. COLUMN is the number of that word of a sequence that has its number of queries: SEQ_NEW or
+# SEQ_WANTED. SPAN is the number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap
+# the cap, in both cases times log2(e). INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap.
+# SCALE and INNER_SCALE are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of the
+# store. ARRAYS is 2 for keys and values, and 1 if the keys are also the values.
 (
     Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS, TYPE,
     ARRAYS,
 ) = range(18)  # fmt: skip
 
 _span = jit(attention_span)
-# The largest score if no key is visible.
+# The value of the largest score if no key is visible.
 LEAST = np.float32(-np.inf)
 LOG2_E = np.float32(1.4426950408889634)
 # Prefetch distance in bytes, along the keys.
 _AHEAD = 2048
-# _TILES tiles of queries share keys and values in the L1 cache. A block of keys is larger than that cache, and a single
-# tile reads 21 bytes per cycle of multiply-adds, nearly the L2 bandwidth of a Zen 3 core. _NEAR is the number of floats
-# of keys or values that the tiles read at a time: half of an L1 cache of 32 KB.
+# _TILES tiles of queries are multiplied with the same keys and values while these are in the L1 cache. A block of keys
+# is larger than the L1 cache, and a single tile would read 21 bytes from L2 per cycle of multiply-adds, nearly the L2
+# bandwidth of a Zen 3 core. _NEAR is the number of floats of keys or values that the tiles read at a time: half of an
+# L1 cache of 32 KB.
 _TILES, _NEAR = 2, 4096
-# In decode with several tiles of queries, this many keys or values that are not float32 are expanded at a time, so that
-# they stay in the L1 cache.
+# In decode with several tiles of queries, keys and values that are not float32 are expanded in pieces of this number of
+# rows, so that the expanded rows stay in the L1 cache.
 _PIECE = 8
 
 
@@ -111,11 +117,11 @@ def _scores(
 ) -> None:  # fmt: skip
     """Write `dot(key j, query i)` to `scores[i * SCORES + j]` for keys j from `first` to `last - 1` and n queries i.
 
-    The queries are at most two tiles. Keys are rows of type `kind`. Up to three more scores may be written after the
-    last key.
+    The queries are at most two tiles. Keys are rows of type `kind`. Up to three more scores may be written after that
+    of the last key.
 
-    In decode (`far`) each key and value is read from memory once. So later keys are prefetched, and as a second stream
-    the values at address `values`, which are needed next.
+    In decode (`far`) each key and value is read from memory once. So later keys are prefetched, and at the same time
+    the values at address `values`, which are read after the keys.
     """
     row, middle, ahead = row_bytes(kind, width), _first_tile(n), _AHEAD if far else 0
     step = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -142,7 +148,7 @@ def _values(
     """Write `sum(scores[i * SCORES + j] * values[j * width + e])` to `found[i * row + e]` for n queries i.
 
     The sum is over keys j from `first` to `last - 1`, in order. The queries are at most two tiles. Values are rows of
-    type `kind` from address `values` on. If `begun` is not 0, sums begin with the numbers in `found`.
+    type `kind` from address `values` on. If `begun` is not 0, the sums continue those in `found`.
     """
     middle, stored = _first_tile(n), row_bytes(kind, width)
     keys = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -200,16 +206,16 @@ def attend_block(
         sequence: words of the queries' sequence.
         head: the KV head.
         block: number of the block, counted from position 0.
-        queries: (rows, E); row r is a query of token `r % n_tokens`, of a query head that uses this KV head.
-        first_row: row of the first query.
-        n: number of queries, in consecutive rows.
-        n_tokens: tokens of the chunk.
+        queries: (rows, E); row r is the query of token `r % n_tokens`, of a query head that uses this KV head.
+        first_row: row of the first query to process.
+        n: number of queries to process, in consecutive rows.
+        n_tokens: number of tokens of the chunk.
         position: position of the first token. A token attends to positions up to its own.
         found: (n, E + 16): E weighted sums, then the largest score and the sum of the weights.
         scores: scratch memory for (n, SCORES) floats.
-        expanded: address of the keys and values of the block, (2, BLOCK, E), as `_expand` has written them; 0 to read
+        expanded: address of the float32 keys and values of the block, (2, BLOCK, E), which `_expand` wrote; 0 to read
             the store.
-        memory: address of scratch memory for _PIECE expanded keys.
+        memory: address of scratch memory for _PIECE expanded rows.
 
     Returns:
         Whether any of the queries attends to a key of the block.
@@ -259,7 +265,7 @@ def attend_block(
 
 @jit
 def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: int, by_value: int) -> None:
-    """Expand keys j to `stop - 1` (key 0 is at `rows`); prefetch later keys, and the values of the expanded keys."""
+    """Expand rows j to `stop - 1` (row 0 is at `rows`); prefetch later rows, and the rows `by_value` bytes after."""
     row = row_bytes(kind, width)
     for at in range(j * row, stop * row, LINE_BYTES):
         prefetch(raw(rows), at + _AHEAD)
@@ -270,7 +276,7 @@ def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: i
 
 @jit
 def _by_value(job: Any) -> int:
-    """Return the bytes from a key to its value in the store."""
+    """Return the distance in bytes from a key to its value in the store; 0 if keys are also the values."""
     size: int = (job[ARRAYS] - 1) * job[G] * job[SLOTS] * row_bytes(job[TYPE], job[E])
     return size
 
@@ -299,19 +305,20 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
 
 @jit
 def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, expanded: int) -> Any:
-    """Find the longest run of contiguous keys of a head that begins at key j of a block and ends before key `last`.
+    """Find the longest run of keys of a head, from key j of a block to at most `last - 1`, contiguous in memory.
 
     The block begins at position `start`. If `expanded` is not 0, all keys of the block are contiguous at this address.
 
     Returns:
-        The address that key 0 of the block would have if it were in the run, and the key after the run.
+        The address that key 0 of the block would have if the run were extended to it, and the number of the key after
+        the run.
     """
     if expanded != 0:
         return expanded, last
     size = job[PAGE]
     page = (start + j) // size
     slot, stop = pages[page] + start + j - page * size, (page + 1) * size - start
-    # Consecutive pages are often adjacent in memory. Longer runs need fewer calls.
+    # Consecutive pages are often adjacent in memory; joining them to one run saves calls.
     while stop < last and pages[page + 1] == pages[page] + size:
         page, stop = page + 1, stop + size
     return job[STORE] + (head * job[SLOTS] + slot - j) * row_bytes(job[TYPE], job[E]), min(stop, last)
@@ -319,7 +326,7 @@ def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, exp
 
 @jit
 def first_visible(job: Any, position: int) -> Any:
-    """Return the first position that the token at a position attends to."""
+    """Return the first position that the token at `position` attends to."""
     if job[WINDOW] < 0:
         return position - position % -job[WINDOW]
     return 0 if job[WINDOW] == 0 else max(0, position + 1 - job[WINDOW])
@@ -327,13 +334,13 @@ def first_visible(job: Any, position: int) -> Any:
 
 @jit
 def _visible(job: Any, position: int, start: int) -> Any:
-    """Return the range [begin, end) of keys of the block at position `start` that a token attends to."""
+    """Return the range [begin, end) of keys of the block from `start` on that the token at `position` attends to."""
     return max(0, first_visible(job, position) - start), min(BLOCK, position + 1 - start)
 
 
 @jit
 def join(sums: Any, to: int, found: Any, at: int, width: int) -> None:
-    """Join a block's result `found[at ...]` to the running result `sums[to ...]`: rows as in `attend_block`."""
+    """Join a block's result `found[at:]` to the running result `sums[to:]`; both are rows as `attend_block` writes."""
     before, new = get(sums, to + width), get(found, at + width)
     largest = max(before, new)
     if new == LEAST:
@@ -361,7 +368,7 @@ def _join_sink(sums: Any, at: int, width: int, sink: Any) -> None:
 
 @jit
 def finish(job: Any, head: int, sums: Any, at: int, width: int, out: Any, to: int) -> None:
-    """Divide the weighted sums of a query of this head by the sum of the weights: `out[to ...]`, E elements."""
+    """Write the result of a query of this head to `out[to:]`: E weighted sums, divided by the sum of the weights."""
     if job[SINKS] != 0:
         _join_sink(sums, at, width, get(floats(job[SINKS]), head) * LOG2_E)
     divisor = splat(get(sums, at + width + 1))
@@ -391,7 +398,7 @@ def _vectors_after(scores: int) -> int:
 
 @jit
 def _sequence_of(job: Any, chunk: int) -> Any:
-    """Return the words of the sequence that a chunk belongs to: the last one whose first chunk is not after it."""
+    """Return the words of the sequence of a chunk: the last sequence whose first chunk is not after this chunk."""
     of = job[SEQUENCES]
     for i in range(1, job[N_SEQUENCES]):
         if words(job[SEQUENCES] + 8 * SEQ_WIDTH * i)[SEQ_CHUNK] <= chunk:
@@ -406,7 +413,7 @@ def _sequence_of(job: Any, chunk: int) -> Any:
 def attend_decode(job: Any, chunk: int, scratch: int) -> None:
     """Compute attention over one block of keys, for all queries of a sequence and of the heads that share a KV head.
 
-    OUT gets the results of the blocks of each sequence, (queries, H, blocks, E + 16) from row SEQ_PART on.
+    The results are written to OUT, from the sequence's row SEQ_PART on: (queries, H, blocks, E + 16).
     """
     sequence = _sequence_of(job, chunk)
     width, group, n_tokens, n_blocks = job[E], job[H] // job[G], sequence[job[COLUMN]], sequence[SEQ_BLOCKS]
@@ -440,8 +447,8 @@ def attend_decode(job: Any, chunk: int, scratch: int) -> None:
 def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
     """Compute attention of the queries of one KV head and one span of tokens, over all their blocks of keys.
 
-    Chunks of one head are consecutive, so that its keys stay in the cache. Spans run from last to first: the last one
-    has the most keys, so the final chunks, which threads wait for, are short.
+    The chunks of one head are consecutive, so that its keys stay in the cache. Spans are processed from last to first:
+    the last span has the most keys, so the final chunks, for which other threads wait, are short.
     """
     sequence = _sequence_of(job, chunk)
     width, group, n_queries = job[E], job[H] // job[G], sequence[job[COLUMN]]
@@ -449,7 +456,7 @@ def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
     head, t = own // n_spans, (n_spans - 1 - own % n_spans) * job[SPAN]
     n_tokens, position = min(job[SPAN], n_queries - t), sequence[SEQ_LENGTH] - n_queries + t
     rows, row = group * n_tokens, width + LANES
-    # Scratch memory: queries, their running results, then the results of one block and the scores of some tiles, then
+    # Scratch memory: queries, their running results, the results of one block and the scores for `_TILES` tiles, and
     # expanded keys and values.
     queries, sums = floats(scratch), floats(scratch + 4 * rows * width)
     found = floats(scratch + 4 * rows * (width + row))
@@ -540,12 +547,12 @@ def attend(
             counted from position 0.
         sequences: address of the words of each sequence (`layout.py`).
         n_sequences: B.
-        column: the index of the word, among those of a sequence, that has its number of queries.
+        column: number of the word of a sequence that has its number of queries, SEQ_NEW or SEQ_WANTED.
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; 0 means no soft cap.
         sinks: address of (H,), one more logit for each query head, without a value; 0 means none.
-        parts: address of memory for the results of blocks: `H * (E + 16)` floats for each query and block that has
-            visible keys. Used if the sequences have up to `SMALL_BATCH` queries in total.
+        parts: address of memory for the results of blocks: `H * (E + 16)` floats for each pair of a query and a block
+            with visible keys. It is used only if there are at most `SMALL_BATCH` queries in total.
         out: address of (R, H, E).
     """
     job = words(address)[JOB:]

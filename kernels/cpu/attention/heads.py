@@ -1,4 +1,4 @@
-"""Query and key heads: norm, rotary embedding, and writing keys and values to their slots."""
+"""Kernels before attention: norm and rotary embedding of query and key heads, and writing keys and values to slots."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from ..build.vectors import get, put
 from ..products.norms import norm_rotate
 from .stored import put_row, row_bytes
 
-# Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN elements in the output, where the heads of a
-# token are BY_HEAD elements apart. A NORM_WEIGHT of 0 means no norm. WHERE is the address of one int64 per token: its
-# row in the cos/sin tables, or its slot. When heads are written to slots, TYPE is the type of the store, and BY_TOKEN
-# and BY_HEAD are in bytes.
+# Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN elements apart in the output; in the output,
+# the heads of a token are BY_HEAD elements apart. A NORM_WEIGHT of 0 means no norm. WHERE is the address of one int64
+# per token: the token's row in the cos/sin tables, or the token's slot. When heads are written to slots, TYPE is the
+# type of the store, and BY_TOKEN and BY_HEAD are in bytes.
 X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD, TYPE = range(14)
-# Tokens of a chunk.
+# Number of tokens in a chunk.
 SPAN = 32
 
 
 @task
 def norm_rope(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if there is a weight) and rotate the heads of a span of tokens."""
+    """Norm (if there is a norm weight) and rotate the heads of SPAN tokens."""
     width = job[WIDTH]
     x, out, cos, sin = floats(job[X]), floats(job[OUT]), floats(job[COS]), floats(job[SIN])
     eps, positions = np.float32(number(job[NORM_EPS]) if job[NORM_WEIGHT] != 0 else -1.0), words(job[WHERE])
@@ -62,7 +62,7 @@ def _run(
 
 @task
 def put_span(job: Any, chunk: int, scratch: int) -> None:
-    """Write the heads of a span of tokens, each token to its slot, in the type of the store."""
+    """Write the heads of SPAN tokens to the tokens' slots, in the type of the store."""
     slots, width = words(job[WHERE]), job[WIDTH]
     for t in range(chunk * SPAN, min((chunk + 1) * SPAN, job[TOKENS])):
         for h in range(job[HEADS]):
@@ -130,7 +130,7 @@ def put_pair(
         width: E.
         k: address of the keys.
         k_row: elements from the keys of one token to those of the next.
-        v: address of the values; 0 for a store of keys alone.
+        v: address of the values; 0 if the store has only keys.
         v_row: elements from the values of one token to those of the next.
         store: address of the store.
         kind: the type of the store, one of `KV_TYPES`; E is a multiple of 16, and with Q8_0 of 32.

@@ -1,8 +1,9 @@
-"""Types of stored keys and values: float32, float16, bfloat16, or Q8_0 in blocks along the head dim.
+"""Read and write stored keys and values: float32, float16, bfloat16, or Q8_0 in blocks along the head dim.
 
-The new rows of a pass are rounded when they are written. Attention converts them to float32, in registers or in scratch
-memory, and sums in float32. So the bits of an output depend only on the stored numbers, for every type. Rounding is
-bit-identical to `mlx_engine/quant` (nearest even; Q8_0 as in ggml).
+The new rows of a pass are rounded when they are written to the store. Attention converts stored rows to float32, in
+registers or in scratch memory, and sums in float32. So for every type, the bits of an output depend only on the stored
+numbers, and not on which keys are new in the pass. Rounding is bit-identical to `mlx_engine/quant` (nearest even; Q8_0
+as in ggml).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..products.tile import Read, dots_of, weighted_of
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F16, _F32 = ir.HalfType(), ir.FloatType()
-# Elements of a Q8_0 block, and its bytes: a float16 scale, then signed bytes.
+# Number of elements and number of bytes of a Q8_0 block: a float16 scale, then signed bytes.
 _BLOCK, _BLOCK_BYTES = 32, 34
 _INFINITE = 0x7F800000
 
@@ -41,7 +42,7 @@ def _ints(kind: Any, value: int) -> Any:
 
 
 def _row_at(builder: Any, row: Any, at: Any, kind: Any) -> Any:
-    """Load a vector from byte `at` of a row on."""
+    """Load a vector of type `kind` from byte `at` of a row on."""
     loaded = builder.load(builder.bitcast(builder.gep(row, [at]), kind.as_pointer()))
     loaded.align = 1
     return loaded
@@ -52,36 +53,36 @@ def _number(value: int) -> Any:
 
 
 def read_f32(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of floats of a row from a column on. The arguments are those of `tile.Read`."""
+    """Generate the load of a register of floats of a row, from a column on. The arguments are those of `tile.Read`."""
     return _row_at(builder, row, builder.mul(column, _number(4)), kind)
 
 
 def read_f16(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of float16 numbers of a row as floats."""
+    """Generate the load of float16 elements of a row, converted to floats."""
     return builder.fpext(_row_at(builder, row, builder.mul(column, _number(2)), ir.VectorType(_F16, kind.count)), kind)
 
 
 def read_bf16(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of bfloat16 numbers, the upper halves of floats."""
+    """Generate the load of bfloat16 elements of a row as floats: their bits are the upper halves of floats."""
     wide = ir.VectorType(_I32, kind.count)
     halves = _row_at(builder, row, builder.mul(column, _number(2)), ir.VectorType(_I16, kind.count))
     return builder.bitcast(builder.shl(builder.zext(halves, wide), _ints(wide, 16)), kind)
 
 
 def read_q8_0(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of numbers of one Q8_0 block as floats: `quant * scale`, which float32 represents exactly."""
+    """Generate the load of elements of one Q8_0 block as floats: `quant * scale`, which float32 represents exactly."""
     n, in_block = kind.count, builder.and_(column, _number(_BLOCK - 1))
     at = builder.mul(builder.udiv(column, _number(_BLOCK)), _number(_BLOCK_BYTES))
     half = builder.load(builder.bitcast(builder.gep(row, [at]), _I16.as_pointer()))
     half.align = 1
-    # Copied to all lanes before the conversion, because processors convert whole vectors.
+    # The scale is copied to all lanes before the conversion, because processors convert whole vectors.
     scale = builder.fpext(builder.bitcast(everywhere(builder, half, n), ir.VectorType(_F16, n)), kind)
     quants = _row_at(builder, row, builder.add(builder.add(at, in_block), _number(2)), ir.VectorType(_I8, n))
     return builder.fmul(scale, builder.sitofp(builder.sext(quants, ir.VectorType(_I32, n)), kind))
 
 
 def _loads(read: Read) -> Any:
-    """Make a function that loads 16 numbers of the row at an address, from a column on, as floats."""
+    """Make the function that loads 16 elements of the row at an address, from a column on, as floats."""
 
     @intrinsic
     def load(typing: Any, address: Any, column: Any) -> Any:
@@ -102,7 +103,7 @@ _sum_f16, _sum_bf16, _sum_q8_0 = (weighted_of(read, widens=True) for read in (re
 
 @intrinsic
 def _put_f16(typing: Any, address: Any, x: Any) -> Any:
-    """Round 16 floats at address `x` to float16, to nearest even."""
+    """Round 16 floats at address `x` to float16 at `address`, to nearest even."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rounded = builder.fptrunc(_load(builder, args[1], ir.VectorType(_F32, LANES)), ir.VectorType(_F16, LANES))
@@ -114,9 +115,9 @@ def _put_f16(typing: Any, address: Any, x: Any) -> Any:
 
 @intrinsic
 def _put_bf16(typing: Any, address: Any, x: Any) -> Any:
-    """Round 16 floats at address `x` to bfloat16, to nearest even.
+    """Round 16 floats at address `x` to bfloat16 at `address`, to nearest even.
 
-    NaN becomes a quiet NaN, because a carry could turn it into an infinity.
+    NaN is not rounded but becomes a quiet NaN, because the carry of rounding could turn it into another value.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -135,20 +136,20 @@ def _put_bf16(typing: Any, address: Any, x: Any) -> Any:
 
 @intrinsic
 def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
-    """Quantise the 32 floats at address `x` to a Q8_0 block. A quant that would not be finite is 0."""
+    """Quantise the 32 floats at address `x` to a Q8_0 block at `address`. A quant that would not be finite is 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide, vectors = ir.VectorType(_I32, _BLOCK), ir.VectorType(_F32, _BLOCK)
         bits = _load(builder, args[1], wide)
         sizes = builder.and_(bits, _ints(wide, 0x7FFFFFFF))
-        # Compared as integers, NaN is larger than infinity, and infinity than all numbers.
+        # The bits are compared as integers: NaN is then larger than infinity, and infinity larger than all numbers.
         top = call_llvm(builder, f"llvm.vector.reduce.umax.v{_BLOCK}i32", _I32, [sizes])
         scale = builder.fdiv(builder.bitcast(top, _F32), ir.Constant(_F32, 127.0))
         nothing = ir.Constant(_F32, 0.0)
         inverse = builder.fdiv(ir.Constant(_F32, 1.0), scale)
         factor = builder.select(builder.fcmp_ordered("==", scale, nothing), nothing, inverse)
         products = builder.fmul(builder.bitcast(bits, vectors), everywhere(builder, factor, _BLOCK))
-        # The largest float below 0.5: adding 0.5 itself would round 0.49999997 up.
+        # Half is the largest float below 0.5, because 0.49999997 + 0.5 would be rounded up to 1.
         half = ir.Constant(vectors, [0.49999997019767761] * _BLOCK)
         away = call_llvm(builder, f"llvm.copysign.v{_BLOCK}f32", vectors, [half, products])
         rounded = builder.fadd(products, away)
@@ -165,7 +166,7 @@ def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
 
 @jit
 def row_bytes(kind: int, width: int) -> int:
-    """Return the bytes of a stored row of `width` elements."""
+    """Return how many bytes a stored row of `width` elements takes."""
     if kind == KV_Q8_0:
         return width // _BLOCK * _BLOCK_BYTES
     return 4 * width if kind == KV_F32 else 2 * width
@@ -173,7 +174,7 @@ def row_bytes(kind: int, width: int) -> int:
 
 @jit
 def put_row(kind: int, x: int, width: int, row: int) -> None:
-    """Write `width` floats at address `x` as a row of the given type, not float32, to address `row`."""
+    """Write `width` floats at address `x` as a row of type `kind`, which is not float32, to address `row`."""
     if kind == KV_F16:
         for e in range(0, width, LANES):
             _put_f16(row + 2 * e, x + 4 * e)
@@ -187,7 +188,7 @@ def put_row(kind: int, x: int, width: int, row: int) -> None:
 
 @jit
 def expand_rows(kind: int, rows: int, n: int, out: int) -> None:
-    """Expand n elements to floats at address `out`: whole rows from address `rows` on, of any type but float32."""
+    """Expand n elements, of whole rows from address `rows` on, to floats at address `out`; `kind` is not float32."""
     to = floats(out)
     if kind == KV_F16:
         for e in range(0, n, LANES):

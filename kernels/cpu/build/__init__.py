@@ -1,1 +1,1 @@
-"""The common parts of kernels: SIMD vectors, memory access, compilation, jobs and threads."""
+"""The common parts of all CPU kernels: SIMD vectors, memory access, compilation, jobs and threads."""

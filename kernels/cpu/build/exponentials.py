@@ -1,4 +1,4 @@
-"""Powers of e and of 2, and the hyperbolic tangent, of SIMD vectors of 16 floats."""
+"""exp, exp2 and tanh of SIMD vectors of 16 floats, for activation functions and softmax."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _round(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
-    """Return `a * 2**n` for whole n from -252 to 254: two multiplications, because `2**n` alone may overflow."""
+    """Return `a * 2**n` for whole n from -252 to 254, by two multiplications, because `2**n` alone may overflow."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = args
@@ -47,8 +47,9 @@ def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
 def exp(x: Any) -> Any:
     """Return `e**x` within one unit in the last place; infinity or 0 outside the range of float32, NaN for NaN.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2; n ln 2 is subtracted in two parts, the first of which has few bits. e**r is
-    the Taylor polynomial of degree 7, whose next term is below 2**-27.
+    With a whole n, x = n ln 2 + r and |r| <= ln 2 / 2, so `e**x = 2**n * e**r`. n ln 2 is subtracted from x in two
+    parts; the first part has few bits, so its product with n is exact. e**r is the Taylor polynomial of degree 7, whose
+    next term is below 2**-27.
     """
     x = larger(splat(-150.0), smaller(splat(150.0), x))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -68,8 +69,9 @@ def exp(x: Any) -> Any:
 def tanh(x: Any) -> Any:
     """Return `tanh(x)` within 3 units in the last place, also near 0; NaN for NaN.
 
-    `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. With 2 x = n ln 2 + r as in `exp`, `y = 2**n (e**r - 1) + (2**n -
-    1)`; for small x, n is 0 and y is `e**r - 1`. For |x| > 10, tanh(x) is 1 or -1 in float32.
+    `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. As in `exp`, 2 x = n ln 2 + r, so `y = 2**n (e**r - 1) + (2**n -
+    1)`. For small x, n is 0 and y is `e**r - 1`, without cancellation. For |x| > 10, tanh(x) is 1 or -1 in float32, so
+    2 x is clamped to 20.
     """
     x = larger(splat(-20.0), smaller(splat(20.0), add(x, x)))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -106,8 +108,8 @@ _2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2,
 def exp2_below(x: Any) -> Any:
     """Return `2**x` for x <= 0, within one unit in the last place for x >= -126.
 
-    For x < -126 the result is from 0 to 2**-126; for x <= -127 it is 0. This is half the work of `exp`: `x - n` is
-    exact, and only one end of the range needs a limit.
+    For x < -126 the result is from 0 to 2**-126; for x <= -127 it is 0. This takes half the time of `exp`, because `x -
+    n` is exact and x needs a limit on one side only.
     """
     x = larger(splat(-127.0), x)
     n = _round(x)

@@ -1,11 +1,13 @@
-"""Compile exported kernels to object files, in a child process of `machine_code.py`.
+"""Compile parts of the kernels to object files. This module runs in child processes that `machine_code.py` starts.
 
 Numba optimises a function once alone and again inside every caller, and emits code and a wrapper each time. Only the
-machine code of whole kernels is needed here. So each function is translated to LLVM IR once, and the IR of all
-functions of a part is linked and optimised once, together. Parts that one process compiles share translated functions.
+machine code of exported kernels is needed here. So each function is translated to LLVM IR once, and the IR of all
+functions of a part is linked and optimised once, together. If a process compiles several parts, they share the
+translated functions.
 
-Two thirds of the time are Numba's translation, in Python. LLVM's optimisation level changes the total time by 3
-percent, so the highest level is used. Python's garbage collector is off, which saves an eighth of the time of a part.
+Two thirds of the time are Numba's translation, in Python. A lower optimisation level of LLVM would save only 3 percent
+of the time, so the highest level is used. Python's garbage collector is off, which saves an eighth of the time of a
+part.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from numba.core.registry import cpu_target
 from . import jit
 from .library import FIXED_END, MODULES, PACKAGE, sealed
 
-# The number of parts after which a process collects its garbage, which is 30 MB per part.
+# After this number of parts a process collects its garbage, which is 30 MB per part.
 MANY = 8
 
 
 class _Unoptimized(codegen.CPUCodeLibrary):  # type: ignore[misc]
-    """The LLVM IR of a function as Numba translates it: not optimised, and not linked with the functions it calls.
+    """The LLVM IR of a function as Numba translates it: not optimised, and not linked with the functions that it calls.
 
     Attributes:
         modules: the IR modules of this function.
@@ -53,7 +55,7 @@ class _Unoptimized(codegen.CPUCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return 0: no function is called in this process."""
+        """Return 0, because no compiled function is called in this process."""
         return 0
 
     def all_modules(self, seen: set[_Unoptimized]) -> Iterable[Any]:
@@ -68,10 +70,11 @@ class _Unoptimized(codegen.CPUCodeLibrary):  # type: ignore[misc]
 
 
 class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
-    """A code generator for any machine, which does not load the code.
+    """A code generator for this or another machine, which does not load the code that it generates.
 
     Attributes:
-        triple: LLVM's target triple; "" is this machine. Code for a named triple can be linked (`prebuilt.py`).
+        triple: LLVM's target triple; "" is this machine. If it is named, a linker can put the code into a shared
+            library (`prebuilt.py`).
     """
 
     _library_class = _Unoptimized
@@ -79,7 +82,7 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
 
     @staticmethod
     def start(triple: str = "") -> Translator:
-        """Make Numba compile for export from now on; return its code generator. Call it before importing a kernel."""
+        """Make Numba compile for export from now on; return the code generator. Call this before importing a kernel."""
         gc.disable()
         jit.for_export()
         Translator.triple = triple
@@ -106,12 +109,12 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
         pass
 
     def set_env(self, env_name: str, env: Any) -> None:
-        """Do nothing: environments are for code that calls Python."""
+        """Do nothing, because environments are only for code that calls Python."""
 
     def optimized(self, module: Any, libraries: Iterable[_Unoptimized], kept: Iterable[str]) -> Any:
         """Link a module with libraries and optimise it with Numba's passes; the names in `kept` stay exported.
 
-        Function passes take a twentieth of the time; without them, kernels are up to a tenth slower.
+        The function passes take a twentieth of the compile time; without them, kernels are up to a tenth slower.
         """
         seen, names = set[_Unoptimized](), set(kept)
         for library in libraries:
@@ -130,7 +133,7 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
 
 
 def translated(function: Any, arguments: Sequence[Any]) -> Any:
-    """Compile a function to IR for arguments of these types; return Numba's result, whose `library` has the IR."""
+    """Translate a function to LLVM IR for these argument types; return Numba's result, whose `library` has the IR."""
     dispatcher = jit.jit(function)
     dispatcher.compile(tuple(arguments))
     (found,) = dispatcher.overloads.values()
@@ -160,7 +163,7 @@ def compiled(translator: Translator, part: str) -> bytes:
 
 
 def _export(module: Any, name: str, kind: Any, mangled: str) -> None:
-    """Add a C function that calls the Numba function, whose ABI has two extra arguments for exceptions."""
+    """Add a C function that calls the Numba function `mangled`, whose ABI has two more arguments, for exceptions."""
     context = cpu_target.target_context
     inner = ir.Function(module, context.call_conv.get_function_type(kind.return_type, kind.args), mangled)
     arguments = [context.get_value_type(argument) for argument in kind.args]
@@ -171,7 +174,7 @@ def _export(module: Any, name: str, kind: Any, mangled: str) -> None:
 
 
 def _stop_here(module: Any, name: str) -> None:
-    """Define Numba's array destructor as llvm.trap: kernels allocate no arrays and never call it."""
+    """Define `name`, Numba's array destructor, as llvm.trap: kernels allocate no arrays, so they never call it."""
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()]), name)
     builder = ir.IRBuilder(function.append_basic_block())
     builder.call(module.declare_intrinsic("llvm.trap", (), ir.FunctionType(ir.VoidType(), [])), [])

@@ -1,7 +1,7 @@
 """Decorators for kernels: `jit` compiles for this process, `task` and `entry` also export a function to the library.
 
-Kernels use `jit` from here, not Numba's, so that the cache folder is chosen before the first kernel is defined: Numba
-refuses to cache into a folder that it cannot write. `exports.py` compiles the exported functions.
+Kernels use this `jit` and not Numba's. So the cache folder is set before the first kernel is defined, to a folder that
+this user can write; Numba raises an error for other folders. `exports.py` compiles the exported functions.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from ...cached import cached_property
 from .library import ENTRIES, folder
 
 config.CACHE_DIR = str(folder())
-# For a named processor, Numba would otherwise add features of this machine's processor, for example AVX-512.
+# If a processor is named but no features, Numba would add the features of this machine's processor, such as AVX-512.
 if config.CPU_NAME and config.CPU_FEATURES is None:
     config.CPU_FEATURES = ""
 
-# Division by zero follows IEEE 754: kernels must not raise, because their callers in compiled code cannot catch.
+# With the error model "numpy", division by zero follows IEEE 754 and does not raise: callers in compiled code could not
+# catch an exception.
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "cache": True}
 
-# The type of a task. Its arguments are the words of a job, the number of a chunk, and the address of scratch memory.
+# The type of a task, the function that processes one chunk of a job (`jobs.py`). Its arguments are the words of the
+# job, the number of the chunk, and the address of scratch memory.
 TASK = types.void(types.CPointer(types.int64), types.int64, types.int64)
 _TYPES = {"i": types.int64, "f": types.float64}
 
-# Exported functions and their types, by name.
+# {name: (function, type)} of the exported functions.
 EXPORTS: dict[str, tuple[Callable[..., Any], Any]] = {}
 
 
@@ -41,12 +43,12 @@ def for_export() -> None:
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function on its first call, to run without bounds checks and the GIL; cache its code."""
+    """Compile a function on its first call and cache its code. It runs without bounds checks and without the GIL."""
     return numba.njit(**_OPTIONS)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile a function as `jit` does, inlined into each caller. LLVM would not inline a large function."""
+    """Compile a function as `jit` does, and inline it into each caller, which LLVM does not do with large functions."""
     return numba.njit(**_OPTIONS, forceinline=True)(function)
 
 
@@ -58,7 +60,10 @@ class Task:
 
     @cached_property
     def address(self) -> int:
-        """The address of the task, compiled in this process. `Library.address` of exported tasks needs no compiler."""
+        """The address of the task's machine code, compiled in this process, for tests and benchmarks.
+
+        To get the address without a compiler, use `Library.address`.
+        """
         options = {name: _OPTIONS[name] for name in ("boundscheck", "error_model", "cache")}
         return int(numba.cfunc(TASK, **options)(self.function).address)
 
@@ -70,7 +75,7 @@ def task(function: Callable[..., Any]) -> Task:
 
 
 def export(name: str, function: Callable[..., Any]) -> str:
-    """Export a function, whose arguments are integers and addresses, under a name; return the name."""
+    """Export a function under a name, and return the name. All arguments of the function are integers or addresses."""
     EXPORTS[name] = (function, types.void(*[types.int64] * function.__code__.co_argcount))
     return name
 

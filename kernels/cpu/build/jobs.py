@@ -1,10 +1,10 @@
 """Jobs: chunks of work that threads process and steal from each other. `pool.py` has the threads.
 
-A job is a task (machine code), a number of chunks, and words with the addresses and sizes that the task needs. Each
-thread has its own range of chunks and processes it in order, because memory is fastest when it is read in order; then
-it steals chunks from the other ranges. The thread that submits a job works on it, too. The job is done when all its
-chunks are. The content of a chunk depends only on the job, and not on the thread that processes it, so results are
-bit-identical for any number of threads.
+A job is a task (the address of machine code), a number of chunks, and words with the addresses and sizes that the task
+needs. Each thread has its own range of chunks and processes this range in order, because memory is fastest when it is
+read in order. Then the thread steals chunks from the other ranges. The thread that submits a job processes chunks, too.
+The job is done when all its chunks are done. The content of a chunk depends only on the job and not on the thread that
+processes it, so results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .memory import call, fetch_add, invoke, read, relax, words, write
 
 @jit
 def _end(control: Any, thread: int) -> Any:
-    """Return the end of a thread's range of chunks."""
+    """Return the number after the last chunk of a thread's range."""
     return (thread + 1) * control[CHUNKS] // control[THREADS]
 
 
@@ -45,10 +45,10 @@ def scratch_of(control: Any, thread: int) -> Any:
 
 @jit
 def work(control: Any, me: int) -> Any:
-    """Process chunks of this thread's range, then of the other ranges, until none is left; return their number.
+    """Process chunks of this thread's range, then of the other ranges, until no chunk is left; return how many.
 
-    A thread that arrives late finds no chunks. A thread that arrives after the next job has begun takes chunks of that
-    job, which is safe: a job is never replaced before all its chunks are done.
+    A thread that comes too late finds no chunks. If the next job has begun by then, the thread processes chunks of the
+    next job. This is safe, because a job is replaced only after all its chunks are done.
     """
     done = 0
     for i in range(control[THREADS]):
@@ -67,8 +67,8 @@ def work(control: Any, me: int) -> Any:
 def _wait(control: Any, polls: int) -> Any:
     """Wait after poll number `polls`; return the number of the next poll.
 
-    After many polls without work the thread sleeps between polls, to free its core for another thread: one that has a
-    chunk of this job and is not running, or one of another process.
+    After many polls without work the thread sleeps between polls, to free its core: for a thread of this pool that has
+    a chunk but no core, or for another process.
     """
     if polls < control[SPINS]:
         relax()
@@ -79,7 +79,7 @@ def _wait(control: Any, polls: int) -> Any:
 
 @jit
 def run(control: Any, task: int, chunks: int) -> None:
-    """Run a job whose words are in `control[JOB:]` with the help of the worker threads; return when it is done."""
+    """Run the job whose words are in `control[JOB:]`, together with the worker threads; return when the job is done."""
     if chunks == 1:
         call(task, control, JOB, 0, scratch_of(control, 0))
         return
@@ -98,14 +98,14 @@ def run(control: Any, task: int, chunks: int) -> None:
 
 @jit
 def run_alone(control: Any, task: int, chunks: int) -> None:
-    """Process all chunks in this thread, which is faster than `run` for small jobs."""
+    """Process all chunks of the job in this thread, which is faster than `run` for small jobs."""
     for chunk in range(chunks):
         call(task, control, JOB, chunk, scratch_of(control, 0))
 
 
 @entry
 def work_until_idle(address: int, me: int, patience: int) -> None:
-    """Process chunks of the pool's jobs; return on STOP, or after `patience` polls without work while ON is 0."""
+    """Process chunks of the pool's jobs; return if STOP is 1, or after `patience` polls without work while ON is 0."""
     control, polls, idle = words(address), 0, 0
     while idle < patience and read(control, STOP) == 0:
         if read(control, LEFT + LINE * me) > 0 and work(control, me) > 0:

@@ -1,9 +1,9 @@
-"""The library of compiled kernels: machine code that came with the package, or is compiled once and kept on disk.
+"""Load the machine code of the kernels, which came with the package, or is compiled once and kept on disk.
 
-The first process that needs the kernels compiles them with Numba. Other processes load the machine code with LLVM,
-which starts faster and takes less memory. Machine code that came with the package (`prebuilt.py`) needs no LLVM.
-Kernels that only some models need are separate parts: each storage format, mixtures of experts, states, and products
-in fixed point.
+The first process that needs the kernels compiles them with Numba. Later processes load the machine code with LLVM,
+which starts faster than Numba and takes less memory. Machine code that came with the package (`prebuilt.py`) needs no
+LLVM. Kernels that only some models need are separate parts, which are compiled when such a model is loaded: each
+storage format, mixtures of experts, states, and products in fixed point.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
-# The modules of the kernels that every model needs, in parts that take equally long to compile.
+# {part: modules} of the kernels that every model needs. The parts take about equally long to compile.
 BASE = {
     "products": (
         "build.jobs",
@@ -38,9 +38,10 @@ BASE = {
     ),
     "attention": ("attention.attention", "attention.heads", "program"),
 }
-# The part that products in fixed point need in addition, and the suffix of parts that have the panels of a format.
+# FIXED is the part that all products in fixed point need. A format's own kernels for them are the part FORMAT +
+# FIXED_END.
 FIXED, FIXED_END = "fixed", ".fixed"
-# The modules of all parts except formats. Parts that are not in `BASE` are compiled for the models that need them.
+# {part: modules} of all parts except formats.
 MODULES = {
     **BASE,
     "experts": ("products.experts",),
@@ -69,15 +70,15 @@ _HOMES = {
     "read_words_in_order": "roofline",
     "run_rounds": "roofline",
 }
-# The storage formats; each is compiled alone. The module of a format has its name. MLX's affine formats have names such
-# as "affine4_g64_bf16" and the module `affine`, see `affine_format`.
+# The storage formats. Each is a part of its own, and its module in kernels/cpu/formats has the same name. MLX's affine
+# formats, with names such as "affine4_g64_bf16", are not listed: their module is `affine`, see `affine_format`.
 FORMATS = (
     "float32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
     "mxfp4",
 )  # fmt: skip
-# The hint to the user if the kernels can be neither found nor compiled.
+# The advice to the user if the kernels can be neither found nor compiled.
 HOW_TO_COMPILE = "Numba, which compiles it, is not installed: pip install numba"
-# The functions that Python calls, and the types of their arguments: i is an integer or an address, f a float64.
+# {name: types of the arguments} of the functions that Python calls: i is an integer or an address, f a float64.
 ENTRIES = {
     "work_until_idle": "iii",
     "project": "iiiiiii",
@@ -102,8 +103,8 @@ ENTRIES = {
 _AFFINE = re.compile(r"affine([234568])_g(32|64|128)_(f16|bf16|f32)")
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 
-# Half-precision scales are widened by the f16c instructions, which x86 has since 2012. Without them LLVM would call a
-# library function that the process may not have.
+# float16 scales are converted by the f16c instructions, which x86 processors have had since 2012. Without f16c, LLVM
+# would emit a call of a library function that the process may not have.
 _NEEDED_ON_X86 = ("f16c", "fma", "avx2")
 _WIDEN = "define float @widen(half %x) {\n  %y = fpext half %x to float\n  ret float %y\n}"
 _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
@@ -121,7 +122,8 @@ def lacking() -> str | None:
     if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
     if chosen or told is not None:
-        # A named processor has its own features (`jit.py`); without a name the features of this processor are used.
+        # A named processor has the features of that processor (`jit.py`); without a name, those of this processor are
+        # used.
         own = "" if chosen else binding.get_host_cpu_features().flatten()
         name = chosen or binding.get_host_cpu_name()
         is_able = _widens(name, own if told is None else told)
@@ -157,9 +159,10 @@ def is_format(name: str) -> bool:
 
 
 def _digest() -> str:
-    """Return a digest of the kernels' source. Numba's own cache would miss a change in a function that a kernel calls.
+    """Return a digest of the kernels' source, so that code compiled from other source is never used.
 
-    The source may be in an archive, or exist as bytecode alone.
+    Numba's own cache does not notice a change in a function that a kernel calls. The source may be in an archive, or
+    exist only as bytecode.
     """
     packages = (
         PACKAGE,
@@ -172,7 +175,7 @@ def _digest() -> str:
 
 @cache
 def folder() -> Path:
-    """Return the folder for compiled code of this version of the source; it does not change within a process."""
+    """Return the folder for code compiled from this version of the source. It does not change within a process."""
     return cache_folder("kernels", given=os.environ.get("NUMBA_CACHE_DIR")) / _digest()
 
 
@@ -202,7 +205,7 @@ def sealed(code: bytes) -> bytes:
 
 
 def opened(content: bytes) -> bytes | None:
-    """Return sealed code without its checksum, or None if it is damaged: LLVM would abort the process."""
+    """Return sealed code without its checksum; None if the code is damaged, because LLVM would abort the process."""
     code = content[_CHECK:]
     return code if hashlib.sha256(code).digest() == content[:_CHECK] else None
 
@@ -216,18 +219,18 @@ class Code:
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
-        # The engine owns the code's memory.
+        # The engine owns the code's memory, so this object must exist as long as the code is used.
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
         self._engine.add_object_file(binding.ObjectFileRef.from_data(content))
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
-        """Return the address of the machine code of an exported function; 0 if there is none of this name."""
+        """Return the address of the machine code of an exported function; 0 if no function has this name."""
         return int(self._engine.get_function_address(name))
 
 
 def function(address: int, letters: str) -> Callable[..., None]:
-    """Return the function at an address, which returns nothing and runs without the interpreter's lock."""
+    """Return a Python callable for the void function at an address. Calls run without the GIL."""
     kind: Any = ctypes.CFUNCTYPE(None, *(_TYPES[letter] for letter in letters))
     found: Callable[..., None] = kind(address)
     return found
@@ -239,9 +242,9 @@ class Format(NamedTuple):
     Attributes:
         four_rows: address of the kernel that multiplies stored rows.
         expand: address of the kernel that expands blocks to float32.
-        block: weights of a block.
-        block_bytes: bytes of a block.
-        most_stored: the most vectors that are multiplied with rows as they are stored.
+        block: number of weights of a block.
+        block_bytes: number of bytes of a block.
+        most_stored: the most vectors that are multiplied with rows as they are stored; for more, rows are expanded.
     """
 
     four_rows: int
@@ -252,12 +255,12 @@ class Format(NamedTuple):
 
 
 class Panels(NamedTuple):
-    """The panels of a storage format, in the order of a matrix's words (`layout.py`).
+    """The kernels of a storage format for products in fixed point, in the order of a matrix's words (`layout.py`).
 
     Attributes:
-        expand: address of the kernel that expands rows.
-        kind: the kind of the format.
-        most: the most tokens that are multiplied with rows as they are stored.
+        expand: address of the kernel that expands rows to panels.
+        kind: the kind of the format (`panels.py`).
+        most: the most tokens that are multiplied with rows as they are stored; for more, rows are expanded to panels.
         eight_rows: address of the kernel that multiplies rows as they are stored.
     """
 
@@ -268,9 +271,9 @@ class Panels(NamedTuple):
 
 
 class Library:
-    """The loaded kernels: entries as functions, tasks as addresses. A part is loaded when it is first needed.
+    """The loaded kernels: entries as Python callables, tasks as addresses. A part is loaded when it is first needed.
 
-    Attributes: one function per name in `ENTRIES`, which is bound when it is first used.
+    Attributes: one callable per name in `ENTRIES`, made when it is first used.
     """
 
     work_until_idle: Callable[..., None]
@@ -313,21 +316,21 @@ class Library:
         """Load these parts. Parts that have not been compiled yet are compiled, all at the same time.
 
         Raises:
-            ImportError: the compiler is not installed.
-            LookupError: the machine code that came with the package is used and lacks a part.
+            ImportError: Numba is not installed.
+            LookupError: the process uses the machine code that came with the package, and this code lacks a part.
             RuntimeError: the parts cannot be compiled.
         """
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
         if missing and isinstance(found := _prebuilt(), SharedCode):
-            # Parts for different processors have different memory layouts, so parts that the prebuilt code lacks are
-            # not compiled.
+            # Parts that the prebuilt code lacks cannot be compiled here: code compiled for another processor than the
+            # prebuilt code may use other memory layouts.
             absent = [part for part in missing if part not in found.parts]
             if absent:
                 raise LookupError(f"the machine code that came with this package has no {', '.join(absent)}")
             self._parts |= dict.fromkeys(missing, found)
             return
         for part, code in codes(missing).items():
-            # Another thread may have loaded it in the meantime, and its kernels may be running.
+            # If another thread has loaded the part in the meantime, keep that code, because its kernels may be running.
             self._parts.setdefault(part, Code(code))
 
     def address(self, name: str) -> int:
@@ -344,7 +347,7 @@ class Library:
         return found
 
     def format(self, name: str) -> Format:
-        """Return a format's kernels; `name` is the module of `kernels.cpu` that defines it."""
+        """Return the kernels of a storage format, such as "q8_0"."""
         found = self._formats.get(name)
         if found is None:
             self.need([name])
@@ -355,7 +358,7 @@ class Library:
         return found
 
     def panels(self, name: str) -> Panels:
-        """Return a quantised format's panels."""
+        """Return the kernels of a quantised format for products in fixed point."""
         found = self._panels.get(name)
         if found is None:
             part, facts = name + FIXED_END, (ctypes.c_int64 * 2)()
@@ -377,7 +380,7 @@ def _prebuilt() -> SharedCode | str:
 
 
 def load(parts: Iterable[str] = ()) -> Library:
-    """Return this process's library with the kernels that every model needs and these parts, compiled if need be."""
+    """Return this process's library, with the kernels that every model needs and `parts` loaded, compiled if needed."""
     found = _library()
     found.need([*BASE, *parts])
     return found
@@ -391,17 +394,18 @@ def _silent(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
     yield lambda part: None
 
 
-# Called with the parts to compile. Its context provides a function, which is called with each compiled part.
+# A hook to report progress. It is called with the parts to compile, before they are compiled. The context that it
+# returns yields a function, which is called with each part when it is compiled.
 announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[str], None]]] = _silent
 
 
 def codes(parts: Iterable[str]) -> dict[str, bytes]:
-    """Return the machine code of these parts, by part, from the cache.
+    """Return {part: machine code} of these parts, from the folder of compiled code.
 
-    Parts that are missing there are compiled, all at once.
+    Parts that are missing there are compiled, all at the same time.
 
     Raises:
-        ImportError: the compiler is not installed.
+        ImportError: Numba is not installed.
         RuntimeError: the parts cannot be compiled.
     """
     found = {part: _read(code_file(part)) for part in parts}
@@ -415,7 +419,7 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
 
 
 def _made(parts: list[str], done: Callable[[str], None]) -> dict[str, bytes]:
-    """Compile parts and keep their code, except parts that another process has compiled in the meantime."""
+    """Compile parts and write their code to the folder. Parts that another process has compiled meanwhile are read."""
     found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
     for part in found:
         done(part)
@@ -433,7 +437,7 @@ def _made(parts: list[str], done: Callable[[str], None]) -> dict[str, bytes]:
 
 
 def _read(file: Path) -> bytes | None:
-    """Return the code; None if there is no file or it is damaged."""
+    """Return the code in a file; None if there is no file or the file is damaged."""
     try:
         return opened(file.read_bytes())
     except OSError:
@@ -441,7 +445,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def _write(file: Path, code: bytes) -> None:
-    """Write the code atomically, because other processes may do the same now. A full disk is ignored."""
+    """Write the code atomically, because other processes may write the same file. Ignore errors, as of a full disk."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with draft(file) as part:

@@ -1,4 +1,4 @@
-"""Compile parts of the kernels in child processes, so that this process never imports the compiler."""
+"""Compile parts of the kernels in child processes, so that this process never imports Numba and stays small."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO, cast
 from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, opened
 from .prebuilt import Target
 
-# The thread ends this process when the parent's end of the pipe is closed.
+# The program of a child process. Its thread ends the process when the parent's end of the pipe `alive` is closed.
 _CHILD = """
 import os, sys, threading
 threading.Thread(target=lambda: (os.read({alive}, 1), os._exit(1)), daemon=True).start()
@@ -27,29 +27,30 @@ from {package}.build.exports import main
 main({parts!r}, {triple!r})
 """
 
-# The most processes that compile at the same time; each takes 300 MB.
+# The largest number of processes that compile at the same time; each takes 300 MB.
 MOST = 8
 _FORMAT = "a format"
-# Seconds that a core takes to compile each part (Zen 5). The first two are for formats and panels that are not listed.
-# START is the time to start a process.
+# Seconds that a core takes to compile each part, measured on a Zen 5. The first entry is for each format, the second
+# for the fixed-point kernels of each format. START is the time to start a process.
 SECONDS = {_FORMAT: 1.7, FIXED_END: 0.8, "products": 4.5, "attention": 6.0, "experts": 1.1, "states": 1.2, FIXED: 2.4}
 START = 1.0
 
 
 def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Target | None = None) -> None:
-    """Compile parts of `kernels.cpu` in one process per core; call `keep(part, machine code)` when one is compiled.
+    """Compile parts of `kernels.cpu` in one process per core; call `keep(part, machine code)` for each compiled part.
 
     Without a target, compile for this processor.
 
     Raises:
         ImportError: Numba is not installed.
-        RuntimeError: a compiling process failed, there is no interpreter to start one with, or this is such a process.
+        RuntimeError: a compiling process failed, there is no Python interpreter to start processes with, or this
+            process is itself a compiling process.
     """
     if os.environ.get(COMPILING):
         raise RuntimeError("the kernels are being compiled by this process, which was asked to compile them once more")
     if importlib.util.find_spec("numba") is None:
         raise ImportError(f"no machine code of {', '.join(parts)}, and {HOW_TO_COMPILE}")
-    # In a bundled application, sys.executable is the application, which would start itself again and again.
+    # In a bundled application, sys.executable is the application, not Python: it would start itself again and again.
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
     with contextlib.ExitStack() as stack:
@@ -61,7 +62,7 @@ def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Targ
         for own in shared_out(parts, n_processes()):
             errors = stack.enter_context(tempfile.TemporaryFile())
             child = stack.enter_context(_started(own, alive, errors, target))
-            # After Ctrl-C the exit of Popen does not wait for the process.
+            # Wait here, too, because after Ctrl-C the exit of Popen's context does not wait for the process.
             stack.callback(child.wait)
             stack.callback(child.kill)
             waiting.register(child.stdout, selectors.EVENT_READ, (child, own, errors))  # type: ignore[arg-type]
@@ -80,7 +81,7 @@ def n_processes() -> int:
 
 
 def shared_out(parts: Sequence[str], n: int) -> list[list[str]]:
-    """Share parts out to at most n processes, the longest first, so that all end at about the same time."""
+    """Distribute parts to at most n processes, the slowest parts first, so that all end at about the same time."""
     shares: list[list[str]] = [[] for _ in range(min(n, len(parts)))]
     for part in sorted(parts, key=seconds_of, reverse=True):
         min(shares, key=lambda share: sum(map(seconds_of, share))).append(part)
@@ -88,12 +89,12 @@ def shared_out(parts: Sequence[str], n: int) -> list[list[str]]:
 
 
 def usual_seconds(parts: Sequence[str]) -> float:
-    """Return how long these parts usually take to compile here, by the measured times of a core."""
+    """Return an estimate of the seconds that these parts take to compile on this machine."""
     return START + max(sum(map(seconds_of, share)) for share in shared_out(parts, n_processes()))
 
 
 def seconds_of(part: str) -> float:
-    """Return about how long a core takes to compile a part."""
+    """Return an estimate of the seconds that a core takes to compile a part."""
     return SECONDS.get(part, SECONDS[FIXED_END if part.endswith(FIXED_END) else _FORMAT])
 
 
@@ -104,13 +105,14 @@ def _started(
     path = [folder for folder in sys.path if isinstance(folder, str)]
     triple = target.triple if target else ""
     code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), triple=triple, alive=alive)
-    # Numba would colour the messages of errors, most of which it catches itself.
+    # Without this variable, Numba colours error messages, even of the many errors that it catches itself, which costs
+    # time.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
     if target:
         environment |= {"NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": target.features}
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
-    # Unbuffered, because a selector sees no bytes that wait in a buffer. In a new session, because Ctrl-C would
-    # otherwise end the process, and this program would report a failed compilation before it ends.
+    # The pipe is unbuffered, because a selector does not see bytes that are in a buffer. The child is in a new session,
+    # so that Ctrl-C does not reach it: its end would be reported as a failed compilation.
     return subprocess.Popen(
         [sys.executable, "-c", code],
         bufsize=0,
@@ -124,14 +126,14 @@ def _started(
 
 
 def _answer(child: subprocess.Popen[bytes], errors: IO[bytes]) -> bytes:
-    """Return the next object file that a process writes."""
+    """Return the next object file that a child process writes; raise RuntimeError if the process failed."""
     out = cast(IO[bytes], child.stdout)
     code = opened(_read(out, int.from_bytes(_read(out, 8), "little")))
     if code is not None:
         return code
-    out.close()  # a process that still writes to the pipe ends
+    out.close()  # so that a process that still writes to the pipe ends
     words = [f"exit code {child.wait()}"]
-    if child.returncode > 0:  # a killed process has printed no reason
+    if child.returncode > 0:  # a killed process (negative code) has printed no reason
         errors.seek(0)
         words += errors.read().decode(errors="replace").strip().splitlines()
     raise RuntimeError(f"a process that compiles the kernels failed: {words[-1]}")
@@ -148,22 +150,23 @@ def _read(pipe: IO[bytes], n: int) -> bytes:
 
 # ---- locks ----
 
-# There is a lock per part of the kernels. If several processes need the same code, one compiles it and the others wait.
+# There is one lock per part of the kernels. If several processes need the same code, one compiles it and the others
+# wait.
 
-# Set in a compiling process, which must not start others in turn. A user's file with the name of a standard module
-# could cause this, because every process imports such a file.
+# The environment variable that marks a compiling process, which must not start compiling processes in turn. That could
+# happen: if a user's program has the name of a standard module, each compiling process imports and runs it.
 COMPILING = "MLX_ENGINE_COMPILING"
-# Seconds to wait for a process that compiles: it may have been suspended. On two busy cores
-# 44 seconds of compilation were measured.
+# Seconds to wait for another process that compiles, which may have been suspended. On two busy cores, compilation took
+# 44 seconds.
 PATIENCE = 120.0
 
 
 @contextlib.contextmanager
 def locked(files: Iterable[Path]) -> Iterator[None]:
-    """Hold the locks of these files of machine code; wait for other processes that hold one.
+    """Hold the locks of these files of machine code within this context; wait for other processes that hold one.
 
-    The system releases the locks of a process that dies. Locks are taken in one order, so that processes cannot wait
-    for each other. Where a lock cannot be taken, as in a folder that is read-only, processes compile at the same time.
+    The system releases the locks of a process that dies. All processes take locks in the same order, so there is no
+    deadlock. If a lock cannot be taken, for instance because the folder is read-only, the process compiles without it.
     """
     with contextlib.ExitStack() as stack:
         # A compiling process takes no locks: the process that started it holds them and waits for it.
@@ -176,7 +179,7 @@ def locked(files: Iterable[Path]) -> Iterator[None]:
 
 
 def _wait(lock: IO[str]) -> None:
-    """Take a lock; give up after `PATIENCE`."""
+    """Take a lock; after `PATIENCE` seconds, continue without it."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:

@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from .jit import jit
 
-# The nominal length of arrays at an address; nothing checks their bounds.
+# The nominal length of an array at an address. Bounds are not checked, so any large number is right.
 _LENGTH = 1 << 48
 _WORD = ir.IntType(64)
 
@@ -71,9 +71,10 @@ def ints(address: int) -> Any:
 
 @intrinsic
 def hidden(typing: Any, value: Any) -> Any:
-    """Return the same number, in a form that LLVM's optimiser cannot see through.
+    """Return the same number in a way that hides its origin from LLVM's optimiser.
 
-    LLVM then assumes nothing about the memory at this address, or does not unroll a loop with this count.
+    If the number is an address, LLVM assumes nothing about the memory there. If it is the count of a loop, LLVM does
+    not unroll the loop.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -84,7 +85,7 @@ def hidden(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def word(typing: Any, value: Any) -> Any:
-    """Return the bits of a float64 as a word of a job."""
+    """Return the bits of a float64 as an int64, for a word of a job."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _WORD)
@@ -94,7 +95,7 @@ def word(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def number(typing: Any, value: Any) -> Any:
-    """Return the float64 whose bits are a word: the inverse of `word`."""
+    """Return the float64 whose bits are `value`, an int64: the inverse of `word`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.DoubleType())
@@ -108,7 +109,7 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """Load an int64 atomically. Everything that a thread wrote before its `write` of this value is then visible."""
+    """Load an int64 atomically. All that a thread wrote before it stored this value by `write` is then visible."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)
@@ -118,7 +119,7 @@ def read(typing: Any, words: Any, index: Any) -> Any:
 
 @intrinsic
 def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
-    """Store an int64 atomically. Threads that `read` it see everything that this thread wrote before."""
+    """Store an int64 atomically. Threads that load the value by `read` see all that this thread wrote before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _at(context, builder, signature, *args[:2]), "seq_cst", 8)
@@ -153,7 +154,7 @@ def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any, scratch: An
 
 @intrinsic
 def invoke(typing: Any, entry: Any, arguments: Any) -> Any:
-    """Call the entry at an address with a tuple of int64s and float64s, so that it is not compiled into the caller."""
+    """Call the function at an address with a tuple of int64s and float64s. So its code is not part of the caller's."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = [builder.extract_value(args[1], i) for i in range(len(signature.args[1]))]

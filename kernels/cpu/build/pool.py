@@ -1,9 +1,10 @@
 """The pool of worker threads, which wait for jobs in compiled code. `jobs.py` defines jobs.
 
-Worker threads poll for chunks for a millisecond after their last chunk, because waking a parked thread costs more than
-a small job. Then they park until a job is submitted. While more jobs are announced (ON), they poll on. The submitting
-thread wakes parked threads but does not wait for them: it may finish the job before they run. Threads that have polled
-for longer than one chunk lasts begin to sleep between polls, so that other processes get the core.
+After its last chunk, a worker thread polls for new chunks for a millisecond, because waking a parked thread takes
+longer than a small job. Then the thread parks until `wake` is called. While more jobs are announced (ON is 1), threads
+keep polling. The thread that submits a job wakes parked threads but does not wait for them: it may finish the job
+before they run. A thread that has polled for longer than a chunk takes sleeps between polls, so that other processes
+get the core.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from .library import Library
 
 # Seconds that a worker thread polls for work before it parks.
 PATIENCE = 1e-3
-# Seconds of polling without work after which a thread sleeps between polls. Two processes on two cores then decode 1.5
-# times as fast as without sleeping (0.6B, Q8_0), and one process alone as fast as before.
+# After this number of seconds of polling without work, a thread sleeps between polls. With sleeping, two processes on
+# two cores decode 1.5 times as fast as without (0.6B, Q8_0), and a single process is not slower.
 SPIN_SECONDS = 5e-5
 
 
 class Pool:
-    """A pool of `threads` threads, including the calling thread. It runs one job at a time; callers take turns."""
+    """A pool of `threads` threads, including the calling thread. It runs one job at a time; callers must take turns."""
 
     def __init__(self, threads: int, library: Library) -> None:
         if threads < 1:
@@ -39,7 +40,7 @@ class Pool:
     def renew(self) -> None:
         """Start the threads again if this process has been forked, because a fork does not copy threads.
 
-        The caller makes sure that no job was running at the time of the fork.
+        The caller must make sure that no job was running at the time of the fork.
         """
         if self._process != os.getpid():
             self.close.detach()
@@ -60,7 +61,7 @@ class Pool:
         ]
         for worker in self._workers:
             worker.start()
-        # Also called when the interpreter exits, before the memory that the threads read is freed.
+        # `close` is also called at exit of the interpreter, before the memory that the threads read is freed.
         self.close = weakref.finalize(self, _close, self.shared, self._workers)
 
 
@@ -69,8 +70,9 @@ class _Shared:
 
     The threads have no reference to the pool, so that the pool can be garbage-collected.
 
-    Ctrl-C may interrupt `wake` between any two steps. So a thread stays in the set of parked threads until it removes
-    itself, and the next call wakes it if an earlier call was interrupted. Waking a thread twice does no harm.
+    Ctrl-C may interrupt `wake` between any two steps. So a thread stays in the set of parked threads until the thread
+    removes itself; if a call of `wake` was interrupted, the next call wakes the remaining threads. Waking a thread
+    twice does no harm.
 
     Attributes:
         parked: the numbers of the parked threads.
@@ -82,7 +84,7 @@ class _Shared:
         # The operating system allocates these pages only when they are written.
         self._scratch = _aligned((threads + 1) * SCRATCH_BYTES // 8)
         self.control[THREADS], self.control[SCRATCH] = threads, self._scratch.ctypes.data
-        self._system = ctypes.CDLL(None)  # keeps the address valid
+        self._system = ctypes.CDLL(None)  # a reference, so that the address of usleep stays valid
         self.control[SLEEP] = ctypes.cast(self._system.usleep, ctypes.c_void_p).value
         self.parked: set[int] = set()
         self._gates = [threading.Lock() for _ in range(threads)]
@@ -90,9 +92,9 @@ class _Shared:
             gate.acquire()
 
     def polls_per_second(self) -> float:
-        """Return how often per second a thread without work polls: the largest of three measurements."""
+        """Measure how often per second a thread without work polls; return the largest of three measurements."""
         polls, least = 2000, float("inf")
-        self.control[SPINS] = polls + 1  # without sleeping
+        self.control[SPINS] = polls + 1  # so that the measured polls do not sleep
         for _ in range(3):  # a measurement may be interrupted by another process
             start = time.perf_counter()
             self.work_until_idle(self.control.ctypes.data, 0, polls)
@@ -100,8 +102,8 @@ class _Shared:
         return polls / least
 
     def park(self, me: int) -> None:
-        """Block until the next call of `wake`. While ON is set, more jobs follow without `wake`: return at once."""
-        # Before the check of ON, so that a thread that submits a job after the check wakes this one.
+        """Block until the next call of `wake`. Return at once if ON is 1, because more jobs follow without a `wake`."""
+        # Add the thread before ON is checked, so that a job that is submitted after the check wakes this thread.
         self.parked.add(me)
         if not self.control[ON]:
             self._gates[me].acquire()
@@ -110,12 +112,12 @@ class _Shared:
     def wake(self) -> None:
         """Wake all parked threads."""
         for thread in tuple(self.parked):
-            with contextlib.suppress(RuntimeError):  # this thread has been woken already
+            with contextlib.suppress(RuntimeError):  # the lock is not held: the thread has been woken already
                 self._gates[thread].release()
 
 
 def _aligned(n: int) -> np.ndarray:
-    """Return `n` zero words, aligned with a cache line, so that words of different threads share no line."""
+    """Return `n` zero words that begin at a cache line, so that words of different threads are in different lines."""
     memory = np.zeros(n + LINE, dtype=np.int64)
     shift = (-memory.ctypes.data // 8) % LINE
     return memory[shift : shift + n]

@@ -1,8 +1,8 @@
-"""Prebuilt machine code in a wheel: one shared library per kind of processor.
+"""Load prebuilt machine code from a wheel: one shared library per kind of processor.
 
-`python -m tools.wheel` makes the libraries, and a manifest with the digests of the kernels' source and of each file. A
-library is used if the source is the same, if the file has its digest, and if this processor has all of its
-instructions. This module needs neither Numba nor llvmlite.
+`python -m tools.wheel` makes the libraries, and a manifest with the digests of the kernels' source and of each library.
+A library is used if the installed source has the digest of the manifest, if the file has its digest, and if this
+processor has all instructions that the library needs. This module needs neither Numba nor llvmlite.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Target(NamedTuple):
     """A kind of processor.
 
     Attributes:
-        machine: as `platform.machine` names it.
+        machine: the machine's name on Linux, such as "x86_64" or "aarch64".
         processor: LLVM's name of the processor, as in NUMBA_CPU_NAME.
         features: its additional features, as in NUMBA_CPU_FEATURES.
-        needs: the instruction sets without which the code cannot run, as Linux names them.
+        needs: the instruction sets that the code needs, by their names in Linux.
     """
 
     machine: str
@@ -43,10 +43,11 @@ class Target(NamedTuple):
 
 _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# LLVM's cortex-a76 has float16 arithmetic and atomic instructions, too.
+# The target is LLVM's cortex-a76, which has not only dot products but also float16 arithmetic and atomic instructions.
 _DOT = frozenset({"asimd", "asimddp", "asimdhp", "atomics"})
-# The targets of all machines by name, the best first. Measured in fixed point on Zen 5: x86-64-v4-vnni takes 0.86 of
-# the prefill time of x86-64-v4, and code for `haswell` takes 0.86 of the decode time of code for LLVM's x86-64-v3.
+# {name: target}, for each machine the fastest first. Measured in fixed point on a Zen 5: x86-64-v4-vnni takes 0.86 of
+# the prefill time of x86-64-v4. x86-64-v3 is compiled for `haswell`, because this code takes 0.86 of the decode time of
+# code for LLVM's "x86-64-v3".
 TARGETS = {
     "x86-64-v4-vnni": Target("x86_64", "x86-64-v4", "+avx512vnni,+avx512vbmi", _V4 | {"avx512_vnni", "avx512vbmi"}),
     "x86-64-v4": Target("x86_64", "x86-64-v4", "", _V4),
@@ -60,15 +61,15 @@ class SharedCode:
     """A loaded shared library.
 
     Attributes:
-        name: the name of its target.
-        parts: the parts of the kernels that it has.
+        name: the name of the library's target.
+        parts: the parts of the kernels that the library has.
     """
 
     def __init__(self, file: Path, name: str, parts: frozenset[str]) -> None:
         self._library, self.name, self.parts = ctypes.CDLL(str(file)), name, parts
 
     def address(self, name: str) -> int:
-        """Return the address of the machine code of an exported function; 0 if there is none of this name."""
+        """Return the address of the machine code of an exported function; 0 if no function has this name."""
         try:
             return ctypes.cast(self._library[name], ctypes.c_void_p).value or 0
         except AttributeError:
@@ -76,7 +77,10 @@ class SharedCode:
 
 
 def find(source: str) -> SharedCode | str:
-    """Load the best machine code for this processor and this digest of the source, or return why there is none."""
+    """Load the fastest prebuilt code for this processor; return why there is none if it cannot be loaded.
+
+    `source` is the digest of the installed kernels' source.
+    """
     try:
         manifest = json.loads((FOLDER / MANIFEST).read_text())
         made_from, targets = manifest["source"], dict[str, Any](manifest["targets"])
@@ -97,7 +101,7 @@ def find(source: str) -> SharedCode | str:
 
 
 def _fits(target: Target) -> bool:
-    """Return whether a target's code runs here; if Numba's variables are set, they must name this target."""
+    """Return whether a target's code runs on this processor. Numba's variables, if set, must name the target."""
     chosen, features = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     if (chosen or features) and (chosen, features or "") != (target.processor, target.features):
         return False
@@ -117,12 +121,12 @@ def _loaded(name: str, of: Mapping[str, Any]) -> SharedCode | str:
 
 
 def instruction_sets() -> frozenset[str]:
-    """Return the instruction sets that the processor and the operating system support, as Linux names them.
+    """Return the instruction sets that the processor and the operating system support, by their names in Linux.
 
-    On x86-64, Linux lists an instruction set only if it saves the registers of these instructions. On arm64, return
-    only sets that a target needs.
+    On x86-64, Linux lists an instruction set only if Linux also saves its registers. On arm64, only instruction sets
+    that a target needs are returned.
     """
-    if sys.platform == "darwin":  # all of Apple's processors support all of them
+    if sys.platform == "darwin":  # all Apple silicon has the instruction sets of `_DOT`
         return _DOT if platform.machine() == "arm64" else frozenset()
     if platform.machine() in ("aarch64", "arm64"):
         bits, places = _auxiliary(16), {"asimd": 1, "atomics": 8, "asimdhp": 10, "asimddp": 20}
@@ -135,7 +139,7 @@ def instruction_sets() -> frozenset[str]:
 
 
 def _auxiliary(kind: int) -> int:
-    """Return an entry of the auxiliary vector of this process: 16 is AT_HWCAP, the instruction sets of arm64."""
+    """Return an entry of this process's auxiliary vector. Entry 16 is AT_HWCAP, the instruction sets of arm64."""
     try:
         read = ctypes.CDLL(None).getauxval
     except AttributeError:

@@ -1,8 +1,8 @@
-"""SIMD vectors of 16 floats for Numba: the LLVM operations that its compiler does not generate by itself.
+"""SIMD vectors of 16 floats for kernels in Numba: operations of LLVM that Numba does not offer by itself.
 
 LLVM splits a vector into the processor's registers: one of AVX-512, two of AVX2, four of NEON. The order of summation
-is the same on all of them. Arguments named `at` are byte offsets in byte arrays and indices in float arrays; bounds are
-not checked. Vectors are float32; `add`, `sub`, `mul`, `larger` and `total` also take the float64 vectors of
+is the same in all three cases. Arguments named `at` are byte offsets in byte arrays and indices in float arrays; bounds
+are not checked. Vectors are float32; `add`, `sub`, `mul`, `larger` and `total` also take the float64 vectors of
 `sum_exp.py`.
 """
 
@@ -34,14 +34,14 @@ _PROBE_OF_BYTES = (
 
 @cache
 def register_lanes() -> int:
-    """Return the floats per register of the processor that Numba compiles for."""
+    """Return how many float32 a SIMD register of the processor has that Numba compiles for: 16, 8 or 4."""
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE))
     return 16 if "zmm" in text else 8 if "ymm" in text else 4
 
 
 @cache
 def has_multishift() -> bool:
-    """Return whether the processor that Numba compiles for has AVX-512 VBMI: bytes are permuted in one instruction."""
+    """Return whether the processor that Numba compiles for has AVX-512 VBMI, which permutes 64 bytes at once."""
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_BYTES))
     return "vpermb" in text
 
@@ -70,9 +70,10 @@ _PAIR_DOT = re.compile(r"((?:{vex}\s+)?vpdpwssd|vpmaddwd)\s.*%([yz])mm")
 
 @cache
 def pair_dot() -> str:
-    """Return the assembler mnemonic for sums of products of int16 pairs, in the widest registers of that processor.
+    """Return the mnemonic of the instruction that adds the two products of each pair of int16, or "" if there is none.
 
-    The mnemonic is vpdpwssd (with its prefix), which also adds to a sum; or vpmaddwd, which does not; or "" for none.
+    The instruction must work on the widest registers of the processor that Numba compiles for. It is vpdpwssd (with its
+    prefix), which also adds to a sum, or vpmaddwd, which does not.
     """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_PAIRS))
     found = _PAIR_DOT.search(text)
@@ -82,19 +83,25 @@ def pair_dot() -> str:
 
 @cache
 def has_quad_dot() -> bool:
-    """Return whether that processor has sdot, which adds products of four int8 to each sum."""
+    """Return whether the processor that Numba compiles for has sdot, which adds four products of int8 to each sum."""
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_QUADS))
     return "sdot" in text
 
 
-# The number of contiguous columns, of each 16 columns of a row that is expanded for tiles (`tile.py`): with AVX2 the 8
-# of one register. A register of AVX-512 holds all 16. On NEON, with smaller parts LLVM would load the columns of two
-# steps at once and have no registers left for the sums.
+# When rows are expanded for tiles (`tile.py`), each 16 columns of a row are stored in contiguous parts of PART columns.
+# With AVX2 a part is the 8 columns of one register. A register of AVX-512 holds all 16. On NEON a part is also 16
+# columns: with smaller parts, LLVM would load the columns of two steps at once, and no registers would be left for
+# sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 
 class Vector(types.Type):  # type: ignore[misc]
-    """The type of a vector of LANES elements: Numba's type of an element, and LLVM's type of the vector."""
+    """The Numba type of a vector of LANES elements.
+
+    Attributes:
+        scalar: Numba's type of an element.
+        llvm: LLVM's type of the vector.
+    """
 
     def __init__(self, scalar: Any, llvm: Any) -> None:
         super().__init__(name=f"{scalar}x{LANES}")
@@ -116,7 +123,7 @@ def element_address(context: Any, builder: Any, kind: Any, array: Any, at: Any) 
 
 
 def everywhere(builder: Any, scalar: Any, n: int = LANES) -> Any:
-    """Return the scalar in each of n lanes."""
+    """Return a vector with the scalar in each of n lanes."""
     undefined = ir.Constant(ir.VectorType(scalar.type, n), ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, n), [0] * n))
@@ -150,7 +157,7 @@ def splat(typing: Any, scalar: Any) -> Any:
 
 @intrinsic
 def get(typing: Any, floats: Any, at: Any) -> Any:
-    """Load `floats[at]` without Numba's test for a negative index, because the test keeps LLVM from vectorising."""
+    """Load `floats[at]` without Numba's test for a negative index, which would prevent LLVM from vectorising."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(element_address(context, builder, signature.args[0], *args))
@@ -207,7 +214,7 @@ def load_splat(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
-    """Load the float16 at byte `at`, copy it to every lane, convert to float32. Processors convert whole vectors."""
+    """Load the float16 at byte `at` into every lane as float32. Processors convert vectors, so it is copied first."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)
@@ -220,7 +227,7 @@ def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_half_bits(typing: Any, data: Any, at: Any) -> Any:
-    """Load the 16 bits at byte `at` as an index."""
+    """Load the 16 bits at byte `at` as an unsigned int64, for the index of a table."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)
@@ -258,7 +265,7 @@ def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
 
 @intrinsic
 def store_parts(typing: Any, floats: Any, at: Any, apart: Any, value: Any) -> Any:
-    """Store 16 floats in parts: PART floats from element `at` on, and each next PART floats `apart` elements later."""
+    """Store 16 floats in parts: PART floats from element `at` on, and each next part `apart` elements later."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         floats, at, apart, value = args
@@ -336,7 +343,7 @@ def fms(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 @intrinsic
 def larger(typing: Any, a: Any, b: Any) -> Any:
-    """Return the larger of each pair of lanes; b where one is NaN."""
+    """Return the larger of each pair of lanes; the lane of b if one of the two is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", *args), *args)
@@ -346,7 +353,7 @@ def larger(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def smaller(typing: Any, a: Any, b: Any) -> Any:
-    """Return the smaller of each pair of lanes; b where one is NaN."""
+    """Return the smaller of each pair of lanes; the lane of b if one of the two is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered("<", *args), *args)
@@ -356,7 +363,7 @@ def smaller(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
-    """Return lanes first to last - 1 of `a`, and the other lanes of `b`."""
+    """Return a vector with lanes `first` to `last - 1` of `a`, and the other lanes of `b`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
@@ -403,7 +410,7 @@ def largest_lane(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, data: Any, at: Any) -> Any:
-    """Prefetch the cache line of byte `at`, which may be after the end of the array."""
+    """Prefetch the cache line of byte `at`. The byte may be beyond the end of the array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.bitcast(element_address(context, builder, signature.args[0], *args), _I8.as_pointer())
@@ -416,16 +423,20 @@ def prefetch(typing: Any, data: Any, at: Any) -> Any:
 
 # ---- totals of lanes ----
 
-# The lanes of a vector are summed by adding halves. Several vectors are reduced together, to use all lanes.
+# The lanes of a vector are summed by adding its halves repeatedly. Several vectors are reduced together, so that no
+# lane is idle.
 
 
 def lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-    """Return the lanes of a and b, concatenated, at these places."""
+    """Return a vector of the lanes at these places in the concatenation of a and b."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(places)), places))
 
 
 def _two(builder: Any, a: Any, b: Any, distance: int) -> Any:
-    """Add lanes that are `distance` apart. Sums of b are in the lanes whose number has the bit `distance`."""
+    """Add the lanes of a, and of b, that are `distance` apart; return all sums in one vector.
+
+    The sums of b are in the lanes whose number has the bit `distance`, those of a in the other lanes.
+    """
     n = a.type.count
     stay = [lane if not lane & distance else n + lane for lane in range(n)]
     move = [lane + distance if not lane & distance else n + lane - distance for lane in range(n)]
@@ -439,7 +450,7 @@ def _one(builder: Any, a: Any, distance: int) -> Any:
 
 
 def fold(builder: Any, vectors: list[Any]) -> Any:
-    """Return a vector of the totals of 1, 2, 4, ... vectors; halves of each vector are added to halves."""
+    """Return a vector of the totals of 1, 2, 4, ... vectors. Each total has the order of summation of `total`."""
     distance = vectors[0].type.count
     while distance > 1:
         distance //= 2

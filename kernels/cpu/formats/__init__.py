@@ -1,1 +1,1 @@
-"""Storage formats: kernels that read blocks of quantised weights as they are stored."""
+"""Storage formats: kernels that read blocks of quantised weights as they are stored in a file."""

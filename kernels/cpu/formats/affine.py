@@ -1,8 +1,9 @@
-"""MLX's affine formats on the CPU: groups of 32, 64 or 128 weights as float32. Each format is compiled when it is used.
+"""CPU kernels of MLX's affine formats: unpack groups of 32, 64 or 128 weights to float32.
 
-A block is a group: a scale and a bias (float16, bfloat16 or float32), then quants of 2 to 8 bits in the order of
-`kernels/blocks.py`. A weight is `scale * q + bias`, with product and sum each rounded; for scales of 16 bits the
-product is exact. The NumPy reference is in `blocks_numpy.py`.
+Each format (bits, group size, type of scales) is compiled when the first model needs it. A block is a group: a scale
+and a bias (float16, bfloat16 or float32), then quants of 2 to 8 bits in the order of `kernels/blocks.py`. A weight is
+`scale * q + bias`; the product and the sum are each rounded. For scales of 16 bits the product is exact, so an fma
+gives the same weight. The NumPy reference is in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from .rows import dequantize_pieces, four_rows_of_groups
 from .scales import scales_of
 from .sums import WIDE
 
-# Functions that load scales and packed quants into SIMD vectors, for each type of scale and number of bits.
+# ---- load scales and packed quants into SIMD vectors, for each type of scale and number of bits ----
 
 _F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
 def scale_and_bias(kind: str) -> Any:
-    """Return the function that loads two floats of a type, "f16", "bf16" or "f32", each into every lane."""
+    """Return the function that loads a scale and a bias of a type, "f16", "bf16" or "f32", each into every lane."""
     if kind == "bf16":
         return _two_upper_halves
 
@@ -58,7 +59,7 @@ def scale_and_bias(kind: str) -> Any:
 
 @intrinsic
 def _two_upper_halves(typing: Any, data: Any, at: Any) -> Any:
-    """Load two bfloat16 as one word and convert them to float32: one load, and one operation for each."""
+    """Load two bfloat16 as one 32-bit word and convert them to float32, by one operation each."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         both = _load_word(context, builder, signature, args)
@@ -86,11 +87,11 @@ def _load_word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 def pair_of(bits: int, *, clean: bool) -> Any:
-    """Return the function that loads 32 quants of `bits` bits from a byte offset on into two vectors, one per word.
+    """Return the function that loads 32 quants from a byte offset on into two vectors of 16 words, one quant per word.
 
     Args:
-        bits: 2 to 8. The layout is that of `kernels/blocks.py` with biases.
-        clean: whether the upper bits of the words must be zeros.
+        bits: bits per quant, 2 to 8, in the layout of `kernels/blocks.py` for groups with biases.
+        clean: whether the bits of a word above the quant must be zeros.
     """
 
     @jit
@@ -110,7 +111,7 @@ def pair_of(bits: int, *, clean: bool) -> Any:
 
 
 def _quants_of(bits: int, *, clean: bool) -> Any:
-    """Return the function that loads 16 quants."""
+    """Return the function that loads 16 quants of `bits` bits into a vector of 16 words."""
     unpack = _by_multishift if bits * LANES <= 64 and has_multishift() else _by_bytes
 
     @intrinsic
@@ -130,7 +131,7 @@ def _quants_of(bits: int, *, clean: bool) -> Any:
 
 
 def _by_bytes(builder: Any, packed: Any, bits: int) -> Any:
-    """Return 16 quants as words: copy the one or two bytes that contain a quant to its word, and shift them."""
+    """Return 16 quants as words: copy the one or two bytes with a quant's bits to the quant's word, and shift them."""
     firsts, shifts = zip(*(divmod(i * bits, 8) for i in range(LANES)), strict=True)
     places = [p for byte in firsts for p in (byte, min(byte + 1, 2 * bits - 1), byte, byte)]
     mask = ir.Constant(ir.VectorType(_I32, 4 * LANES), places)
@@ -139,7 +140,7 @@ def _by_bytes(builder: Any, packed: Any, bits: int) -> Any:
 
 
 def _by_multishift(builder: Any, packed: Any, bits: int) -> Any:
-    """Return 16 quants as words: one instruction extracts 8 bits for each quant from 64 bits."""
+    """Return 16 quants as words, with AVX-512 VBMI: one instruction extracts 8 bits for each quant from 64 bits."""
     kind = ir.VectorType(_I8, 4 * LANES)
     places = [p if p < 2 * bits else 0 for p in range(8)]
     eight = builder.shuffle_vector(packed, packed, ir.Constant(ir.VectorType(_I32, 8), places))
@@ -152,10 +153,10 @@ def _by_multishift(builder: Any, packed: Any, bits: int) -> Any:
 
 @intrinsic
 def multiply_add_table(typing: Any, words: Any, scale: Any, bias: Any) -> Any:
-    """`scale * q + bias`, rounded once, for the quant q in the lowest 4 bits of each word.
+    """Return `scale * q + bias`, rounded once, for the quant q in the lowest 4 bits of each word.
 
-    All lanes of `scale` are equal, and so are all lanes of `bias`. With AVX-512 q is an index into a register of all 16
-    results, which is computed once per group.
+    All lanes of `scale` are equal, and so are all lanes of `bias`. With AVX-512 the results for all 16 values of q are
+    computed once per group, in one register, and q is an index into this register.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -182,13 +183,13 @@ def floats_of_words(typing: Any, words: Any) -> Any:
 
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-# Weights of a row that gemv unpacks together, loading their scale once. More of each of four rows would not fit into
-# the registers.
+# Number of weights of a row that gemv unpacks together, so that their scale is loaded once. With more weights of each
+# of four rows, the registers would not suffice.
 _PIECE = 64 if WIDE else 32
 
 
 class Kernels(NamedTuple):
-    """The names that the modules of other formats define (`format.py`)."""
+    """The names that the module of every other format defines (`format.py`), for one affine format."""
 
     BLOCK: int
     BLOCK_BYTES: int
@@ -221,7 +222,7 @@ def kernels(name: str) -> Kernels:
 
 
 def _quants_32(bits: int, scale: str) -> Any:
-    """Make the function that returns quants 32 p to 32 p + 31 of a block as bytes."""
+    """Make the function that returns quants 32 p to 32 p + 31 of the block at a byte offset, as bytes."""
     n_scales, load_pair = 2 * SCALE_BYTES[scale], pair_of(bits, clean=True)
 
     @jit
@@ -238,7 +239,7 @@ def _quants_32(bits: int, scale: str) -> Any:
 
 
 def _packed(bits: int, scale: str) -> Any:
-    """Make the function that returns quants 32 p to 32 p + 31 of a block; 4-bit quants as 16 bytes with two each."""
+    """Make the function that returns quants 32 p to 32 p + 31 for `eight_rows`: two per byte if they have 4 bits."""
     n_scales = 2 * SCALE_BYTES[scale]
 
     @jit
@@ -249,8 +250,8 @@ def _packed(bits: int, scale: str) -> Any:
 
 
 def weights_of(bits: int, scale: str, piece: int) -> Any:
-    """Make the function that returns 32 or 64 weights of a block in two or four vectors."""
-    # `multiply_add_table` reads 4 bits of a word and ignores the others.
+    """Make the function that returns `piece` weights of a block: 32 in two vectors, or 64 in four."""
+    # `multiply_add_table` ignores all but the lowest 4 bits of a word, so these need not be masked.
     quants = pair_of(bits, clean=bits != 4 or scale == "f32")
     combine, scale_of, n_scales = _combine(bits, scale), scale_and_bias(scale), 2 * SCALE_BYTES[scale]
 

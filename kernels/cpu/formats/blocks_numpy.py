@@ -1,4 +1,4 @@
-"""The NumPy references of the kernels that expand blocks: exact weights, and the quants and scales of the weights."""
+"""NumPy references of the kernels that unpack blocks: per format, exact weights, and quants with scales."""
 
 from __future__ import annotations
 
@@ -160,19 +160,19 @@ def mxfp4(blocks: Bytes) -> Parts:
 
 
 def _fifth(found: NDArray[np.void]) -> Floats:
-    """Return quants of 5 bits of Q5_0 and Q5_1, (n, 32)."""
+    """Return the quants of Q5_0 or Q5_1 blocks, 5 bits each, (n, 32)."""
     high = np.unpackbits(found["qh"], axis=1, bitorder="little")
     return _halves(found["qs"]) + np.float32(16) * high
 
 
 def _two_bits(found: NDArray[np.void]) -> Floats:
-    """Return quants of 2 bits of Q2_K and Q3_K, (n, 16, 16)."""
+    """Return the low 2 bits of the quants of Q2_K or Q3_K blocks, (n, 16, 16)."""
     fields = found["qs"].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1) & 3
     return fields.reshape(-1, 16, 16).astype(np.float32)
 
 
 def _scales_of_6(found: NDArray[np.void]) -> tuple[Floats, Floats]:
-    """Return scales and minima of Q4_K and Q5_K, (n, 8)."""
+    """Return the scales `d * scale` and the minima `dmin * minimum` of Q4_K or Q5_K blocks, (n, 8) each."""
     first, second, third = np.split(found["scales"], 3, axis=1)
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1).astype(np.float32)
     minima = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1).astype(np.float32)
@@ -180,7 +180,7 @@ def _scales_of_6(found: NDArray[np.void]) -> tuple[Floats, Floats]:
 
 
 def _halves(packed: Bytes) -> Floats:
-    """Return 4-bit quants as floats: the low halves of a row of bytes, then the high halves."""
+    """Return 4-bit quants as floats: the low four bits of a row of bytes, then the high four bits."""
     return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
 
 
@@ -198,7 +198,7 @@ def affine(blocks: Bytes, bits: int, size: int, scale: str) -> Parts:
 
 
 def _widened(values: NDArray[np.generic]) -> Floats:
-    """Return floats as float32; uint16 are the bits of bfloat16."""
+    """Return float16, float32, or bfloat16 (given as uint16 bits) as float32."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

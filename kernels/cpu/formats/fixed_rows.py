@@ -1,17 +1,20 @@
-"""Fixed-point products of a few tokens with rows as they are stored: 8 rows together, block by block.
+"""Gemv in fixed point (`--activations i16`): multiply a few tokens with rows as they are stored, 8 rows at a time.
 
-`products/fixed_numpy.py` defines the arithmetic. The sum of a block's products is an exact integer, so its order is
-free; the sums of 8 rows are then multiplied by the scales of row and token and added to 8 floats, a lane for each row.
+Activations are quantised to 16 bits per block of 32 columns; `products/fixed_numpy.py` defines the arithmetic. Within a
+block, the sum of the products of quants is an exact integer, so the order of its terms is free. The sums of 8 rows are
+then multiplied by the scales of the rows and of the token, and added to 8 floats, one lane per row.
 
-A register holds 16 columns of several rows, one row in each 16 bytes: two rows with AVX2, four with AVX-512, one with
-NEON. So the sums of a row are added within its 16 bytes. There are two forms of operands. *Pairs*: the bytes of even
-and of odd columns become int16 by a shift or a mask, and one instruction multiplies two columns of every row. *Digits*,
-on arm64 and with VNNI: the quants of rows stay bytes, and the quant of a token is two bytes, `256 * high + low`.
+A register holds 16 columns of several rows, 16 bytes per row: two rows with AVX2, four with AVX-512, one with NEON. So
+the sums of a row are added within its 16 bytes. There are two forms of operands:
 
-A token's record has RECORD_BYTES for each 32 columns. These are, for each 16 columns, the 8 quants of even and the 8 of
-odd columns, or with digits 16 high and 16 low bytes. Then come the scale, the total (the scale times the sum of the
-quants) and the totals of the two halves as floats, and the sums of the quants as integers. Records of two tokens are
-interleaved by blocks; the next two tokens follow.
+- *pairs*: the bytes of a row become int16, those of even columns in one register and those of odd columns in another,
+  by a shift or a mask; one instruction multiplies two columns of every row
+- *digits*, on arm64 and with VNNI: the quants of rows stay bytes, and a token's quant is two bytes, `256 * high + low`
+
+A token's *record* has RECORD_BYTES for each 32 columns. First come the token's quants, for each 16 columns separately:
+the 8 quants of even and the 8 of odd columns, or with digits 16 high and 16 low bytes. Then come, as floats, the scale,
+the total (the scale times the sum of the quants) and the totals of the two halves; and as integers, the sums of the
+quants. Records of two tokens are interleaved block by block; the records of the next two tokens follow.
 """
 
 from __future__ import annotations
@@ -37,28 +40,32 @@ _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _SUMS, _FLOATS, _WORDS = ir.VectorType(_I32, 8), ir.VectorType(_F32, 8), ir.VectorType(_I16, 8)
 
-# Rows of a register; ROWS of them are multiplied together.
+# Number of rows in a register. ROWS (8) rows are multiplied together.
 _IN_REGISTER = register_lanes() // 4
 _REGISTERS = ROWS // _IN_REGISTER
-# Blocks of 32 columns of a step. With AVX-512 the sums of two blocks are reduced with half as many instructions.
+# Number of blocks of 32 columns that a step adds. With AVX-512 it is two: their sums are reduced with half as many
+# instructions.
 TOGETHER = 2 if _REGISTERS == 2 else 1
-# Whether a quant of a token is two bytes, `256 * high + low`. sdot needs bytes; with VNNI, vpdpbusd adds four products
-# at once, and bytes of rows need not become int16.
+# Whether operands are digits: sdot needs bytes, and with VNNI, vpdpbusd adds four products at once, without converting
+# the bytes of rows to int16.
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
-# A kernel multiplies one or two tokens.
+# The most tokens that a kernel multiplies at a time.
 PAIR = 2
-# The most tokens that are multiplied with rows as they are stored; for more tokens tiles are faster. With VNNI a tile
-# of 8 tokens takes 0.65 of the time for Q8_0, 0.75 for Q4_K and 0.55 for Q6_K; with AVX2 it takes 0.87 for Q8_0, and
-# one of 4 tokens takes 1.23 (Xeon, CPU time of one thread).
+# The most tokens that are multiplied with rows as they are stored; for more tokens, tiles (`fixed_tile.py`) are faster.
+# Measured on a Xeon, CPU time of one thread, tile divided by stored rows: for 8 tokens 0.65 for Q8_0, 0.75 for Q4_K and
+# 0.55 for Q6_K with VNNI, and 0.87 for Q8_0 with AVX2; for 4 tokens 1.23.
 TOKENS = PAIR if QUADS else 4
 RECORD_BYTES = 96
-# Byte offsets in a record: scale, total, totals of 16 columns; total and totals of 16 columns as integers.
+# Byte offsets in a record: as floats the scale, the total and the totals of each 16 columns; as integers the sum of the
+# quants and the sums of each 16 columns.
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
 
-# How the quants of rows are stored: as 32 signed or unsigned bytes; two in each of 16 bytes, the first 16 columns in
-# their low halves; two in each of 32 bytes, the first 32 columns in their low halves.
+# How the quants of rows are stored: BYTES and UNSIGNED_BYTES, 32 bytes; NIBBLES, 16 bytes with the first 16 columns in
+# the low four bits and the next 16 in the high four bits; NIBBLES_OF_64, 32 bytes with two blocks of 32 columns
+# likewise.
 BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64 = range(4)
-# The bytes whose signedness differs from that of the multiply instruction. 128 is added to, or subtracted from them.
+# The kind of bytes whose signedness differs from what the multiply instruction expects: 128 is added to or subtracted
+# from them.
 _MOVED = UNSIGNED_BYTES if QUADS else BYTES
 
 
@@ -80,15 +87,18 @@ class _PackedModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def _blocks_at_once(block_bytes: int, words: int) -> int:
-    """Return how many blocks (2 or 4) have at least 64 bytes, with all their scales in the first 64; else 0."""
+    """Return how many blocks' scales one load of 64 bytes reads, 2 or 4; 0 if the format allows neither.
+
+    The blocks must have at least 64 bytes together, so that the load does not read beyond them.
+    """
     fits = [n for n in (2, 4) if (n - 1) * block_bytes + 2 * words <= 64 <= n * block_bytes]
     return fits[0] if fits and words and TOGETHER == 2 else 0
 
 
 def _scales_of_blocks(block_bytes: int, words: int) -> Any:
-    """Make the function that returns the scales of `_blocks_at_once` blocks at 8 addresses, and their offsets.
+    """Make the function that returns the scales and the offsets of `_blocks_at_once` blocks of the rows at 8 addresses.
 
-    One instruction per row moves the row's scales from its 64 bytes to their lanes.
+    One instruction per row moves the row's scales from its 64 bytes to the row's lanes.
     """
     n = _blocks_at_once(block_bytes, words)
     several = types.UniTuple(floats_8, n)
@@ -120,7 +130,7 @@ def _scales_of_blocks(block_bytes: int, words: int) -> Any:
 
 @intrinsic
 def _put_scales(typing: Any, to: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
-    """Write 16 scales of each of 8 rows to address `to`: the first ones of all rows, then the second ones, ..."""
+    """Write 16 scales of each of 8 rows to address `to`: scale 0 of all rows, then scale 1 of all rows, ..."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         at = 0
@@ -137,7 +147,7 @@ def _put_scales(typing: Any, to: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f:
 
 @intrinsic
 def _load_scales(typing: Any, address: Any, i: Any) -> Any:
-    """Load the scales with number i."""
+    """Load scale i of 8 rows, as `_put_scales` writes it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = builder.add(args[0], builder.mul(args[1], ir.Constant(_I64, 4 * ROWS)))
@@ -174,7 +184,7 @@ def _in_registers(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _nibbles(builder: Any, registers: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the low and the high halves of bytes. No processor shifts bytes: shorts are shifted, then masked."""
+    """Return the low four bits and the high four bits of bytes. No processor shifts bytes, so int16 are shifted."""
     n = registers[0].type.count
     fifteen, four = (
         ir.Constant(ir.VectorType(_I8, n), [15] * n),
@@ -189,7 +199,7 @@ def _nibbles(builder: Any, registers: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _halves_of(builder: Any, rows: list[Any], stored: int) -> list[tuple[list[Any], list[Any]]]:
-    """Return the registers of the first and of the last 16 columns of each block of 32."""
+    """Return, for each block of 32 columns, the registers of its first 16 columns and of its last 16 columns."""
     if stored == NIBBLES:
         return [_nibbles(builder, _in_registers(builder, rows))]
     kind = ir.VectorType(_I8, 32)
@@ -217,7 +227,7 @@ def _pair_products(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _operands(builder: Any, register: Any, stored: int) -> list[Any]:
-    """Return the quants of rows as operands: bytes with quads, else int16 of the even and of the odd columns."""
+    """Return the quants of rows as operands: with digits bytes, as pairs int16 of the even and of the odd columns."""
     n = register.type.count
     if DIGITS:
         return [builder.xor(register, ir.Constant(register.type, [-128] * n)) if stored == _MOVED else register]
@@ -229,7 +239,7 @@ def _operands(builder: Any, register: Any, stored: int) -> list[Any]:
 
 
 def _token(builder: Any, record: Any, half: int) -> list[Any]:
-    """Return the quants of a token for 16 columns as two registers, which repeat 16 bytes each."""
+    """Return the quants of a token for 16 columns as two registers; a register repeats its 16 bytes for each row."""
     kind = ir.VectorType(_I8, 16) if DIGITS else _WORDS
     n = kind.count
     parts = [load_at(builder, record, 32 * half + 16 * i, kind) for i in range(2)]
@@ -237,7 +247,7 @@ def _token(builder: Any, record: Any, half: int) -> list[Any]:
 
 
 def _digit_dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> Any:
-    """Return the sums of the products of one register of unsigned bytes, four for each row, with vpdpbusd."""
+    """Return the sums of products of one register of unsigned bytes, by vpdpbusd: four sums for each row."""
     kind = ir.VectorType(_I32, register_lanes())
     name, eight = f"llvm.x86.avx512.vpdpbusd.{32 * kind.count}", ir.Constant(kind, [8] * kind.count)
     found = ir.Constant(kind, None)
@@ -251,7 +261,10 @@ def _digit_dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> 
 
 
 def _dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> Any:
-    """Return the sums of the products of one register, four for each row; `operands` and `x` are by halves."""
+    """Return the sums of products of one register, four sums for each row.
+
+    `operands` and `x` have an item for each 16 columns that are summed.
+    """
     if DIGITS and not QUADS:
         return _digit_dots(builder, operands, x)
     if QUADS:
@@ -270,7 +283,7 @@ def _dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> Any:
 
 
 def _joined_sums(builder: Any, a: Any, b: Any, *, apart: int) -> Any:
-    """Add sums that are `apart` lanes apart in each 16 bytes: first those of a, then those of b."""
+    """Add lanes that are `apart` lanes apart in each 16 bytes; in each 16 bytes, return the sums of a and then of b."""
     n = a.type.count
     low = [i for i in range(4) if not i & apart]
     places = [source + start + i for start in range(0, n, 4) for source in (0, n) for i in low]
@@ -278,7 +291,7 @@ def _joined_sums(builder: Any, a: Any, b: Any, *, apart: int) -> Any:
 
 
 def _folded(builder: Any, registers: list[Any]) -> Any:
-    """Return the sums of 8 rows in order; register g has four sums of each of rows g, g + _REGISTERS, ..."""
+    """Return the totals of 8 rows, in order. Register g has 4 partial sums of each of rows g, g + _REGISTERS, ..."""
     apart = 2
     while apart and len(registers) > 1:
         pairs = zip(registers[::2], registers[1::2], strict=True)
@@ -300,7 +313,7 @@ def _folded_pair(builder: Any, a: list[Any], b: list[Any]) -> list[Any]:
 
 
 def _all_folded(builder: Any, sums: list[list[Any]]) -> list[Any]:
-    """Return the sums of 8 rows of several blocks or halves of blocks."""
+    """Return the totals of 8 rows for each of several blocks, or halves of blocks."""
     if TOGETHER == 1 or len(sums) % 2:
         return [_folded(builder, registers) for registers in sums]
     pairs = zip(sums[::2], sums[1::2], strict=True)
@@ -311,7 +324,7 @@ def _all_folded(builder: Any, sums: list[list[Any]]) -> list[Any]:
 
 
 class _Step:
-    """The common state of the functions that generate one step."""
+    """Functions that generate the LLVM IR of one step (`_step`), and the arguments that they share."""
 
     def __init__(self, builder: Any, n: int, stored: int, kind: int, minus: int) -> None:
         self.builder, self.n, self.stored, self.kind, self.minus = builder, n, stored, kind, minus
@@ -319,7 +332,7 @@ class _Step:
             self.minus += -128 if QUADS else 128
 
     def dots(self, halves: Any, record: Any) -> list[list[Any]]:
-        """Return the registers of the sums of a block of 32 columns of 8 rows, or of its two sums of 16 columns."""
+        """Return the registers of partial sums of 8 rows, for a block of 32 columns or for each 16 columns of it."""
         x = [_token(self.builder, record, half) for half in range(2)]
         parts = [[0], [1]] if self.kind & HALVES else [[0, 1]]
         return [
@@ -331,7 +344,7 @@ class _Step:
         ]
 
     def minus_totals(self, sums: list[Any], record: Any) -> list[Any]:
-        """Return the sums of a block, corrected for the number that was added to every quant."""
+        """Return the sums of a block, corrected for `minus`, which is too much in every quant of the rows."""
         if not self.minus:
             return sums
         totals, found = [WHOLE_HALVES, WHOLE_HALVES + 4] if self.kind & HALVES else [WHOLE_TOTAL], []
@@ -342,7 +355,7 @@ class _Step:
         return found
 
     def added(self, y: Any, sums: list[Any], record: Any, scales: list[Any], offsets: list[Any]) -> Any:
-        """Return y with a block added, in the order of `fixed_numpy.py`."""
+        """Return y plus the products of a block, added in the order that `fixed_numpy.py` defines."""
         builder, fma = self.builder, f"llvm.fma.v{ROWS}f32"
         totals = [HALF_TOTALS, HALF_TOTALS + 4] if self.kind & HALVES else [TOTAL]
         of_token = everywhere(builder, load_at(builder, record, SCALE, _F32), ROWS)
@@ -359,11 +372,11 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
     """Make the function that adds blocks of 32 columns of 8 rows to the products of n tokens.
 
     Args:
-        n: tokens.
-        stored: how quants are stored.
-        kind: HALVES, BIASED (`panels.py`).
+        n: number of tokens.
+        stored: how quants are stored: BYTES, ...
+        kind: a sum of HALVES and BIASED (`panels.py`), or 0.
         minus: the number that is subtracted from every quant.
-        together: blocks of 32 columns per call, whose quants are given for 8 rows; NIBBLES_OF_64 are two blocks.
+        together: number of blocks of 32 columns per call; each has the quants of 8 rows. NIBBLES_OF_64 has two blocks.
     """
     n_blocks = 2 if stored == NIBBLES_OF_64 else together
     per_block = 2 if kind & HALVES else 1
@@ -409,7 +422,7 @@ def _zeros(n: int) -> Any:
 
 
 def _put_products(n: int) -> Any:
-    """Make the function that writes the products of 8 rows and n tokens."""
+    """Make the function that writes the products of 8 rows with n tokens."""
 
     @intrinsic
     def put(typing: Any, y: Any, apart: Any, y_row: Any, products: Any) -> Any:
@@ -438,9 +451,10 @@ def _put_products(n: int) -> Any:
 
 @jit
 def far_and_near(row_bytes: int, ahead: int) -> Any:
-    """Return the distances from a byte of a row to the byte that the same stream reads `ahead` bytes later.
+    """Return the distances from a byte of a row to the byte that the same stream of memory reads `ahead` bytes later.
 
-    A stream has every second row. Return the distance for bytes from `edge` on, that for bytes before it, and `edge`.
+    Two streams read adjacent rows, so a stream skips every second row. Return the distance for bytes of a row from
+    `edge` on, the distance for bytes before `edge`, and `edge`.
     """
     rows = ahead // row_bytes
     near = ahead + rows * row_bytes
@@ -449,7 +463,10 @@ def far_and_near(row_bytes: int, ahead: int) -> Any:
 
 @jit
 def prefetch_lines(rows: Any, line: int, until: int, places: Any) -> int:
-    """Prefetch ahead of the lines of 8 rows from byte `line` to `until - 1`; return the first byte of the next line."""
+    """For each cache line of 8 rows from byte `line` to `until - 1`, prefetch the line that is read later.
+
+    Return the first byte of the next line.
+    """
     far, near, edge = places
     while line < until:
         place = line + (near if line < edge else far)
@@ -475,10 +492,10 @@ def eight_rows_of_groups(
     Args:
         block: columns of a block, a multiple of 32.
         block_bytes: bytes of a block.
-        scales: how the scales and the offsets of blocks are found.
+        scales: how the scales and the offsets of blocks are loaded.
         quants: function that returns quants 32 p to 32 p + 31 of the block at a byte offset, given p.
-        stored: how `quants` returns them.
-        kind: BIASED or 0.
+        stored: the form of the results of `quants`: BYTES, ...
+        kind: BIASED or 0 (`panels.py`).
         minus: the number that is subtracted from every quant.
     """
     n_groups, at_once = block // 32, _blocks_at_once(block_bytes, scales.words) if block == 32 else 0
@@ -551,7 +568,7 @@ def _eight(quants: Callable[..., Any]) -> Any:
 
 
 def _scales_writer(scales_of: Callable[..., Any], minima: Sequence[int]) -> Any:
-    """Make the function that writes the scales, or the scales and minima, of blocks of 8 rows to scratch memory."""
+    """Make the function that writes the scales, or scales and minima, of a block of 8 rows to scratch memory."""
     has_two_vectors = max(minima, default=0) >= 16
 
     @inlined
@@ -583,8 +600,8 @@ def eight_rows_by_parts(
         quants: function that returns quants 64 p to 64 p + 63, given p: twice 32 as BYTES, or as NIBBLES_OF_64.
         places: for each 32 or 16 columns, the index of its scale among the results of `scales_of`.
         minima: the same for the minima; empty if there are none.
-        stored: how `quants` returns them.
-        kind: HALVES or 0.
+        stored: the form of the results of `quants`: BYTES, ...
+        kind: HALVES or 0 (`panels.py`).
     """
     kind |= BIASED if minima else 0
     write, n_sums = _scales_writer(scales_of, minima), 2 if kind & HALVES else 1
@@ -616,7 +633,7 @@ def eight_rows_by_parts(
 
 
 def _two_scales(places: tuple[int, ...], minima: tuple[int, ...], is_biased: bool) -> Any:
-    """Make the function that returns the scales and the offsets of two adjacent groups of columns."""
+    """Make the function that returns the scales and the offsets of two adjacent groups of 32 or 16 columns."""
 
     @jit
     def load(stored: int, i: int) -> Any:
@@ -659,7 +676,7 @@ def _part(n: int, stored: int, kind: int, quants: Any, two_scales: Any, n_sums: 
 
 
 def _for_tokens(make: Callable[[int], Any]) -> Any:
-    """Make one kernel for any number of tokens from `make`, which makes the kernel for 1 or 2 tokens and 8 rows."""
+    """Make the kernel for any number of tokens and rows. `make` makes the kernel for 1 or 2 tokens and 8 rows."""
     one, two = make(1), make(2)
 
     @jit
@@ -667,17 +684,17 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
         n_tokens: int, rows: Any, last: Any, step: int, count: int, n_columns: int, records: int, y: int, apart: int,
         y_row: int, ahead: int, scratch: int,
     ) -> None:  # fmt: skip
-        """Write `dot(row r of range i, token t)`, in fixed point, to `y[i * apart + r + t * y_row]`.
+        """Write `dot(row r of range i, token t)`, computed in fixed point, to `y[i * apart + r + t * y_row]`.
 
-        Two rows of each of four ranges are interleaved block by block, because a processor reads several streams of
-        memory faster than one.
+        Two rows of each of four ranges are multiplied at the same time, block by block, because a processor reads
+        several streams of memory faster than one stream.
 
         Args:
             n_tokens: 1 or more.
             rows: addresses of the first row of each range.
             last: addresses of the last row of each range, which is read again in place of rows beyond it.
             step: bytes from one row to the next.
-            count: rows of each range. An odd count is rounded up, and y has space for the additional row.
+            count: rows of each range. An odd count is rounded up, so y must have space for one more row.
             n_columns: columns of the rows, a multiple of 32 and of a block.
             records: address of the tokens' records.
             y: address of the products, float32.

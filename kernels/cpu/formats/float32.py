@@ -1,4 +1,4 @@
-"""float32 matrices on the CPU, as they are stored in a file. The NumPy reference is `order_numpy.dot`."""
+"""CPU kernels of float32 matrices, read as they are stored in a file. The NumPy reference is `order_numpy.dot`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def weights(rows: Any, at: int) -> Any:
     return (load_floats(rows, at),)
 
 
-# The gemv kernels treat 16 weights as a block.
+# For gemv, 16 weights are treated as a block.
 four_rows = make_four_rows(LANES, 4 * LANES, weights)
 
 
 @jit
 def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int) -> None:
-    """`out[to ...] = weights[at ...]` for n weights, then zeros up to a multiple of 16; see `format.expand`."""
+    """Copy `weights[at : at + n]` to `out[to:]`, padded with zeros to a multiple of 16; see `format.expand`."""
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
         store_parts(out, to, apart, load(weights, at + i))

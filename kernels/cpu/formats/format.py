@@ -1,10 +1,10 @@
 """Storage formats: the kernels that each format exports, and how other kernels call them.
 
-The file of a format has functions that load its blocks as SIMD vectors of weights or quants. `rows.py` makes the
-kernels `four_rows` (gemv) and `dequantize` from them, `panels.py` and `fixed_rows.py` the kernels `panel` and
-`eight_rows` of fixed point. A format is compiled separately, when the first model needs it (`library.py`). Other
-kernels call these kernels through function pointers in the matrix's descriptor, so a new format changes no other
-kernel. `blocks_numpy.py` has the NumPy references of all formats.
+The file of a format has functions that load its blocks as SIMD vectors of weights or quants. From these functions,
+`rows.py` makes the kernels `four_rows` (gemv) and `dequantize`; `panels.py` and `fixed_rows.py` make `panel` and
+`eight_rows`, for products in fixed point. A format is compiled separately, when the first model needs it
+(`library.py`). Other kernels call the format's kernels through function pointers in the matrix's descriptor, so a new
+format changes no other kernel. `blocks_numpy.py` has the NumPy references of all formats.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from ..build.memory import floats, invoke, raw, words
 from ..build.vectors import prefetch
 from .sums import PANEL_SIZES, WIDE
 
-# Bytes of scratch memory that `four_rows`, `expand`, `panel` and `eight_rows` use for scales.
+# `four_rows`, `expand`, `panel` and `eight_rows` use this number of bytes of scratch memory for scales.
 FORMAT_SCRATCH = 4 * STRETCH
 
-# The most input vectors that gemv multiplies with rows as they are stored. For more vectors gemm is faster (measured),
-# because it dequantises weights once, gemv once per panel of input vectors. Two panels pay off if dequantising is
-# cheap, as for groups of 64 bytes with one scale. For Q8_0 gemm of 10 to 18 vectors takes 4 to 10 % less time (Xeon).
+# The most input vectors that gemv multiplies with rows as they are stored: one panel of vectors, or two. For more
+# vectors gemm is faster (measured), because gemm dequantises weights once, but gemv does so once per panel. Two panels
+# are worth it only if dequantising is cheap, as for groups of 64 bytes with one scale. For Q8_0 it is not: for 10 to 18
+# vectors, gemm takes 4 to 10 % less time (Xeon).
 TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 
@@ -105,7 +106,7 @@ def export_panel(name: str) -> list[str]:
 
 @jit
 def row_bytes(job: Any, m: int, n_columns: int) -> Any:
-    """Return the bytes of `n_columns` columns of matrix m, a multiple of the block size."""
+    """Return how many bytes `n_columns` columns of matrix m take; `n_columns` is a multiple of the block size."""
     return n_columns // job[m + FORMAT + BLOCK_WEIGHTS] * job[m + FORMAT + BLOCK_BYTES]
 
 
@@ -126,9 +127,10 @@ def four_rows(
     job: Any, m: int, n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: int,
     first: int, y: int, at: int, apart: int, y_row: int, ahead: int, scratch: int,
 ) -> None:  # fmt: skip
-    """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`, for four ranges of matrix m.
+    """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`, for four ranges of rows.
 
-    `panel` and `y` are addresses; `rows.py` describes the other arguments.
+    The rows are those of matrix m of a block (`layout.py`). `panel` and `y` are addresses; `rows.py` describes the
+    other arguments.
     """
     invoke(
         job[m + FORMAT + FOUR_ROWS],
@@ -153,11 +155,11 @@ def expand(
     apart: int,
     scratch: int,
 ) -> None:
-    """Write `n` weights of a row of matrix m, from `column` on, to `out[at ...]` as float32.
+    """Write `n` weights of a row of matrix m, from `column` on, to `out[at:]` as float32.
 
-    Groups of 16 weights are `step` elements apart; inside a group, groups of `PART` weights are `apart` elements apart.
-    With `step = 16` and `apart = PART`, weights keep their order; with `step = PART` and `apart` the size of a part,
-    they are stored in parts (`tile.py`).
+    In `out`, groups of 16 weights are `step` elements apart; within a group, each `PART` weights are `apart` elements
+    apart. With `step = 16` and `apart = PART`, weights keep their order. With `step = PART` and `apart` the size of a
+    part, they are stored in parts (`tile.py`).
 
     `column` and `n` are multiples of the block size. float32 has no blocks; its weights are padded with zeros to a
     multiple of 16. `out` is an address, and `scratch` the address of `FORMAT_SCRATCH` bytes of scratch memory.
@@ -171,7 +173,7 @@ def expand(
 
 @jit
 def prefetch_weights(job: Any, m: int, n_columns: int, row: int, column: int, n: int) -> None:
-    """Prefetch the bytes that `expand` reads for the same arguments; some may be after the end of the matrix."""
+    """Prefetch the bytes that `expand` reads for the same arguments. Bytes may be beyond the end of the matrix."""
     first, data = row_bytes(job, m, row * n_columns + column), raw(job[m + WEIGHTS])
     for at in range(first, first + row_bytes(job, m, n), LINE_BYTES):
         prefetch(data, at)

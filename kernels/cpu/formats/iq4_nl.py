@@ -1,7 +1,7 @@
-"""IQ4_NL on the CPU: 18-byte blocks of a GGUF file as float32 weights.
+"""CPU kernels of the format IQ4_NL: unpack 18-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale and 32 quants of 4 bits in the order of Q4_0. A quant is the index of a level. A weight is
-`d * level`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale d and 32 quants of 4 bits in the order of Q4_0. A quant is an index into the table LEVELS. A
+weight is `d * level`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

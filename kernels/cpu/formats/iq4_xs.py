@@ -1,8 +1,9 @@
-"""IQ4_XS on the CPU: 136-byte blocks of a GGUF file as float32 weights.
+"""CPU kernels of the format IQ4_XS: unpack 136-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 factor d; 8 scales of 6 bits (uint16 of high bits, uint32 of low bits); and 256 quants of 4 bits:
-16 bytes have a group of 32 weights, the first 16 in the low halves. A quant is the index of a level of IQ4_NL. A weight
-is `(d * (scale - 32)) * level`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 factor d; 8 scales of 6 bits (the high bits in a uint16, the low bits in a uint32); and 256 quants
+of 4 bits. Each 16 bytes have the quants of a group of 32 weights, the first 16 in the low four bits. A quant is an
+index into the levels of IQ4_NL. A weight is `(d * (scale - 32)) * level`, which float32 represents exactly. The NumPy
+references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 136, ONE_PANEL if WIDE else 4
-# Byte offsets in a block: of the scale bits (high, then low), and of the quants.
+# Byte offsets in a block: of the bits of the scales (high bits, then low bits), and of the quants.
 SCALES, QUANTS = 2, 8
 
-# Lanes 8 to 15 repeat lanes 0 to 7: there are 8 scales.
+# There are only 8 scales, so lanes 8 to 15 repeat lanes 0 to 7.
 _GROUPS = [i % 8 for i in range(16)]
 _load_scales = load_fields(
     6,

@@ -1,9 +1,9 @@
-"""MXFP4 on the CPU: 17-byte blocks of a GGUF file as float32 weights.
+"""CPU kernels of the format MXFP4: unpack 17-byte blocks of a GGUF file to float32 weights.
 
-A block is a byte e, for the power of two 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0. The
-kernel uses integer levels, twice the values of these floats, and half the power of two as the scale. A weight is
-`scale * level`. It is exact in float32 below 2 ** 128, and larger weights, which need e >= 253, are infinite. The NumPy
-references are in `blocks_numpy.py`.
+A block is a byte e, which stands for the factor 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0.
+The kernels use integer levels, which are twice the values of these floats, and the scale 2 ** (e - 128). A weight is
+`scale * level`. Weights below 2 ** 128 are exact in float32; larger weights, which need e >= 253, become infinite. The
+NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

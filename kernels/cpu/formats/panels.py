@@ -1,13 +1,15 @@
-"""Panels of weight rows for products in fixed point: quants of ROWS rows as int16 or int8, with scales and offsets.
+"""Expand weight rows to panels, for gemm in fixed point: quants of ROWS rows as int16 or int8, scales and offsets.
 
-(The panels of gemv are packed input vectors, `products/gemv.py`.) A panel is expanded from stored blocks, some hundred
-columns at a time, and stays in the L1 cache while all tokens are multiplied with it (`products/fixed_tile.py`). A panel
-consists of words of 4 bytes. For each 32 columns it has 16 words of each row, transposed: the first word of all rows,
-then the second, ... Then come ROWS scales and ROWS offsets; if the format has a scale for each 16 columns, they are
-those of the first 16 columns, and those of the last 16 follow. A weight is `scale * quant + offset`.
+A panel is expanded from stored blocks, some hundred columns at a time, and stays in the L1 cache while all tokens are
+multiplied with it (`products/fixed_tile.py`). (In gemv, a panel is something else: packed input vectors,
+`products/gemv.py`.) A panel consists of words of 4 bytes. For each 32 columns it has 16 words of each row, transposed:
+word 0 of all rows, then word 1 of all rows, ... Then come ROWS scales and ROWS offsets. If the format has a scale for
+each 16 columns, these are for the first 16 columns, and ROWS scales and ROWS offsets for the last 16 follow. A weight
+is `scale * quant + offset`.
 
-A transposition of 8 x 8 words of 4 bytes brings the same 4 columns of 8 rows together. Shifts make two pairs of columns
-from each word: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot a word keeps four columns (QUADS).
+To build a panel, 8 x 8 words of 4 bytes (four int8 quants) are transposed, so that a vector has the same 4 columns of 8
+rows. Shifts then make two words, with two int16 each, from each word: columns 4 i and 4 i + 2, and columns 4 i + 1 and
+4 i + 3. For sdot a word keeps its four int8 columns (QUADS).
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ from .scales import Scales, floats_8
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SHORTS, _BYTES = ir.VectorType(_I32, 8), ir.VectorType(_I16, 16), ir.VectorType(_I8, 32)
 
-# Rows of a panel: one word of each row fills two registers, with NEON four.
+# Number of rows of a panel. One word of each row fills two registers, or with NEON four.
 ROWS = 32 if register_lanes() == 16 else 16
-# Words of a row in a block of 32 columns.
+# Number of words per row and 32 columns: 16 of quants, and two scales and two offsets.
 ROW_WORDS = 20
-# Whether words are four int8 (`fixed_tile.py`).
+# Whether a word has four int8, for sdot, and not two int16 (`fixed_tile.py`).
 QUADS = register_lanes() == 4 and has_quad_dot()
-# Columns that are expanded together: as int16, the quants of ROWS rows take half of an L1 cache of 32 KB.
+# Number of columns that are expanded together. As int16, the quants of ROWS rows then take half of an L1 cache of 32
+# KB.
 DEPTH = 8192 // ROWS
-# Bits of the kind of a format: it has a scale for each 16 columns; weights have offsets; quants are from 0 to 255.
+# Bits of the kind of a format. HALVES: it has a scale for each 16 columns; BIASED: weights have offsets; UNSIGNED:
+# quants are from 0 to 255.
 HALVES, BIASED, UNSIGNED = 1, 2, 4
 
 
@@ -77,12 +81,12 @@ def load_32(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_nibbles(typing: Any, data: Any, at: Any) -> Any:
-    """Load 32 quants of 4 bits: the low halves of 16 bytes from byte `at` on, then their high halves."""
+    """Load 32 quants of 4 bits from byte `at` on: the low four bits of 16 bytes, then their high four bits."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         packed = _load(context, builder, signature, args, ir.VectorType(_I8, 16))
         both = shuffled(builder, packed, packed, [*range(16), *range(16)])
-        # No instruction shifts bytes, so whole words are shifted and the bits of the next byte are masked.
+        # No instruction shifts bytes, so words are shifted, and bits that came from the next byte are masked.
         words = builder.lshr(builder.bitcast(both, _EIGHT), ir.Constant(_EIGHT, [0] * 4 + [4] * 4))
         return builder.and_(words, ir.Constant(_EIGHT, [0x0F0F0F0F] * 8))
 
@@ -91,7 +95,7 @@ def load_nibbles(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_bits(typing: Any, data: Any, at: Any, value: Any) -> Any:
-    """Load 32 bits from byte `at` on; return `value` in the bytes whose bit is 1, else 0."""
+    """Load 32 bits from byte `at` on; return 32 bytes: `value` where the bit is 1, and 0 where it is 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         packed = _load(context, builder, signature, args, ir.VectorType(_I8, 4))
@@ -131,7 +135,7 @@ def union(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def narrowed(typing: Any, low: Any, high: Any) -> Any:
-    """Return the lowest bytes of two vectors of 16 words."""
+    """Return the lowest byte of each word of two vectors of 16 words, as 32 bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         low, high = (builder.trunc(a, ir.VectorType(_I8, 16)) for a in args)
@@ -141,7 +145,7 @@ def narrowed(typing: Any, low: Any, high: Any) -> Any:
 
 
 def in_halves(quants: Callable[..., Any]) -> Any:
-    """Make the function that returns the result of `quants`, 64 bytes in 16 words, as two vectors of 32 bytes."""
+    """Make a function like `quants` that returns the 64 bytes as two vectors of 32 bytes, not as one of 16 words."""
 
     @jit
     def pair(blocks: Any, at: int, p: int) -> Any:
@@ -181,7 +185,7 @@ def levels_of(levels: Sequence[int]) -> Any:
 
 
 def transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Transpose 8 x 8 words."""
+    """Transpose 8 x 8 words: return vector i with word i of each row."""
     pairs = []
     for a, b in zip(rows[::2], rows[1::2], strict=True):
         pairs.append(shuffled(builder, a, b, [0, 8, 1, 9, 4, 12, 5, 13]))
@@ -196,7 +200,7 @@ def transposed(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _words_of(builder: Any, bytes_: Any, *, unsigned: bool) -> list[Any]:
-    """Return words of four columns of 8 rows in the order of the panel."""
+    """Return the words of a panel for four columns of 8 rows: two vectors of int16 pairs, or one of four int8."""
     if QUADS:
         return [builder.xor(bytes_, ir.Constant(_EIGHT, [0x80808080 - (1 << 32)] * 8))] if unsigned else [bytes_]
     eight, shorts = ir.Constant(_SHORTS, [8] * 16), builder.bitcast(bytes_, _SHORTS)
@@ -238,9 +242,9 @@ def _put_scales(typing: Any, to: Any, scales: Any) -> Any:
 class Panel(NamedTuple):
     """The kernel that expands rows of a format to a panel, and the kind of the format.
 
-    `expand(weights, step, n_rows, n_columns, out, scratch)` expands `n_columns` columns, a multiple of the block size,
-    of `n_rows` rows; the last row is repeated up to ROWS rows. Rows begin at address `weights` and are `step` bytes
-    apart. `scratch` is the address of `FORMAT_SCRATCH` bytes of scratch memory.
+    `expand(weights, step, n_rows, n_columns, out, scratch)` writes a panel to address `out`. The panel has `n_columns`
+    columns, a multiple of the block size, of `n_rows` rows; the last row is repeated up to ROWS rows. Rows begin at
+    address `weights` and are `step` bytes apart. `scratch` is the address of `FORMAT_SCRATCH` bytes of scratch memory.
     """
 
     expand: Any
@@ -250,12 +254,12 @@ class Panel(NamedTuple):
 def panel_of_groups(
     block: int, block_bytes: int, scales: Scales, quants_of: Callable[..., Any], kind: int = 0
 ) -> Panel:
-    """Make the kernel that expands blocks with one scale.
+    """Make the kernel of a format whose blocks have one scale.
 
     Args:
         block: columns of a block, a multiple of 32.
         block_bytes: bytes of a block.
-        scales: how the scales and the offsets of blocks are found.
+        scales: how the scales and the offsets of blocks are loaded.
         quants_of: function that returns quants 32 p to 32 p + 31 of the block at a byte offset, given p.
         kind: a sum of BIASED and UNSIGNED, or 0.
     """
@@ -287,7 +291,7 @@ def panel_by_parts(
     block_bytes: int, scales_of: Callable[..., Any], quants_of: Callable[..., Any], places: Sequence[int],
     minima: Sequence[int] = (), kind: int = 0,
 ) -> Panel:  # fmt: skip
-    """Make the kernel that expands blocks of 256 weights.
+    """Make the kernel of a format whose blocks have 256 weights.
 
     Args:
         block_bytes: bytes per block.

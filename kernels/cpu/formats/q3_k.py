@@ -1,8 +1,8 @@
-"""Q3_K on the CPU: 110-byte blocks of a GGUF file as float32 weights.
+"""CPU kernels of the format Q3_K: unpack 110-byte blocks of a GGUF file to float32 weights.
 
-A block is 32 bytes with the third bits of quants (bit j for weights 32 j to 32 j + 31), 64 bytes with the low two bits
-in the order of Q2_K, 12 bytes with 16 scales of 6 bits, and a float16 factor d. A weight is
-`(d * (scale - 32)) * (q - 4)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+A block is 32 bytes with the third bits of quants (bit j of byte i is that of weight 32 j + i), 64 bytes with the low
+two bits in the order of Q2_K, 12 bytes with 16 scales of 6 bits, and a float16 factor d. A weight is `(d * (scale -
+32)) * (q - 4)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 110, ONE_PANEL if WIDE else 4
-# Byte offsets in a block: low bits, scales, and the factor of the scales. The third bits come first.
+# Byte offsets in a block: low bits, scales, and the factor of the scales. The third bits are at offset 0.
 LOW, SCALES, FACTOR = 32, 96, 108
 
 _load_scales = load_fields(

@@ -1,7 +1,8 @@
-"""Q4_0 on the CPU: 18-byte blocks of a GGUF file as float32 weights.
+"""CPU kernels of the format Q4_0: unpack 18-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale and 32 quants of 4 bits: byte i has the quants of weights i and i + 16. A weight is
-`d * (q - 8)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale d and 32 quants of 4 bits: the low four bits of byte i are the quant of weight i, the high
+four bits that of weight i + 16. A weight is `d * (q - 8)`, which float32 represents exactly. The NumPy references are
+in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

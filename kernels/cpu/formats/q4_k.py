@@ -1,9 +1,9 @@
-"""Q4_K on the CPU: 144-byte blocks of a GGUF file as float32 weights.
+"""CPU kernels of the format Q4_K: unpack 144-byte blocks of a GGUF file to float32 weights.
 
-A block is two float16 factors (d of scales and dmin of minima), 12 bytes with 8 scales and 8 minima, and 256 quants of
-4 bits: 32 bytes have two groups of 32 weights, the first group in the low halves. A weight is
-`(d * scale) * q - dmin * minimum`; both products are exact, so the difference is rounded once. The NumPy references are
-in `blocks_numpy.py`.
+A block is two float16 factors (d for scales and dmin for minima), 12 bytes with 8 scales and 8 minima of 6 bits, and
+256 quants of 4 bits. Each 32 bytes have the quants of two groups of 32 weights, those of the first group in the low
+four bits. A weight is `(d * scale) * q - dmin * minimum`; both products are exact, so the difference is rounded once.
+The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 144, ONE_PANEL if WIDE else 4
-# Where the quants begin in a block.
+# The byte offset of the quants in a block.
 QUANTS = 16
-# The index of each group's scale in the result of `load_scales_of_6`; its minimum is 4 later.
+# The index of each group's scale in the result of `load_scales_of_6`. The index of the group's minimum is 4 larger.
 PLACES = (0, 1, 2, 3, 8, 9, 10, 11)
 
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 8 products `d * scale` and 8 products `dmin * minimum` of the block at byte `at` (`PLACES`)."""
+    """Return the 8 products `d * scale` and 8 products `dmin * minimum` of the block at byte `at` (see `PLACES`)."""
     return mul(load_scales_of_6(blocks, at + 4), load_halves_of_4(blocks, at, at + 2, at, at + 2))
 
 

@@ -1,7 +1,7 @@
-"""Q5_1 on the CPU: 24-byte blocks of a GGUF file as float32 weights.
+"""CPU kernels of the format Q5_1: unpack 24-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale, a float16 minimum, the fifth bits of 32 quants, and their low 4 bits in the order of Q4_0. A
-weight is `d * q + m`, rounded once. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale d, a float16 minimum m, the fifth bits of 32 quants, and their low 4 bits in the order of
+Q4_0. A weight is `d * q + m`, rounded once. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Q8_0 on the CPU: 34-byte blocks of a GGUF file as float32 weights.
+"""CPU kernels of the format Q8_0: unpack 34-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale d and 32 signed bytes q; a weight is `d * q`, which float32 represents exactly. Kernels read
+A block is a float16 scale d and 32 signed bytes q. A weight is `d * q`, which float32 represents exactly. Kernels read
 the unaligned blocks in place. The NumPy references are in `blocks_numpy.py`.
 """
 
@@ -20,9 +20,9 @@ from .rows import four_rows as make_four_rows
 from .scales import scales_of
 
 BLOCK, BLOCK_BYTES, MOST = 32, 34, ONE_PANEL
-# Every float16 as a float32, for x86-64. Reading a scale from this table takes no instruction of the units that
-# multiply. With a conversion, which takes two or three, products with 1 to 4 vectors took 5 to 12 % longer (Xeon, code
-# for AVX2 and for AVX-512).
+# A table of every float16 as float32, for x86-64. Reading a scale from this table takes no instruction of the units
+# that multiply, but a conversion takes two or three. With conversions, products with 1 to 4 vectors took 5 to 12 %
+# longer (Xeon, code for AVX2 and for AVX-512).
 _HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 _HAS_TABLE = register_lanes() > 4
 

@@ -1,4 +1,4 @@
-"""Unpack quants of 2 to 6 bits, and of MXFP4 and other tables of levels, to float32: operations on 16 32-bit words."""
+"""Unpack quants of 2 to 6 bits, and 4-bit indices into tables (MXFP4, IQ4), to float32, by operations on 16 words."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def load_words_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> A
 
 @intrinsic
 def load_halves_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Load the float16 at each of four byte offsets, into 4 lanes each, as float32."""
+    """Load the float16 at each of four byte offsets as float32; each fills 4 lanes of the result."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         halves = [_load(context, builder, signature.args[0], _I16, args[0], at) for at in args[1:]]
@@ -95,16 +95,17 @@ def load_uint8(typing: Any, data: Any, at: Any) -> Any:
 def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
     """Load the 8 scales s and 8 minima m of 6 bits from the 12 bytes of a Q4_K or Q5_K block, as floats.
 
-    The result has s0 to s3, m0 to m3, s4 to s7, m4 to m7. Bytes 0 to 3 have s0 to s3 in their low 6 bits, bytes 4 to 7
-    m0 to m3. Bytes 8 to 11 have the low 4 bits of s4 to s7 and, in their high halves, of m4 to m7; the high 2 bits of
-    s4 to s7 are those of bytes 0 to 3, and the high 2 bits of m4 to m7 those of bytes 4 to 7.
+    The lanes of the result are s0 to s3, m0 to m3, s4 to s7, m4 to m7. The low 6 bits of bytes 0 to 3 are s0 to s3, and
+    those of bytes 4 to 7 are m0 to m3. Bytes 8 to 11 have the low 4 bits of s4 to s7 in their low four bits, and those
+    of m4 to m7 in their high four bits. The high 2 bits of s4 to s7 are the high 2 bits of bytes 0 to 3, and the high 2
+    bits of m4 to m7 those of bytes 4 to 7.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         packed = _load(context, builder, signature.args[0], ir.VectorType(_I8, 12), *args)
 
         def bits(places: list[int], shifts: list[int], masks: list[int]) -> Any:
-            """Return in each lane some bits of one of the 12 bytes."""
+            """Return, in each lane, `byte[place] >> shift & mask` of the 12 bytes."""
             words = builder.zext(shuffled(builder, packed, packed, places), _INTS)
             return builder.and_(builder.lshr(words, ir.Constant(_INTS, shifts)), ir.Constant(_INTS, masks))
 
@@ -118,10 +119,10 @@ def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
-    """`scale * q - minimum`, rounded once, for the quant q in the lowest 4 bits of each word.
+    """Return `scale * q - minimum`, rounded once, for the quant q in the lowest 4 bits of each word.
 
-    All lanes of `scale` are equal, and so are all lanes of `minimum`. With AVX-512 q is an index into a register of all
-    16 results, which is computed once per scale.
+    All lanes of `scale` are equal, and so are all lanes of `minimum`. With AVX-512 the results for all 16 values of q
+    are computed once per scale, in one register, and q is an index into this register.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -206,13 +207,13 @@ def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
 
 # ---- bit fields ----
 
-# Bit fields of blocks: scales and quants whose bits are stored in several places. A field says for each lane which byte
-# is loaded, and how its bits are shifted right, masked and shifted left. LLVM compiles a field to a shuffle of bytes
-# and shifts of whole vectors.
+# The bits of some scales are stored in several places of a block; each place is a field. A field has for each lane the
+# number of a byte, and how the bits of the byte are shifted right, masked and shifted left. LLVM compiles a field to a
+# shuffle of bytes and shifts of whole vectors.
 
 
 class Field(NamedTuple):
-    """Bits of bytes: in each of 16 lanes `(byte[place] >> shift & mask) << left`."""
+    """A bit field: the value of each of 16 lanes is `(byte[place] >> shift & mask) << left`."""
 
     places: Sequence[int]
     shifts: Sequence[int]
@@ -221,7 +222,7 @@ class Field(NamedTuple):
 
 
 def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
-    """Make the function that loads `n_bytes` bytes and returns the union of `fields`, plus `offset`, as 16 floats."""
+    """Make the function that loads `n_bytes` bytes and returns the bitwise or of `fields` plus `offset`, as floats."""
 
     @intrinsic
     def load(typing: Any, data: Any, at: Any) -> Any:
@@ -244,7 +245,7 @@ def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
 
 
 def _spread(builder: Any, bits: Any) -> Any:
-    """Return 16 words: 16 in lane i if bit i of an i16 is 1, else 0."""
+    """Return 16 words: the value 16 in each lane i for which bit i of `bits`, an int16, is 1, and 0 in the others."""
     sixteen = ir.Constant(_INTS, [16] * LANES)
     if register_lanes() == LANES:  # AVX-512: the bits become a mask register
         mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), LANES))
@@ -257,8 +258,8 @@ def _spread(builder: Any, bits: Any) -> Any:
 def load_5_bits(typing: Any, data: Any, low: Any, high: Any) -> Any:
     """Return 32 quants of 5 bits as floats, in two vectors.
 
-    The low 4 bits are in 16 bytes from byte `low` on: the first 16 quants in the low halves, the others in the high
-    halves. The fifth bits are the 32 bits from byte `high` on.
+    The low 4 bits are in 16 bytes from byte `low` on: those of the first 16 quants in the low four bits of the bytes,
+    those of the last 16 in the high four bits. The fifth bits are the 32 bits from byte `high` on.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -293,7 +294,7 @@ def second_right(typing: Any, words: Any, n: Any) -> Any:
 
 @intrinsic
 def load_half_power(typing: Any, data: Any, at: Any) -> Any:
-    """Return 2 ** (e - 128) in every lane, for the byte e at `at`; it is subnormal for e of 0 and 1."""
+    """Return 2 ** (e - 128) in every lane, for the byte e at `at`. For e of 0 and 1 the result is subnormal."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte = builder.load(element_address(context, builder, signature.args[0], *args))
@@ -306,7 +307,7 @@ def load_half_power(typing: Any, data: Any, at: Any) -> Any:
     return vector(data, types.int64), generate
 
 
-# ---- quants that are indices of 16 levels ----
+# ---- quants that are indices into a table of 16 levels ----
 
 _BYTES = ir.VectorType(_I8, LANES)
 
@@ -322,8 +323,9 @@ def look_up(builder: Any, levels: Sequence[int], quants: Any) -> Any:
 def load_levels(levels: Sequence[int]) -> Any:
     """Make the function that loads 32 quants of 4 bits and returns `scale * levels[quant]`, in two vectors.
 
-    The quants are in 16 bytes, the first 16 in the low halves. Levels are signed bytes. With AVX-512 a quant is an
-    index into a register of all 16 products; otherwise one instruction looks up 16 bytes.
+    The quants are in 16 bytes, the first 16 quants in the low four bits. Levels are signed bytes. With AVX-512 the
+    products of all 16 levels are in one register, and a quant is an index into this register. On other processors one
+    instruction looks up the levels of 16 quants as bytes.
     """
 
     @intrinsic

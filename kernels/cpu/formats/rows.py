@@ -1,7 +1,7 @@
-"""Make the kernels of a block format: products of stored rows with a panel of input vectors, and expansion of rows.
+"""Make the float32 kernels of a block format: gemv with rows as they are stored, and expansion of rows to float32.
 
-A format provides a function that returns the weights of a block in SIMD vectors. `four_rows` multiplies these weights
-in registers, `dequantize` writes them to memory.
+A format provides a function that returns the weights of a block in SIMD vectors. The kernel `four_rows` multiplies
+these weights, in registers, with a panel of packed input vectors; `dequantize` writes them to memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
             scratch: int,
         ) -> None:  # fmt: skip
-            """Multiply the rows at a tuple of addresses together."""
+            """Multiply the n_rows rows that begin at the addresses `rows` with the panel."""
             i = 0
             for stretch in range(0, n_columns, STRETCH):
                 sums = zeros()
@@ -56,7 +56,7 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
 
 
 def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
-    """Make the function that stores the scales of a block (one SIMD vector) or its scales and minima (two)."""
+    """Make the function that stores the scales of a block (one SIMD vector), or its scales and minima (two)."""
 
     @jit
     def put(stored: Any, at: int, blocks: Any, i: int) -> None:
@@ -76,7 +76,7 @@ def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Calla
     Args:
         block: weights per block.
         block_bytes: bytes per block.
-        piece: weights that are expanded together; registers cannot hold all weights of a large block.
+        piece: number of weights that are unpacked together, because registers cannot hold all weights of a large block.
         weights: function that returns the weights of piece p of the block at a byte offset, as a tuple of vectors.
     """
 
@@ -94,7 +94,7 @@ def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Calla
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
             scratch: int,
         ) -> None:  # fmt: skip
-            """Multiply the rows at a tuple of addresses together."""
+            """Multiply the n_rows rows that begin at the addresses `rows` with the panel."""
             i = 0
             for stretch in range(0, n_columns, STRETCH):
                 sums = zeros()
@@ -116,15 +116,15 @@ def four_rows_by_parts(
 ) -> Any:
     """Make the gemv kernel of a format whose blocks have 256 weights.
 
-    Additions to the sums of one row depend on each other, so the kernel multiplies a part of a block (64 weights) of
-    each of four rows, then the next part.
+    Additions to the sum of one row must wait for each other. So the kernel multiplies a part of a block (64 weights) of
+    each of four rows before the next part.
 
     Args:
         block_bytes: bytes per block.
         scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
-        part: function that returns 64 weights of a block in four SIMD vectors, given the number of the part and the
-            index of the block's scales.
-        scale_vectors: SIMD vectors that `scales_of` returns: 1, or 2 with minima.
+        part: function that returns 64 weights of a block in four SIMD vectors, given the number of the part, an array
+            of scales, and the index of the block's first scale.
+        scale_vectors: number of SIMD vectors that `scales_of` returns: 1, or 2 with minima.
     """
     put, scales_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
 
@@ -145,9 +145,9 @@ def four_rows_by_parts(
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
             scratch: int,
         ) -> None:  # fmt: skip
-            """Multiply the rows at a tuple of addresses together.
+            """Multiply the n_rows rows that begin at the addresses `rows` with the panel.
 
-            Copying a scale to all lanes of a vector takes one instruction if the scale is in memory, and two if it is
+            Copying a scale to all lanes of a vector takes one instruction if the scale is in memory, but two if it is
             in a register. So the scales of a stretch of columns are first stored to memory.
             """
             stored, scales, i = floats(scratch), hidden(scratch), 0
@@ -174,7 +174,7 @@ def four_rows_by_parts(
 
 
 def _for_panels(make: Callable[[int], Any]) -> Any:
-    """Make one kernel for panels of all sizes from `make`, which makes the kernel for panels of one size."""
+    """Make the kernel for panels of all sizes. `make` makes the kernel for panels of one size."""
 
     def choose(sizes: tuple[int, ...]) -> Any:
         size, n_rows = sizes[0], rows_together(sizes[0])
@@ -188,20 +188,21 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
         ) -> None:  # fmt: skip
             """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`.
 
-            The terms of a dot product are added in the order of `tile.py`. The rows of four ranges are interleaved
-            block by block, because a processor reads several streams of memory faster than one.
+            The terms of a dot product are added in the order that `tile.py` defines. One row of each of four ranges is
+            multiplied at the same time, block by block, because a processor reads several streams of memory faster than
+            one stream.
 
             Args:
-                n_vectors: input vectors of the panel, one of `PANEL_SIZES`.
+                n_vectors: number of input vectors of the panel, one of `PANEL_SIZES`.
                 rows: addresses of the first row of each range.
                 last: addresses of the last row of each range, which is read again in place of rows beyond it.
                 step: bytes from one row to the next.
                 count: rows of each range.
-                n_columns: columns of the rows; if they are several stretches, the totals of the stretches are added in
-                    ascending order.
+                n_columns: columns of the rows. They are summed in stretches of STRETCH columns; the totals of the
+                    stretches are added in ascending order.
                 panel: array that contains the panel, (columns / 16, n_vectors, 16).
                 first: index in `panel` of the first input vector's element for the rows' first column.
-                y: the products, to which is added.
+                y: the array of products, to which the results are added.
                 at: index in y of the product of row 0 of range 0 with input vector 0.
                 apart: distance in y from one range to the next.
                 y_row: distance in y from one input vector to the next.
@@ -236,7 +237,7 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
 
     @jit
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
+        """Write the float32 weights of blocks `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`."""
         for block in range(first, last):
             low, high = weights(blocks, block * block_bytes)
             store_parts(out, to, apart, low)
@@ -251,7 +252,7 @@ def dequantize_pieces(block: int, block_bytes: int, weights: Callable[..., Any])
 
     @jit
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
+        """Write the float32 weights of blocks `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`."""
         for i in range(first * (block // 32), last * (block // 32)):
             low, high = weights(blocks, i // (block // 32) * block_bytes, i % (block // 32))
             store_parts(out, to, apart, low)
@@ -269,7 +270,7 @@ def dequantize_by_parts(
 
     @jit
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does.
+        """Write the float32 weights of blocks `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`.
 
         `scratch` is the address of memory for the scales of a block.
         """

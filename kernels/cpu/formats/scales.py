@@ -1,4 +1,4 @@
-"""Load the scales and offsets of the blocks of 8 rows, a lane for each row: for panels and for stored rows."""
+"""Load the scales and offsets of blocks of 8 rows, one lane per row, for products in fixed point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..build.vectors import vector
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-# Rows whose scales are loaded together.
+# Number of rows whose scales are loaded together.
 ROWS = 8
 _SUMS, _FLOATS, _WORDS = (ir.VectorType(kind, ROWS) for kind in (_I32, _F32, _I16))
 
@@ -51,7 +51,7 @@ def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any
 
 
 def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
-    """Return 8 float16 as floats, joined in two words by integer instructions, because the vector units are busy."""
+    """Return 8 float16 as floats. They are joined by integer instructions, because the vector units are busy."""
     pair = ir.Constant(ir.VectorType(_I64, 2), ir.Undefined)
     for i in range(2):
         word = builder.zext(load_at(builder, addresses[4 * i], offset, _I16), _I64)
@@ -63,7 +63,7 @@ def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
 
 
 def _both_halves(builder: Any, addresses: list[Any], kind: str) -> list[Any]:
-    """Return the first and the second of two floats of 16 bits at each address."""
+    """Return two vectors: the first and the second of the two 16-bit floats at each address."""
     words = _gathered(builder, addresses, 0, _I32)
     sixteen = ir.Constant(_SUMS, [16] * ROWS)
     if kind == "bf16":
@@ -77,8 +77,10 @@ class Scales(NamedTuple):
     """How the scales of blocks are loaded.
 
     Attributes:
-        gather: function that returns the scales at 8 addresses, and their offsets; without offsets, the scales twice.
-        words: how many float16 a block begins with, if these are its scale and its offset; else 0.
+        gather: function that returns the scales and the offsets of the blocks at 8 addresses. If a format has no
+            offsets, the scales are returned twice.
+        words: 1 if a block begins with a float16 scale, 2 if it begins with a float16 scale and a float16 offset, and 0
+            for other blocks.
     """
 
     gather: Any
@@ -89,8 +91,8 @@ def scales_of(kind: str, *, has_offset: bool) -> Scales:
     """Return how to load the scales at the start of blocks, and the offsets that follow them.
 
     Args:
-        kind: type of both, "f16", "bf16" or "f32".
-        has_offset: whether offsets follow.
+        kind: type of scales and offsets, "f16", "bf16" or "f32".
+        has_offset: whether a block has an offset after its scale.
     """
 
     @intrinsic

@@ -1,8 +1,8 @@
 """Parts of the gemv kernels (`rows.py`): dot products of up to four rows with the input vectors of a panel.
 
-A panel is several packed input vectors (`products/gemv.py`). Each (row, input vector) pair has the 16 sums that
-`tile.py` defines, in one SIMD vector of 16 lanes. The sums of all pairs are a tuple of SIMD vectors, which stay in
-registers; those of the first row come first.
+A panel is several packed input vectors (`products/gemv.py`). Each pair of a row and an input vector has 16 sums, as
+`tile.py` defines, in one SIMD vector of 16 lanes. The sums of all pairs are a tuple of SIMD vectors, first those of row
+0 with all input vectors, then those of row 1, ... They stay in registers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 _POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
 
-# Whether one register holds 16 lanes.
+# Whether one register holds 16 lanes (AVX-512).
 WIDE = register_lanes() == LANES
-# Numbers of input vectors in a panel. A panel of any other size is no faster than two panels.
+# The numbers of input vectors for which there are kernels. A panel of another size would be no faster than two panels.
 PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
-# The most pairs of two or four interleaved rows; their sums are in registers, and weights, scales and elements of the
-# panel use the other registers. A single row is multiplied with panels of any size. Keys are lanes of a register:
-# AVX-512 has 32 registers of 16 lanes, AVX2 16 of 8, NEON 32 of 4.
+# {lanes of a register: the most pairs of two or four rows that are multiplied together}. The sums of all pairs are in
+# registers; weights, scales and elements of the panel need the others. AVX-512 has 32 registers of 16 lanes, AVX2 16 of
+# 8, NEON 32 of 4. A single row is multiplied with panels of any size.
 _PAIRS = {16: 18, 8: 4, 4: 4}
 
 
@@ -37,7 +37,7 @@ def rows_together(n_vectors: int) -> int:
 
 
 def no_sums(n_pairs: int) -> Any:
-    """Make the function that returns sums of zero."""
+    """Make the function that returns a tuple of `n_pairs` vectors of zeros, the initial sums."""
 
     @intrinsic
     def zeros(typing: Any) -> Any:
@@ -55,17 +55,18 @@ def add_products(
     """Make the function that multiplies a piece of each row with the panel and adds the products to the pairs' sums.
 
     Args:
-        n_rows: rows that are multiplied together.
-        n_vectors: input vectors of the panel.
-        n_weights: SIMD vectors of 16 weights per piece.
-        weights: function that returns the weights of a piece, given the address of the row, the byte offset of the
-            block, the number of the piece in the block, and the address of the row's stored scales (any number if the
-            format stores none).
-        scale_vectors: SIMD vectors of stored scales per row and block.
+        n_rows: number of rows that are multiplied together.
+        n_vectors: number of input vectors of the panel.
+        n_weights: number of SIMD vectors of 16 weights per piece.
+        weights: function that returns the weights of a piece as a tuple of SIMD vectors, given the address of the row,
+            the byte offset of the block, the number of the piece in the block, and the address of the row's stored
+            scales (ignored if the format stores none).
+        scale_vectors: number of SIMD vectors of stored scales per row and block.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
-    # AVX2 has registers for all sums and the weights of one row, not of all rows, so a fence separates the rows. If a
-    # piece is a single SIMD vector of weights, all rows use the same element of the panel, and it is loaded once.
+    # AVX2 has registers for all sums and for the weights of one row, but not of all rows, so a fence separates the
+    # rows. No fence is needed if a piece is a single SIMD vector of weights: then all rows use the same element of the
+    # panel, which LLVM should load only once.
     is_tight = register_lanes() == 8 and n_weights > 1
 
     @intrinsic
@@ -96,7 +97,7 @@ def add_products(
 
 
 def _fence(builder: Any) -> None:
-    """Keep LLVM from moving later loads before earlier products, because it would run out of registers."""
+    """Prevent LLVM from moving later loads before earlier products, because it would then run out of registers."""
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
 
 

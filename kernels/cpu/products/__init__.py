@@ -1,1 +1,1 @@
-"""Matrix products, with the norms and activations before and after them, and mixtures of experts."""
+"""Kernels of matrix products, with the norms and activations before and after them, and of mixtures of experts."""

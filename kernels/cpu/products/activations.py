@@ -1,4 +1,4 @@
-"""Activation functions of feed-forward networks. References: `tests/cpu_reference.py`."""
+"""Activation functions of feed-forward networks, and soft caps of logits. References: `tests/cpu_reference.py`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from ..build.vectors import add, div, fma, get, larger, largest_lane, load, mul,
 
 @jit
 def silu(x: Any) -> Any:
-    """`x / (1 + exp(-x))`. Where the exponential overflows, x / infinity is 0, the correct result."""
+    """Return `x / (1 + exp(-x))`. If the exponential overflows, the result x / infinity is 0, which is correct."""
     return div(x, add(splat(1.0), exp(sub(zeros(), x))))
 
 
 @jit
 def gelu(x: Any) -> Any:
-    """`0.5 * x * (1 + tanh(u))` with `u = sqrt(2/pi) * (x + 0.044715 * x**3)`, computed as `x / (1 + exp(-2 * u))`."""
+    """Return `0.5 * x * (1 + tanh(u))` with `u = sqrt(2/pi) * (x + 0.044715 * x**3)`, as `x / (1 + exp(-2 * u))`."""
     u = mul(x, fma(mul(x, x), splat(0.044715), splat(1.0)))
     return div(x, add(splat(1.0), exp(mul(u, splat(-2 * 0.7978845608028654)))))
 
 
 @jit
 def gelu_erf(x: Any) -> Any:
-    """`0.5 * x * erfc(-x / sqrt(2))`; for z >= 0, erfc(z) is `t * exp(p(t) - z**2)`, with a relative error of 1.2e-7.
+    """Return `0.5 * x * erfc(-x / sqrt(2))`.
 
-    `t = 1 / (1 + z / 2)`. Source of the polynomial p: W. H. Press et al., "Numerical Recipes in C", section 6.2.
+    For z >= 0, erfc(z) is `t * exp(p(t) - z**2)` with `t = 1 / (1 + z / 2)`, with a relative error of 1.2e-7. Source of
+    the polynomial p: W. H. Press et al., "Numerical Recipes in C", section 6.2.
     """
     z = mul(larger(x, sub(zeros(), x)), splat(0.7071067811865476))
     t = div(splat(1.0), fma(z, splat(0.5), splat(1.0)))
@@ -44,21 +45,21 @@ def gelu_erf(x: Any) -> Any:
 
 @jit
 def relu2(x: Any) -> Any:
-    """`max(x, 0)**2`."""
+    """Return `max(x, 0)**2`."""
     positive = larger(x, zeros())
     return mul(positive, positive)
 
 
 @jit
 def clamped_swiglu(gate: Any, up: Any) -> Any:
-    """`(u + 1) * g / (1 + exp(-1.702 * g))`, with g = min(gate, 7), and u = up clamped to [-7, 7]."""
+    """Return `(u + 1) * g / (1 + exp(-1.702 * g))`, with g = min(gate, 7), and u = up clamped to [-7, 7]."""
     g, u = smaller(splat(7.0), gate), smaller(splat(7.0), larger(splat(-7.0), up))
     return div(mul(add(u, splat(1.0)), g), add(splat(1.0), exp(mul(g, splat(-1.702)))))
 
 
 @jit
 def activate(activation: int, x: Any) -> Any:
-    """Apply the activation with this number (`layout.py`)."""
+    """Return x after the activation function with this number (`layout.py`)."""
     if activation == SILU:
         return silu(x)
     if activation == GELU:
@@ -70,7 +71,7 @@ def activate(activation: int, x: Any) -> Any:
 
 @jit
 def gated(activation: int, gate: Any, up: Any) -> Any:
-    """`activation(gate) * up`, or `clamped_swiglu`."""
+    """Return `activation(gate) * up`, or `clamped_swiglu(gate, up)`."""
     if activation == CLAMPED_SWIGLU:
         return clamped_swiglu(gate, up)
     return mul(activate(activation, gate), up)
@@ -81,7 +82,7 @@ def gated(activation: int, gate: Any, up: Any) -> Any:
 
 @entry
 def soft_cap(x: int, n: int, cap: float, out: int) -> None:
-    """`out[i] = cap * tanh(x[i] / cap)` for n float32 at address `x`, all with the same operations."""
+    """Write `cap * tanh(x[i] / cap)` to `out[i]` for n float32 at address `x`, computed in the same way for every i."""
     values, capped, whole = floats(x), floats(out), n // LANES * LANES
     factor, of = splat(1 / cap), splat(cap)
     for i in range(0, whole, LANES):

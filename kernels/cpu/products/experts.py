@@ -3,9 +3,9 @@
 The rows that use an expert are multiplied together, so the expert's matrices are read at most once. The outputs of a
 row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other rows.
 
-If some experts are in memory and a thread reads the others (`EX_STATE`), the kernel tells it which experts it will
-multiply, and which the next layer may choose. For few tokens it multiplies the experts in memory first and the others
-when they have been read; their outputs are added when all are there, in the same order as ever.
+If some experts are in memory and a thread reads the others from the file (`EX_STATE`), the kernel tells the thread
+which experts it will multiply, and which the next layer will probably choose. For few tokens it multiplies the experts
+in memory first, and the others when they have been read; all outputs are then added in the same order as without it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _vectors(n: int) -> Any:
 
 @jit
 def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int) -> None:
-    """Write the ids of the `n_used` largest of `logits[at ...]` to `ids[to ...]`; of equal logits, the first wins."""
+    """Write the ids of the `n_used` largest of `logits[at:]` to `ids[to:]`; of equal logits, the first is chosen."""
     n = 0
     for e in range(n_experts):
         value = get(logits, at + e)
@@ -100,7 +100,7 @@ def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int)
 
 @jit
 def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
-    """Write the sigmoids of n logits. Reads and writes extend to the end of the last SIMD vector."""
+    """Write the sigmoids of `logits[at:]`, n of them. Reads and writes extend to the end of the last SIMD vector."""
     for e in range(0, n, LANES):
         store(out, e, div(splat(1.0), add(splat(1.0), exp(sub(zeros(), load(logits, at + e))))))
 
@@ -109,10 +109,11 @@ def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
 def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups: int, scores: Any) -> None:
     """Write the score of each expert: the sigmoid of its logit, or `exp(logit - largest logit)` for a softmax.
 
-    `choose` takes the experts with the largest numbers in `logits`. If these are not the logits themselves, replace
-    each logit: with sigmoids by its sigmoid, with a softmax and a bias or groups by its probability, and add the bias
-    if there is one. `bias` is the address of a number for each expert, or 0; `groups` is the number of groups, or 0.
-    `logits` and `scores` have n_experts floats, rounded up to whole SIMD vectors.
+    Afterwards `choose` takes the experts with the largest numbers in `logits`. So if the choice depends on other
+    numbers than the logits, replace the logits: with sigmoids by the sigmoids; with a softmax and a bias or groups by
+    the probabilities; and add the bias if there is one. `bias` is the address of a number for each expert, or 0;
+    `groups` is the number of groups, or 0. `logits` and `scores` have n_experts floats, rounded up to whole SIMD
+    vectors.
     """
     total = np.float32(1)
     if sigmoid != 0:
@@ -137,7 +138,7 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups:
 def keep_groups(values: Any, at: int, n_experts: int, n_groups: int, n_kept: int, sums: Any) -> None:
     """Replace the values of experts outside of the `n_kept` best groups by minus infinity.
 
-    A group is ranked by the sum of its two largest values; of groups with equal sums, the first is better. `sums` is
+    A group is ranked by the sum of its two largest values. Of groups with equal sums, the first is better. `sums` is
     scratch memory of n_groups floats.
     """
     size = n_experts // n_groups
@@ -166,9 +167,9 @@ def weigh(
 ) -> None:  # fmt: skip
     """Write the weights of the chosen experts to `weights[to ...]`: their scores, normalised.
 
-    With `normalize`, divide them by `sum_eps` plus the sum of the chosen experts' scores. Without, divide the scores of
-    a softmax by their sum over all experts, and leave sigmoids as they are. `scales` is the address of a factor for
-    each expert's weight, or 0.
+    With `normalize`, divide the scores by `sum_eps` plus the sum of the chosen experts' scores. Without `normalize`,
+    divide the scores of a softmax by their sum over all experts, and leave sigmoids as they are. `scales` is the
+    address of a factor for each expert's weight, or 0.
     """
     total = np.float32(0)
     if normalize != 0:
@@ -187,14 +188,14 @@ def weigh(
 
 @jit
 def _group(ids: Any, n_pairs: int, n_experts: int, first: Any, pairs: Any) -> None:
-    """Sort the (row, expert) pairs by expert: `pairs[first[e] : first[e + 1]]` are the indices in `ids` of expert e."""
+    """Sort the pairs of rows and experts by expert: `pairs[first[e] : first[e + 1]]` are the indices of e in `ids`."""
     for e in range(n_experts + 1):
         first[e] = 0
     for i in range(n_pairs):
         first[ids[i] + 1] += 1
     for e in range(n_experts):
         first[e + 1] += first[e]
-    # Each entry advances to the end of its expert's pairs, where the next expert's pairs begin.
+    # Afterwards first[e] is the end of expert e's pairs, which is the start of the next expert's pairs.
     for i in range(n_pairs):
         pairs[first[ids[i]]] = i
         first[ids[i]] += 1
@@ -214,7 +215,7 @@ def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out
 
 @jit
 def _weigh_inputs(x: Any, width: int, pairs: Any, first: int, n: int, weights: Any) -> None:
-    """Multiply the gathered rows of n pairs by their weights, which then are 1 for the results."""
+    """Multiply the gathered rows of n pairs by the pairs' weights, and set these weights to 1 for `_add`."""
     for i in range(n):
         pair = pairs[first + i]
         for j in range(width):
@@ -300,7 +301,10 @@ def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
 
 @jit
 def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, scores: int, ids: int, rest: int) -> None:
-    """Tell the thread which experts the router of the next mixture chooses for the input of this one."""
+    """Tell the thread which experts the router of mixture `of`, in the next layer, chooses for this layer's input x.
+
+    The next layer's own input is similar, so most of its experts are among them.
+    """
     n_experts, n_used = of[EX_COUNT], of[EX_USED]
     weight, bias, eps = of[EX_NORM_WEIGHT], of[EX_NORM_BIAS], np.float32(number(of[EX_NORM_EPS]))
     if of[EX_ROUTER_NORM] != 0:
@@ -325,14 +329,16 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     """Write `y = residual + norm(s)`, where s is the sum of `weight * expert(h)` over the experts of each row.
 
     h is the normed x, and `expert(h) = down(activation(gate(h)) * up(h))`, or `down(activation(up(h)))` without a gate.
-    Residual and norm may be absent. A shared expert is used by all rows; its weight is the sigmoid of a product, or 1.
+    Residual and norm may be absent. If there is a shared expert, all rows use it; its weight is the sigmoid of a
+    product, or 1.
 
     Args:
         address: address of the pool's control block.
         block: address of the words of the mixture (`layout.py`).
         n_tokens: T.
         x: address of the input, (T, D).
-        residual: address of the residual, (T, D); 0 if the input is the residual. Read only if EX_ADDS is set.
+        residual: address of the residual, (T, D); 0 if the input is the residual. The residual is added only if EX_ADDS
+            is set.
         scratch: address, a multiple of 64, of `layout.expert_scratch` floats, followed by the scratch of `project`.
         y: address of the output, (T, D), other than the inputs.
     """

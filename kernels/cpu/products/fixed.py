@@ -1,8 +1,8 @@
-"""Products with activations in fixed point: the tasks that quantise the input, pack it into panels, and multiply.
+"""Gemm in fixed point (`--activations i16`): the tasks that quantise the input, pack it into panels, and multiply.
 
 `fixed_numpy.py` defines the arithmetic and `fixed_tile.py` has the register tiles. A tile multiplies a panel of weight
-rows with a panel of tokens, so tokens are prepared in groups of one panel each. The products of a token do not depend
-on the size of its group.
+rows with a panel of tokens. So tokens are divided into groups, and each group is packed into one panel. The products of
+a token do not depend on the size of its group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .norms import norm
 _F32, _I16, _I32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
 _FLOATS, _INTS = ir.VectorType(_F32, BLOCK), ir.VectorType(_I32, BLOCK)
 _LEAST_BITS, _INFINITE_BITS = int(LEAST.view(np.int32)), 0x7F800000
-# Bytes of a panel of weight rows with DEPTH columns.
+# Size in bytes of a panel of weight rows with DEPTH columns.
 _PANEL_BYTES = 4 * ROW_WORDS * PANEL_ROWS * DEPTH // BLOCK
 
 
@@ -45,7 +45,7 @@ def _quantize_block(typing: Any, x: Any, quants: Any, scale: Any) -> Any:
         bits = builder.load(x)
         bits.align = 4
         sizes = builder.and_(bits, ir.Constant(_INTS, [0x7FFFFFFF] * BLOCK))
-        # Compared as integers, NaN is larger than infinity, and infinity than all numbers.
+        # The bits are compared as integers: NaN is then larger than infinity, and infinity larger than all numbers.
         top = call_llvm(builder, f"llvm.vector.reduce.umax.v{BLOCK}i32", _I32, [sizes])
         is_finite = builder.icmp_unsigned("<", top, ir.Constant(_I32, _INFINITE_BITS))
         is_usual = builder.and_(is_finite, builder.icmp_unsigned(">=", top, ir.Constant(_I32, _LEAST_BITS)))
@@ -68,7 +68,7 @@ def _quantize_block(typing: Any, x: Any, quants: Any, scale: Any) -> Any:
 
 @jit
 def quantize(x: int, n: int, quants: int, scales: int) -> None:
-    """Quantise a row of n floats at address x: n int16 and n / BLOCK scales at these addresses."""
+    """Quantise a row of n floats at address x to n int16 at address `quants` and n / BLOCK scales at `scales`."""
     for b in range(n // BLOCK):
         _quantize_block(x + 4 * BLOCK * b, quants + 2 * BLOCK * b, scales + 4 * b)
 
@@ -81,7 +81,7 @@ def first_of(job: Any, group: int) -> Any:
 
 @jit
 def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, scales: int) -> None:
-    """Norm (if the block has a norm) and quantise rows `first` to `after - 1` at X; `scratch` is memory for one row."""
+    """Norm (if the block has a norm) and quantise rows `first` to `after - 1` of X; `scratch` has space for one row."""
     n, eps = job[K], np.float32(number(job[NORM_EPS]))
     for t in range(first, after):
         row, i = job[X] + 4 * t * n, t - first
@@ -93,7 +93,7 @@ def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, s
 
 @task
 def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if the block has a norm) and quantise the rows of one group at X, and pack them into a panel at Y."""
+    """Norm (if the block has a norm) and quantise the rows of group `chunk` of X, and pack them into a panel in Y."""
     n, first, after = job[K], first_of(job, chunk), first_of(job, chunk + 1)
     n_blocks, quants = n // BLOCK, scratch + 4 * n
     scales = quants + 2 * n * TOKENS
@@ -105,8 +105,8 @@ def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
 def _add_panel(job: Any, m: int, first: int, n: int, column: int, group: int, last: int, scratch: int, y: int) -> None:
     """Add the products of n rows of matrix m, from row `first` on, over DEPTH columns, from `column` on.
 
-    The rows are multiplied with the tokens of groups `group` to `last - 1`; `y` is the address of the products,
-    PANEL_ROWS for each token. Scratch memory is FORMAT_SCRATCH bytes, then a panel of rows.
+    The rows are multiplied with the tokens of groups `group` to `last - 1`. `y` is the address of the products,
+    PANEL_ROWS floats for each token. Scratch memory is FORMAT_SCRATCH bytes, then a panel of rows.
     """
     n_columns, panel, t = job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
     depth, n_blocks, step = min(DEPTH, n_columns - column), n_columns // BLOCK, row_bytes(job, m, n_columns)

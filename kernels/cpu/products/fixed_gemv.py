@@ -1,7 +1,7 @@
-"""Tasks that multiply one or a few tokens, in fixed point, with rows as they are stored.
+"""Gemv in fixed point (`--activations i16`): the tasks that multiply a few tokens with rows as they are stored.
 
-`fixed_numpy.py` defines the arithmetic, and `formats/fixed_rows.py` has the kernels. The kernels multiply two adjacent
-rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
+`fixed_numpy.py` defines the arithmetic; `formats/fixed_rows.py` has the kernels and defines a token's record. The
+kernels multiply two adjacent rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _AHEAD = 1536
 
 @intrinsic
 def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
-    """Write 32 int16 at address `quants` to a record at `to`."""
+    """Write 32 int16 at address `quants` to the record at `to`, in the order of `formats/fixed_rows.py`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.VectorType(_I16, 32)
@@ -62,11 +62,11 @@ def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
 
 @jit
 def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> None:
-    """Write records to address `to`, of n tokens with int16 quants (n, 32 * n_blocks) and scales (n, n_blocks)."""
+    """Write the records of n tokens to address `to`, from int16 quants (n, 32 * n_blocks) and scales (n, n_blocks)."""
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
-            # Tokens are in pairs; the last of an odd number is single.
+            # Tokens are in pairs; if their number is odd, the last token is single.
             pair, together = t // PAIR * PAIR, min(PAIR, n - t // PAIR * PAIR)
             place = to + RECORD_BYTES * (pair * n_blocks + b * together + t - pair)
             at = 32 * (t * n_blocks + b)
@@ -87,7 +87,7 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
 
 @task
 def prepare_records(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if the block has a norm) and quantise the rows at X, and write their records to Y."""
+    """Norm (if the block has a norm) and quantise the rows of X, and write their records to Y."""
     n, n_tokens = job[K], job[T]
     quants = scratch + 4 * n
     scales = quants + 2 * n * n_tokens
@@ -99,7 +99,7 @@ def prepare_records(job: Any, chunk: int, scratch: int) -> None:
 def multiply_fixed_stored(job: Any, chunk: int, scratch: int) -> None:
     """Multiply the weight rows of one chunk with each token, then apply bias, activation and residual.
 
-    With a gate, the kernel multiplies rows of two ranges of the gate together with the same rows of the up matrix.
+    With a gate, the four ranges are two ranges of the gate matrix and the same two ranges of the up matrix.
     """
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])

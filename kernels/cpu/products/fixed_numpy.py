@@ -1,10 +1,11 @@
 """The NumPy definition of products in fixed point, to the last bit: int16 activations, and the order of summation.
 
-Columns are cut into blocks of 32. A token has int16 quants, and a `token_scale` for each block. A weight is
-`scale * quant + offset`. The sum of a block's products of quants is an exact integer, which is then rounded to float32;
-a format with a scale for each 16 columns has two sums per block. A product starts with y = 0 and adds the blocks in
-order: `y = fma(offset, total, y)` if the format has offsets, then `y = fma(sum, scale * token_scale, y)`. `total` is
-`token_scale` times the sum of the token's quants in these columns.
+Columns are cut into blocks of 32. A token has an int16 quant for each column, and a `token_scale` for each block. A
+weight is `scale * quant + offset`. For each block, the products of the token's quants and the weights' quants are
+summed as an exact integer, which is then rounded to float32: `sum`. A format with a scale for each 16 columns has two
+sums per block. The result y starts with 0, and the blocks are added in order: `y = fma(offset, total, y)` if the format
+has offsets, then `y = fma(sum, scale * token_scale, y)`. `total` is `token_scale` times the sum of the token's quants
+in these columns.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from .order_numpy import fma
 
 Floats = NDArray[np.float32]
 
-# Columns of a block.
+# Number of columns of a block.
 BLOCK = 32
-# The largest quant, 127 * 256 + 127. Some kernels split a quant into signed bytes, `256 * high + low`; a larger quant
-# would need a high byte of 128.
+# The largest quant, 127 * 256 + 127. Some kernels split a quant into two signed bytes, `256 * high + low`; for a larger
+# quant, the high byte would have to be 128.
 LIMIT = np.float32(32639)
-# A block whose largest magnitude is below this becomes zero, because LIMIT divided by the value may be infinite.
+# A block whose largest magnitude is below LEAST becomes zero, because LIMIT divided by this magnitude could be
+# infinite.
 LEAST = np.float32(1e-34)
 
 
@@ -41,7 +43,7 @@ class Fixed(NamedTuple):
 
 
 def quantize(x: Floats) -> Fixed:
-    """Return (T, K) rows in fixed point."""
+    """Return the rows x (T, K) in fixed point."""
     blocks = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), -1, BLOCK)
     # Compared as integers, NaN is larger than infinity, and infinity than all numbers.
     bits = blocks.view(np.int32) & np.int32(0x7FFFFFFF)
@@ -54,8 +56,8 @@ def quantize(x: Floats) -> Fixed:
 
 
 def multiply(weights: Parts, n_rows: int, x: Fixed) -> Floats:
-    """Return (T, N) products of the blocks of N rows with (T, K) tokens."""
-    # A group of more than 32 columns has one scale for several blocks.
+    """Return the products (T, N) of N weight rows, given as the parts of their blocks, with tokens (T, K)."""
+    # A format whose groups have more than 32 columns has one scale for several blocks.
     size = min(BLOCK, weights.quants.shape[-1])
     repeated = weights.quants.shape[-1] // size
     quants = weights.quants.reshape(n_rows, -1, size).astype(np.float64)

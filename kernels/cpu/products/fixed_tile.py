@@ -1,24 +1,26 @@
-"""Register tiles for activations in fixed point: integer products of int16 quants, with one scale for 32 columns.
+"""Register tiles for gemm in fixed point (`--activations i16`): integer products of int16 quants, with scales.
 
-`fixed_numpy.py` defines the arithmetic. The sum of a block of 32 columns (or of 16, if a format has a scale for 16) is
-an exact int32, so its order of summation is free. Blocks are added in the order of columns; each sum takes one
-multiply-add to the output, and one more if the format has a minimum or a bias. So a tile may have any shape, and all
+`fixed_numpy.py` defines the arithmetic. The sum of a block of 32 columns (or of 16, if a format has a scale for each
+16) is an exact int32, so the order of its terms is free. Blocks are added to the output in the order of columns, by one
+multiply-add each, and by one more if the format has a minimum or a bias. So a tile may have any shape, and all
 processors give the same bits.
 
-A lane is a row of the matrix. Weight rows are expanded into panels (`formats/panels.py`), tokens are packed into panels
-of at most TOKENS (`pack`), and a tile multiplies one panel of rows with one panel of tokens. Both consist of words of 4
-bytes, block by block of 32 columns:
+A lane is a row of the matrix. Weight rows are expanded to panels (`formats/panels.py`), tokens are packed into panels
+of at most TOKENS tokens (`pack`), and a tile multiplies one panel of rows with one panel of tokens. Both panels consist
+of words of 4 bytes. They have, for each block of 32 columns:
 
     a panel of rows: 16 words of each of ROWS rows, their scales and offsets, and the same for the last 16 columns
-    a panel of n tokens: 16 words of each, their scales, their totals, their totals of the first and of the last 16
-    columns, and the sums of their quants as integers; a total is the scale times the sum of the quants
+    a panel of n tokens: 16 words of each token, then for each token its scale, its total, its totals of the first and
+        of the last 16 columns, and the sum of its quants as an integer; a total is the scale times the sum of the
+        quants
 
-With pairs a word is two int16, and one instruction multiplies two columns of every row. With quads, on arm64, the first
-8 words of a row are four int8 each, and a quant of a token is two int8, `256 * high + low`: the first 8 words of a
-token have the high bytes, the last 8 the low bytes.
+There are two forms of words. *Pairs*: a word is two int16, and one instruction multiplies two columns of every row.
+*Quads*, on arm64: only the first 8 words of a row are used, with four int8 each; a quant of a token is two int8,
+`256 * high + low`, and the first 8 words of a token have the high bytes, the last 8 the low bytes.
 
-LLVM's code for such a tile loses a quarter of the speed by its instruction order, or spills sums. So eight pairs of
-columns are one piece of inline assembly (`_pairs`); `_plain_pairs` computes the same with LLVM's own operations.
+LLVM's code for a tile of pairs is a quarter slower because of its order of instructions, or keeps sums in memory. So
+eight pairs of columns are one piece of inline assembly (`_pairs`); `_plain_pairs` computes the same with LLVM's own
+operations, for processors without the instructions.
 """
 
 from __future__ import annotations
@@ -39,22 +41,23 @@ from ..formats.panels import BIASED, HALVES, QUADS, ROW_WORDS, ROWS, UNSIGNED
 
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _WIDTH = register_lanes()
-# The most tokens of a tile, by lanes of a register. AVX-512 has 32 registers, of which 24 are sums of 16 rows each;
-# AVX2 has 16, of which 12 are sums of 8 rows; NEON has 32, of which 24 are sums of 4 rows, separate for high and low
-# digits.
+# The most tokens of a tile, by lanes of a register. AVX-512 has 32 registers, of which 24 have sums of 16 rows each;
+# AVX2 has 16, of which 12 have sums of 8 rows; NEON has 32, of which 24 have sums of 4 rows, separately for high and
+# low bytes.
 TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
-# Words of a block of one token: quants, scale, total, totals of 16 columns, total as an integer.
+# Number of words per block and token: 16 of quants, the scale, the total, two totals of 16 columns, and the sum of the
+# quants as an integer. Below: their positions.
 TOKEN_WORDS = 21
 _SCALE, _TOTAL, _HALF_TOTALS, _WHOLE_TOTAL = 16, 17, 18, 20
 _REGISTERS = ROWS // _WIDTH
 
-# A step adds the products of one half of a block to the sums, or to zeros: (builder, n tokens, rows, tokens, half, sums
-# or None) -> sums.
+# The type of a step, which adds the products of one half of a block to the sums, or to zeros if `sums` is None:
+# (builder, number of tokens, rows, tokens, half, sums) -> sums.
 Step = Callable[[Any, int, Any, Any, int, "list[Any] | None"], list[Any]]
 
 
 def _at(builder: Any, base: Any, n_words: Any) -> Any:
-    """Return the address `n_words` words after a pointer to bytes."""
+    """Return the address that is `n_words` words after `base`, a pointer to bytes."""
     offset = ir.Constant(_I64, 4 * n_words) if isinstance(n_words, int) else builder.shl(n_words, ir.Constant(_I64, 2))
     return builder.gep(base, [offset])
 
@@ -69,9 +72,9 @@ def _load(builder: Any, base: Any, n_words: Any, kind: Any) -> Any:
 
 
 def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
-    """Add 8 pairs of columns in inline assembly. AVX2 has registers for the sums, and four more.
+    """Add 8 pairs of columns, in inline assembly. With AVX2 there are registers for the sums, and four more.
 
-    Without `sums`, the products of the first pair are the first sums, which saves an addition to zero for each.
+    Without `sums`, the products of the first pair of columns become the sums, which saves adding them to zero.
     """
     dot, kind = pair_dot(), ir.VectorType(_I32, _WIDTH)
     adds, move = "vpdp" in dot, "vmovdqu" if _WIDTH == 8 else "vmovdqu32"
@@ -105,7 +108,7 @@ def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[A
 
 
 def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
-    """Add 8 pairs of columns by multiplications of words."""
+    """Add 8 pairs of columns, by LLVM's multiplications of int32."""
     kind = ir.VectorType(_I32, _WIDTH)
     sums = list(sums) if sums else [ir.Constant(kind, None)] * (n * _REGISTERS)
 
@@ -125,7 +128,7 @@ def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: 
 
 
 def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
-    """Add 4 quads of columns by sdot; the last half of the sums is that of the low digits."""
+    """Add 4 quads of columns, by sdot. The first half of the sums is for tokens' high bytes, the last for low bytes."""
     kind, bytes_ = ir.VectorType(_I32, 4), ir.VectorType(_I8, 16)
     name, low = "llvm.aarch64.neon.sdot.v4i32.v16i8", n * _REGISTERS
     sums = list(sums) if sums else [ir.Constant(kind, None)] * (2 * low)
@@ -145,7 +148,7 @@ def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[A
 
 
 class _Tile:
-    """The common state of the functions that generate one tile: its shape, its addresses, the kind of its format."""
+    """What the functions that generate one tile share: the tile's shape, its addresses, the kind of its format."""
 
     def __init__(self, builder: Any, n: int, rows: Any, tokens: Any, y: Any, y_row: Any, kind: Any) -> None:
         self.builder, self.n, self.rows, self.tokens = builder, n, rows, tokens
@@ -156,7 +159,10 @@ class _Tile:
         )
 
     def put(self, sums: list[Any], scales: Any, totals: Any) -> None:
-        """Multiply the sums by both scales and add them to y; `scales` and `totals` are offsets in words."""
+        """Multiply the sums by both scales and add them to y, with the offsets if the format has them.
+
+        `scales` and `totals` are offsets in words, in the panel of rows and in the panel of tokens.
+        """
         with self.builder.if_else(self.biased) as (with_offsets, without):
             with with_offsets:
                 self._put(sums, scales, totals)
@@ -182,13 +188,13 @@ class _Tile:
 
 
 def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
-    """Return one sum for each register of rows and each token; with quads it is `256 * high + low`."""
+    """Return one sum for each token and register of rows; with quads the sum is `256 * high + low`."""
     builder, n_sums = tile.builder, tile.n * _REGISTERS
     if len(sums) == n_sums:
         return sums
     eight = ir.Constant(sums[0].type, [8] * _WIDTH)
     found = [builder.add(builder.shl(h, eight), low) for h, low in zip(sums[:n_sums], sums[n_sums:], strict=True)]
-    # Unsigned bytes are stored as signed bytes, minus 128.
+    # A panel stores unsigned bytes minus 128, as signed bytes.
     offset = builder.select(tile.unsigned, ir.Constant(_I32, 128), ir.Constant(_I32, 0))
     for t in range(tile.n):
         total = _load(builder, tile.tokens, _WHOLE_TOTAL * tile.n + t, _I32)
@@ -199,7 +205,7 @@ def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
 
 
 def _block(tile: _Tile, step: Step, places: list[Any]) -> None:
-    """Multiply one block; `places` are stack slots of the sums, which LLVM keeps in registers."""
+    """Multiply one block of 32 columns. `places` are stack slots of the sums, which LLVM keeps in registers."""
     builder, n = tile.builder, tile.n
 
     def half(which: int, before: list[Any] | None) -> None:
@@ -222,7 +228,7 @@ def _block(tile: _Tile, step: Step, places: list[Any]) -> None:
 
 
 def tile_of(n: int, step: Step) -> Any:
-    """Make the tile of ROWS rows and n tokens whose products are those of `step`."""
+    """Make the tile of ROWS rows and n tokens that computes products by `step`."""
 
     @intrinsic
     def tile(typing: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
@@ -247,14 +253,14 @@ def tile_of(n: int, step: Step) -> Any:
     return tile
 
 
-# The step of this processor.
+# The step for the processor that Numba compiles for.
 STEP: Step = _quads if QUADS else _pairs if pair_dot() else _plain_pairs
 if STEP is _pairs:
     binding.initialize_native_asmparser()
 
 
 def choice(n: int, step: Step) -> Any:
-    """Make the function that multiplies a panel of rows with a panel of 1 to n tokens."""
+    """Make the function that multiplies a panel of rows with a panel of 1 to n tokens, by the tile of this number."""
     own, fewer = tile_of(n, step), choice(n - 1, step) if n > 1 else None
 
     @jit
@@ -288,7 +294,7 @@ multiply_panels = choice(TOKENS, STEP)
 def _pack_block(typing: Any, quants: Any, to: Any, n: Any) -> Any:
     """Write 32 int16 at address `quants` as 16 words, n words apart, from address `to` on.
 
-    A pair has columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, like the pairs of rows (`formats/panels.py`).
+    A pair is columns 4 i and 4 i + 2, or columns 4 i + 1 and 4 i + 3, as in a panel of rows (`formats/panels.py`).
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

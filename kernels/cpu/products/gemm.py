@@ -4,12 +4,12 @@ Weight rows are expanded one stretch of columns at a time. For at most GEMM_NEAR
 at a time, so that they stay in the L1 cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so that the
 activations are read less often.
 
-With AVX2 expanded rows and activations are stored in two parts (`tile.py`): the first parts of all rows are contiguous,
-then the last parts, and in the same way for tokens. The first parts of all rows are multiplied with the first parts of
-the tokens of two tiles, then the last parts. So the parts of
-four rows, and of the tokens of two tiles, fit together into an L1 cache of 32 KB, and rows are read from the L2 cache
-once for two tiles. A simulation of the L1 cache counts 13 bytes per cycle of multiply-adds. With one tile at a time
-it counts 22, nearly the L2 bandwidth of a Zen 3 core.
+With AVX2 expanded rows and activations are stored in two parts (`tile.py`). First come the first parts of all rows,
+then the last parts of all rows; the activations of tokens are stored likewise. The first parts of all rows are
+multiplied with the first parts of the tokens of two tiles, and then the last parts. So the parts of four rows, and of
+the tokens of two tiles, fit together into an L1 cache of 32 KB, and rows are read from the L2 cache once for two tiles.
+According to a simulation of the L1 cache, this reads 13 bytes from L2 per cycle of multiply-adds. With one tile at a
+time it would be 22 bytes, nearly the L2 bandwidth of a Zen 3 core.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from .linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gate_ro
 from .norms import norm
 from .tile import KEPT, add_dots, keep_dots, tile_vectors
 
-# Input rows that one chunk of `prepare_rows` prepares.
+# Number of input rows that one chunk of `prepare_rows` prepares.
 PREPARED = 16
-# Parts of an expanded row and of the activations of a token; as many tiles of tokens are multiplied with the same rows.
+# Number of parts in which expanded rows and activations are stored, and also number of tiles of tokens that are
+# multiplied with the same rows.
 PARTS = LANES // PART
-# Floats of the sums of these tiles, which are kept in memory between two sweeps.
+# Number of floats of these tiles' sums, which are kept in memory between two sweeps (`tile.py`).
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
-# Floats of a part of an expanded row.
+# Number of floats of a part of an expanded row.
 _PART_ROW = STRETCH // PARTS
 
 
@@ -63,8 +64,8 @@ def _add_products(
 ) -> None:
     """Compute `sums[at + i * row + r] += dot(W[first + r], x[t + i])` for `n_rows` rows r and `n_tokens` tokens i.
 
-    W is matrix m; `row` is the distance from the sums of one token to those of the next. Sums are written for four rows
-    at a time.
+    W is matrix m of the job. `row` is the distance from the sums of one token to those of the next token. Sums are
+    written for four rows at a time, so up to three sums after the last row are written, too.
 
     Scratch memory is FORMAT_SCRATCH bytes, then one stretch of the rows that are expanded together, then sums.
     """
@@ -101,7 +102,8 @@ def _add_stretch(
         x_row, x_at = whole // PARTS, column * job[T]
     tiles = ceil_div(n_tokens, tile_vectors())
     for g in range(0, tiles, PARTS):
-        # Sizes of tiles differ by at most one token. Divisions for each tile of rows would cost 2 % of the time.
+        # Sizes of tiles differ by at most one token. They are computed here, because divisions for each tile of rows
+        # would take 2 % of the time.
         begin, middle = g * n_tokens // tiles, (g + 1) * n_tokens // tiles
         end = min(g + PARTS, tiles) * n_tokens // tiles
         for part in range(PARTS):
@@ -127,7 +129,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
     m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
     first = (piece - job[m + CHUNK]) * job[HEIGHT]
     n_rows, n_tokens = min(job[HEIGHT], job[m + ROWS] - first), min(job[SPAN], job[T] - t)
-    # Scratch memory: first the memory that `_add_products` uses, then the sums (n_tokens, n_matrices, size).
+    # Scratch memory: the memory that `_add_products` uses, then the sums (n_tokens, n_matrices, size).
     size = ceil_div(n_rows, LANES) * LANES
     row, sums = n_matrices * size, floats(scratch + FORMAT_SCRATCH + 4 * (GEMM_ROWS * STRETCH + _ALL_KEPT))
     sums[: n_tokens * row] = 0
@@ -141,9 +143,9 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if the block has a norm) the rows at X, and write them to Y, padded with zeros to STRIDE elements.
+    """Norm (if the block has a norm) the rows of X, and write them to Y, padded with zeros to STRIDE elements.
 
-    Rows keep their order; with AVX2 each stretch of columns is (parts, T, columns of a part).
+    Y is (T, STRIDE); with AVX2 each stretch of columns is stored in parts instead, (parts, T, columns of a part).
     """
     n, stride = job[K], job[STRIDE]
     x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[NORM_EPS]))

@@ -1,12 +1,13 @@
 """Matrix-vector products for decode and small batches (gemv): multiply rows as they are stored.
 
 Memory bandwidth is the limit, so each weight row is read from memory once for all tokens. A core reads several streams
-of memory faster than one. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range, and the
-kernel multiplies one row of each range at a time.
+of memory faster than one stream. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range,
+and the kernel multiplies one row of each range at the same time.
 
 The input vectors (one per token) are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of
-each of its vectors, then the next 16 elements of each, and so on. While a stretch of columns is multiplied, its part of
-the panel stays in the L1 cache. (The panels of fixed point are unpacked weight rows, `formats/panels.py`.)
+each of its vectors, then the next 16 elements of each, and so on. While a stretch of columns is multiplied, the
+stretch's part of the panel stays in the L1 cache. (In fixed point, panels are something else: expanded weight rows,
+`formats/panels.py`.)
 """
 
 from __future__ import annotations
@@ -37,18 +38,19 @@ from .norms import norm
 
 
 def _first_panel(n_tokens: int) -> int:
-    """Return how many vectors the first panel holds: all of them, or at least half if two panels are needed."""
+    """Return how many vectors the first panel has: all of them, or if two panels are needed, at least half of them."""
     if n_tokens in PANEL_SIZES:
         return n_tokens
     return next(n for n in PANEL_SIZES if 2 * n >= n_tokens and n_tokens - n in PANEL_SIZES)
 
 
-# The number of vectors in the first panel, indexed by the number of all vectors.
+# `_first_panel` as a table, for compiled code: index n has the result for n vectors.
 _FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
-# Prefetch distance in bytes for a single input vector. It is short, because the hardware prefetches four rows well.
+# Prefetch distance in bytes for a single input vector. It is short, because the hardware also prefetches the four rows.
 _AHEAD = 1024
 # For several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
-# the prefetch distance is a number of whole rows, whose parts in one stretch have about this many bytes in total.
+# the prefetch distance is a number of whole rows: so many that their parts in one stretch have at least this number of
+# bytes.
 _AHEAD_OF_PIECES = 2048
 
 
@@ -79,8 +81,8 @@ def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
 def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     """Multiply the rows of one chunk with each vector: `y[row] = activation(dot(W[row], x) + bias) + residual`.
 
-    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`, each product with its bias. The kernel then
-    multiplies two rows of the gate together with the same two rows of the up matrix.
+    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`, each product with its bias. The four rows
+    that the kernel multiplies at the same time are then two rows of the gate and the same two rows of the up matrix.
     """
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])
@@ -88,7 +90,8 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     n = min(height, apart - first)
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
     n_columns, n_tokens = job[K], job[T]
-    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size), size being the height rounded up to LANES.
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size), where size is the height rounded up to
+    # LANES.
     size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products = floats(place)
     products[: n_tokens * 4 * size] = 0

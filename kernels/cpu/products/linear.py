@@ -1,8 +1,8 @@
-"""Linear layers: matrices that share an input are multiplied in one job, with the norms and additions around them.
+"""Linear layers: choose a kernel and run the job of a block, the matrices that share an input.
 
 A few input rows are multiplied with weight rows as they are stored (`gemv.py`), more input rows with expanded weight
-rows (`gemm.py`). Both give the same bits. With activations in fixed point, quantised matrices are multiplied by the
-kernels of `fixed.py` and `fixed_gemv.py`.
+rows (`gemm.py`). Both give the same bits. With activations in fixed point (`--activations i16`), quantised matrices are
+multiplied by the kernels of `fixed_gemv.py` and `fixed.py`.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ from .linear_job import (
 )
 from .norms import norm
 
-# Input rows of a chunk in fixed point (measured).
+# The most input rows of a chunk of gemm in fixed point (measured).
 _FIXED_TOKENS = 256
-# Bytes of a cache line. A SIMD vector that begins at a multiple of this is loaded with one access.
+# Bytes of a cache line. A SIMD vector that begins at a multiple of this number is loaded by one access.
 _LINE = 4 * LANES
 
 
@@ -88,7 +88,8 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
         source = scratch_of(control, control[THREADS])
         norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
     job[X], job[Y], job[RESIDUAL] = source, y, residual
-    # Each chunk reads the panels from the L2 cache, one stretch at a time. Larger chunks read them less often.
+    # Each chunk reads all panels from the L2 cache, one stretch at a time. So with larger chunks, panels are read less
+    # often.
     job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
     _run_stored(control, b, b[TASK_GEMV])
 
@@ -121,7 +122,7 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, s
     job[Y], job[RESIDUAL], job[HEIGHT], job[WAYS] = y, residual, b[CHUNK_GEMM], 1
     job[SPAN] = ceil_div(n_tokens, n_spans)
     job[PIECES] = number_chunks(job)
-    # Smaller chunks, because with few chunks per thread the threads wait longer for the last chunk.
+    # Make chunks smaller if there are few per thread, because threads wait for the last chunk.
     while job[PIECES] * n_spans < GEMM_CHUNKS * control[THREADS] and job[HEIGHT] > LANES:
         job[HEIGHT] //= 2
         job[PIECES] = number_chunks(job)
@@ -208,7 +209,8 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
     for i in range(TABLE + b[MATRICES] * WIDTH):
         job[i] = b[i]
     job[T] = n_tokens
-    # A norm of the output needs whole rows, which exist only after the job. So the residual is added after the norm.
+    # A norm of the output needs whole rows, which are complete only after the job. So the residual is then added after
+    # the norm.
     added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     if b[FIXED] != 0:
         _keep(job, b, True)
@@ -233,7 +235,8 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
 def embed(address: int, matrix: int, n_columns: int, ids: int, n: int, out: int) -> None:
     """Write row `ids[i]` of a matrix, expanded to float32, to row i of `out` (n, n_columns).
 
-    `address` is the address of the pool's control block, `matrix` of the matrix's words, `ids` and `out` of arrays.
+    All arguments but `n_columns` and `n` are addresses: of the pool's control block, of the matrix's words, and of the
+    arrays `ids` (n,) and `out`.
     """
     control, rows = words(address), words(ids)
     scratch = scratch_of(control, control[THREADS])

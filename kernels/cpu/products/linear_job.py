@@ -1,4 +1,4 @@
-"""Jobs of linear layers: the words of a job, and the mapping of chunks to matrices and rows."""
+"""Jobs of linear layers: the words of a job, the mapping of chunks to matrices and rows, and the end of a product."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ X, STRIDE, T, Y, RESIDUAL, HEIGHT, WAYS, PIECES, SPAN = range(OWN, OWN + 9)
 
 @jit
 def gates(job: Any) -> Any:
-    """Return whether the first of two matrices is a gate for the second."""
+    """Return whether the block is a gate matrix and an up matrix, whose products are combined."""
     return job[ACTIVATION] != 0 and job[MATRICES] == 2
 
 
 @jit
 def matrix_of(job: Any, chunk: int) -> int:
-    """Return the first word of the chunk's matrix; a chunk of a gate also covers the same rows of the up matrix."""
+    """Return the first word of the chunk's matrix. A chunk of a gate also has the same rows of the up matrix."""
     at = TABLE
     for m in range(1, 1 if gates(job) else job[MATRICES]):
         if job[TABLE + m * WIDTH + CHUNK] <= chunk:
@@ -42,7 +42,7 @@ def ceil_div(n: int, by: int) -> int:
 
 @jit
 def number_chunks(job: Any) -> int:
-    """Write the first chunk of each matrix; return the number of chunks. A gate and its up matrix share chunks."""
+    """Write the number of each matrix's first chunk; return the number of chunks. A gate and its up share chunks."""
     chunks = 0
     for m in range(job[MATRICES]):
         at = TABLE + m * WIDTH
@@ -68,8 +68,8 @@ def add_bias(job: Any, m: int, first: int, n: int, products: Any, at: int) -> No
 def gate_row(job: Any, m: int, first: int, n: int, products: Any, at: int, apart: int) -> None:
     """Replace n products of the gate, matrix m, by `activation(gate) * up`.
 
-    The products of up are `apart` elements after those of the gate. Both begin at row `first` of their matrix, lack
-    their biases, and are padded to whole vectors.
+    The products of the up matrix are `apart` elements after those of the gate. Both begin at row `first` of their
+    matrix, do not yet include the biases, and are padded to whole vectors.
     """
     add_bias(job, m, first, n, products, at)
     add_bias(job, m + WIDTH, first, n, products, at + apart)
@@ -96,8 +96,8 @@ def put_ranges(job: Any, m: int, first: int, n: int, apart: int, products: Any, 
 def put_row(job: Any, m: int, t: int, first: int, n: int, products: Any, at: int) -> None:
     """Write `activation(product + bias) + residual` of input row t and n rows of matrix m, from row `first` on.
 
-    With a gate, the products are results of `gate_row`. They begin at `products[at]`, are padded to whole vectors, and
-    are changed in place.
+    With a gate, the products must already be results of `gate_row`. They begin at `products[at]`, are padded to whole
+    vectors, and are changed in place.
     """
     place = 4 * (t * job[N] + job[m + COLUMN] + first)
     y = floats(job[Y] + place)

@@ -15,8 +15,8 @@ from ..formats.float32 import dot
 
 @jit
 def rms_norm(x: Any, at: int, n: int, weight: Any, eps: Any, out: Any, to: int) -> None:
-    """`out[to ...] = weight * x[at ...] / sqrt(mean(x**2) + eps)` over `n` elements; out may be x."""
-    # In float64, because an error here affects the whole row.
+    """Write `weight * x[at:] / sqrt(mean(x**2) + eps)`, n elements, to `out[to:]`; out may be x."""
+    # The root is computed in float64, because its error affects the whole row.
     root = np.float32(np.sqrt(np.float64(dot(x, at, x, at, n)) / n + eps))
     whole, divisor = n // LANES * LANES, splat(root)
     for i in range(0, whole, LANES):
@@ -27,7 +27,7 @@ def rms_norm(x: Any, at: int, n: int, weight: Any, eps: Any, out: Any, to: int) 
 
 @jit
 def layer_norm(x: Any, at: int, n: int, weight: Any, bias: Any, eps: Any, out: Any, to: int) -> None:
-    """`out[to ...] = weight * (x[at ...] - mean) / sqrt(variance + eps) + bias` over `n` elements; out may be x."""
+    """Write `weight * (x[at:] - mean) / sqrt(variance + eps) + bias`, n elements, to `out[to:]`; out may be x."""
     whole, sums = n // LANES * LANES, zeros()
     for i in range(0, whole, LANES):
         sums = add(sums, load(x, at + i))
@@ -57,7 +57,7 @@ def norm(x: Any, at: int, n: int, weight: int, bias: int, eps: Any, out: Any, to
 
 @jit
 def rotate(x: Any, at: int, half: int, cos: Any, sin: Any, row: int, out: Any, to: int) -> None:
-    """Rotate pairs (j, j + half) by the angles of `cos[row ...]` and `sin[row ...]`; out may be x."""
+    """Rotate pairs (j, j + half) by angles whose cosines and sines are `cos[row:]` and `sin[row:]`; out may be x."""
     whole = half // LANES * LANES
     for j in range(0, whole, LANES):
         a, b, c, s = load(x, at + j), load(x, at + half + j), load(cos, row + j), load(sin, row + j)
@@ -76,7 +76,7 @@ def norm_rotate(
 ) -> None:  # fmt: skip
     """Norm (if eps >= 0) and rotate the heads of one token; heads of the output are `step` elements apart.
 
-    The weight is not read if eps is negative.
+    A negative eps means no norm; the weight is then not read.
     """
     for h in range(n_heads):
         source, target = at + h * width, to + h * step
@@ -87,7 +87,9 @@ def norm_rotate(
             rotate(x, source, width // 2, cos, sin, row, out, target)
 
 
-# Norm rows, add rows, or both: `residual + norm(x)`. The reference is the backend's NumPy definition.
+# ---- norm rows, add rows, or both: `residual + norm(x)` ----
+
+# The reference is the backend's NumPy definition.
 
 
 @jit
@@ -103,7 +105,8 @@ def norm_add(address: int, of: int, n_rows: int, width: int, x: int, residual: i
 
     Args:
         address: address of the pool's control block.
-        of: address of the norm's words; 0 for no norm.
+        of: address of the norm's three words: the address of its weight, its epsilon (bits of a float64), and the
+            address of its bias, or 0; 0 for no norm.
         n_rows: number of rows.
         width: elements of a row.
         x: address of the rows.

@@ -1,6 +1,7 @@
-"""The order of summation in NumPy, to the last bit: dot products (`tile.py`) and attention (`attention.py`).
+"""The NumPy definition of the order of summation, to the last bit: dot products, attention, sums of exponentials.
 
-Compiled kernels must give these bits for any number of rows, on any processor. Arrays are float32 throughout.
+The compiled kernels (`tile.py`, `attention.py`, `sum_exp.py`) must give the same bits for any number of rows, on any
+processor. Arrays are float32, except for sums of exponentials.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ Floats = NDArray[np.float32]
 def fma(a: Floats, b: Floats, c: Floats | np.float32) -> Floats:
     """Return `a * b + c`, rounded once.
 
-    The product is exact in float64. The sum is rounded to odd: to the adjacent float64 whose last bit is 1. Rounding
-    the result to float32 gives the correctly rounded sum, because float64 has more than two additional bits (Boldo and
-    Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    The product is exact in float64. The sum, if inexact, is rounded to odd: to that adjacent float64 whose last bit is
+    1. Rounding the result to float32 then gives the correctly rounded sum, because float64 has at least two more bits
+    than float32 (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
     product, addend = np.multiply(a, b, dtype=np.float64), np.asarray(c, dtype=np.float64)
     total = np.asarray(product + addend)
@@ -42,7 +43,7 @@ def halves(sums: Floats) -> Floats:
 def dot(weights: Floats, x: Floats) -> Floats:
     """Return the dot products over the last axis, in the order that `tile.py` defines; other axes are broadcast."""
     shape = np.broadcast_shapes(weights.shape, x.shape)
-    # Zeros after the last column add nothing.
+    # Pad with zeros to whole vectors; zeros change no sum.
     missing = [(0, 0)] * (len(shape) - 1) + [(0, -shape[-1] % LANES)]
     weights, x = (np.pad(np.broadcast_to(a, shape), missing) for a in (weights, x))
     total = np.zeros(shape[:-1], dtype=np.float32)
@@ -132,7 +133,7 @@ def _attend_token(
         scores = (tanh(scores * inner) if inner else scores) * scale
         found = scores.max(axis=-1)
         weights = exp2_below(scores - np.maximum(found, np.float32(-3e38))[..., None])
-        # Lane j % 16 adds the weight of key j of the block.
+        # Lane j % 16 of the sum of weights adds the weight of key j of the block.
         places = np.zeros((*q.shape[:2], BLOCK), dtype=np.float32)
         places[..., seen.start - first : seen.stop - first] = weights
         by_lane = np.zeros((*q.shape[:2], LANES), dtype=np.float32)
@@ -152,21 +153,22 @@ def _attend_token(
 
 # ---- sums of exponentials ----
 
-# The NumPy reference of `sum_exp.py`, with the same bits, and the constants of both.
+# The NumPy reference of `sum_exp.py`, and the constants that both use.
 
-# e**LEAST replaces smaller exponentials, which would be subnormal numbers.
+# e**LEAST replaces smaller exponentials, some of which would be subnormal numbers.
 LEAST = -700.0
 LOG2_E = 1.4426950408889634
-# Adding this number rounds a float64 to an integer, because the sum has no fraction bits. The sum's low bits are the
-# integer.
+# Adding this number to a float64 rounds it to an integer, because the sum is so large that it has no fraction bits. The
+# low bits of the sum are the integer.
 ROUNDER = 1.5 * 2.0**52
 
-# 2**r is the Taylor polynomial of degree 6 of 2**(r / 8), squared three times: its relative error is below 5e-13.
+# 2**r is computed as the Taylor polynomial of degree 6 of 2**(r / 8), squared three times. The relative error is below
+# 5e-13.
 SQUARINGS = 3
 
 
 def _taylor(degree: int) -> tuple[float, ...]:
-    # Only multiplications and divisions: the C library's pow may round differently on another system.
+    # Only multiplications and divisions are used, because the C library's pow may round differently on another system.
     found = [1.0]
     for k in range(1, degree + 1):
         found.append(found[-1] * (0.6931471805599453 / 2**SQUARINGS) / k)
@@ -175,7 +177,7 @@ def _taylor(degree: int) -> tuple[float, ...]:
 
 COEFFICIENTS = _taylor(6)
 
-# Elements per step, so that temporary arrays fit into the second-level cache.
+# Number of elements that are processed at a time, so that temporary arrays fit into the L2 cache.
 _STEP = 512 * LANES
 
 Doubles = NDArray[np.float64]

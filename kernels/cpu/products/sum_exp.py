@@ -1,8 +1,8 @@
 """The sum of the exponentials of a row of logits, in float64: the divisor of softmax. Reference: `order_numpy.py`.
 
-The order of summation is fixed: lane i % 16 adds element i, then halves of the lanes are added to halves. Only
-additions, multiplications and a rounding to integers are used, and no fused multiply-add. So all processors and NumPy
-give the same bits.
+The order of summation is fixed: lane i % 16 adds element i, then halves of the lanes are added to halves. The
+exponential uses only additions, multiplications and a rounding to integers, but no fused multiply-add, which NumPy
+lacks. So all processors and NumPy give the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..build.vectors import Vector, add, between, everywhere, get, larger, load,
 from ..build.vectors import splat as splat_float
 from .order_numpy import COEFFICIENTS, LEAST, LOG2_E, ROUNDER
 
-# Vectors of 16 float64.
+# LLVM's types of vectors of 16 float64 and of 16 int64.
 _F64, _I64 = ir.DoubleType(), ir.IntType(64)
 _VECTOR, _INTS = ir.VectorType(_F64, LANES), ir.VectorType(_I64, LANES)
 _FRACTION_BITS = 52
@@ -51,7 +51,7 @@ def widen(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def add_to_exponent(typing: Any, a: Any, n: Any) -> Any:
-    """Return `a * 2**n`, a normal number; the low 12 bits of each lane of `n` are the integer n."""
+    """Return `a * 2**n`, which must be a normal number. The integer n is the low 12 bits of each lane of `n`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = (builder.bitcast(arg, _INTS) for arg in args)
@@ -84,7 +84,7 @@ def exp(x: Any) -> Any:
 
 @entry
 def sum_exp(row: int, n: int, top: float, out: int) -> None:
-    """`out[0] = sum(exp(row - top))` in float64, of (n,) float32 at address `row`; `top` is the largest of them."""
+    """Write `sum(exp(row - top))`, a float64, to address `out`; at `row` are n float32, `top` their largest."""
     x, largest, sums = floats(row), splat(top), splat(0.0)
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):

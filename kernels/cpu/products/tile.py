@@ -7,16 +7,17 @@ This is the order of summation of every float32 dot product, to the last bit (`o
     the 16 sums are then added to halves: sums l and l + 8, then sums 4, 2 and 1 apart. The totals of the stretches are
     added in their order, from zero.
 
-The order depends on the number of columns alone. A tile is several rows and several input vectors (below: vectors).
-Each (row, vector) pair has its own 16 sums, in one register of 16 lanes. With registers of 8 or 4 lanes a tile makes
-two or four sweeps over its columns, each for a half or a quarter of the sums. So the order does not constrain the
-tile's shape, which follows the number of registers: enough independent sums to hide the latency of multiply-adds, and
-few enough to stay in registers.
+So the order depends only on the number of columns. A tile is several rows and several input vectors (below: vectors).
+Each pair of a row and a vector has its own 16 sums, in one register of 16 lanes. With registers of 8 or 4 lanes a tile
+makes two or four sweeps over its columns, each for a half or a quarter of the sums. So the order does not restrict the
+tile's shape, which is chosen by the number of registers: enough independent sums to hide the latency of multiply-adds,
+and few enough to stay in registers.
 
-Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 each sweep reads one
-contiguous part. With columns in their original order, products took 3 to 10 % longer: the first sweep loaded whole
-cache lines from the L2 cache and used half of each. With AVX2 the sweeps are separate calls, and the first one keeps
-its sums in memory. So one sweep of several tiles shares rows in the L1 cache (`gemm.py`).
+Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 there are two parts,
+and each sweep reads one of them, which is contiguous. With columns in their original order, products took 3 to 10 %
+longer: the first sweep loaded whole cache lines from the L2 cache and used half of each line. With AVX2 the two sweeps
+are separate calls, and the first one writes its sums to memory. So the same sweep of several tiles can use rows while
+these are in the L1 cache (`gemm.py`).
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from ..build.vectors import PART, call_llvm, element_address, everywhere, fold, 
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
-# By lanes of a register: the vectors of a tile, and the registers for the sums of a weighted sum. AVX-512 and NEON have
-# 32 registers, AVX2 has 16. Loaded elements of the tile's rows or vectors need registers, too.
+# By lanes of a register: the most vectors of a tile, and the number of registers for the sums of `weighted_of`. AVX-512
+# and NEON have 32 registers, AVX2 has 16; the loaded elements of rows or vectors need some of them.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
-# The registers for sums with rows that are not float32. A scale and a converted element need two registers.
+# The same as _SUMS for rows that are not float32, where a scale and a converted element need two more registers.
 _SUMS_OF_WIDENED = {16: 16, 8: 8, 4: 16}
 # The most vectors of a tile on any processor.
 MOST_VECTORS = max(_VECTORS.values())
-# A row or a vector of a tile: a function that generates the load of one register of floats, given its first column.
+# A row or a vector of a tile, as a function that generates the load of one register of floats, given the first column.
 Operand = Callable[[Any], Any]
-# How to read a type of stored rows: a function that generates the load of elements as floats, given a builder, the
-# address of a row (a pointer to bytes), the first column, and the type of the register.
+# A type of stored rows, as a function that generates the load of one register of floats, given a builder, the address
+# of a row (a pointer to bytes), the first column, and the type of the register.
 Read = Callable[[Any, Any, Any, Any], Any]
 # The most floats of sums that one tile keeps between two sweeps.
 KEPT = TILE_ROWS * _VECTORS[8] * PART
-# Steps of 16 columns per loop iteration.
+# Number of steps of 16 columns per loop iteration.
 _UNROLLED = 2
 
 
@@ -87,7 +88,7 @@ def _store(builder: Any, value: Any, pointer: Any, at: Any) -> None:
 
 
 def _add_product(builder: Any, a: Any, b: Any, place: Any) -> None:
-    """`place = fma(a, b, place)`."""
+    """Generate `place = fma(a, b, place)`."""
     builder.store(call_llvm(builder, f"llvm.fma.v{a.type.count}f32", a.type, [a, b, builder.load(place)]), place)
 
 
@@ -112,7 +113,7 @@ def _for_steps(builder: Any, n: Any, step: int, unrolled: int, body: Callable[[A
 
 
 def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
-    """Add halves of the sums to halves, as far as they are in different sweeps; `_fours` adds the rest."""
+    """Add halves of the 16 sums to halves, as long as the halves are in different sweeps; `_fours` adds the rest."""
     while len(sweeps) > 1:
         half = len(sweeps) // 2
         pairs = zip(sweeps[:half], sweeps[half:], strict=True)
@@ -197,7 +198,7 @@ def _rows_of(builder: Any, first: Any, row: Any, n: int) -> list[Any]:
 
 
 def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Operand]:
-    """Return float rows or vectors from element `first` on; successive elements of a sum are `step` elements apart."""
+    """Return operands for float rows or vectors, from element `first` on; 16 columns take `step` floats of them."""
     kind = ir.VectorType(_F32, register_lanes())
 
     def operand(pointer: Any) -> Operand:
@@ -212,15 +213,15 @@ def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Op
 def _sweep(
     builder: Any, rows: list[Operand], vectors: list[Operand], n: Any, after: Sequence[Any] = ()
 ) -> list[Any]:  # fmt: skip
-    """Return one register of sums for each (row, vector) pair; the pairs of the first vector come first.
+    """Return one register of sums for each pair of a row and a vector; the pairs of the first vector come first.
 
-    Prefetch the same columns of the float rows `after` (pointers to bytes).
+    Also prefetch the same columns of the float rows `after` (pointers to bytes).
     """
     kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
 
     def add(column: Any) -> None:
-        # Hold rows or vectors in registers, whichever are fewer, and load the others one at a time.
+        # Hold a register of each row, or of each vector if these are fewer, and load the others one at a time.
         held, loaded = (rows, vectors) if len(rows) <= len(vectors) else (vectors, rows)
         registers = [load(column) for load in held]
         for row in after:
@@ -236,7 +237,7 @@ def _sweep(
 
 
 def _fours(builder: Any, sums: list[Any], width: int) -> list[Any]:
-    """Return for each vector a register with the totals of the four rows."""
+    """Return, for each vector, a register with the totals of the four rows."""
     fours, i = [], 0
     while i < len(sums):
         n = TILE_ROWS
@@ -276,9 +277,9 @@ def add_dots(
     """Add `dot(row r of w, vector t of x)` to `y[y_at + t * y_row + r]`, for four rows and `n_vectors` vectors.
 
     There are at most `tile_vectors()` vectors. Row r begins at element `at + r * w_row` of w, and vector t at element
-    `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. With AVX2 w and x are the last
-    parts of rows and vectors, and `keep_dots` has written the sums of the first parts to `kept`; otherwise rows are
-    whole and `kept` is not used.
+    `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. With AVX2, w and x are the last
+    parts of rows and vectors, and `keep_dots` has written the sums of the first parts to `kept`. On other processors,
+    rows and vectors are whole, and `kept` is not used.
     """
     if n_vectors == 1:
         _add_1(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
@@ -298,7 +299,7 @@ def add_dots(
 
 
 def _switch(builder: Any, value: Any, cases: Mapping[int, Callable[[], None]]) -> None:
-    """Generate a switch: run the case of `value`; nothing for other values."""
+    """Generate a switch over `value`: code of the case with this number, and no code for other values."""
     after = builder.append_basic_block("after")
     switch = builder.switch(value, after)
     for number, case in cases.items():
@@ -316,9 +317,9 @@ def dots_of(read: Read, *, widens: bool) -> Any:
     The kernel writes `dot(row r, vector t of x)` to `y[y_at + t * y_row + r]`, for n_rows rows and up to
     `tile_vectors()` vectors, in the order of `add_dots`. Rows are `w_row` bytes apart from address w on; vector t
     begins at element `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. Up to three
-    more products may be written after the last row. Each element is converted to float32 in a register, once for all
-    vectors; `widens` is False if rows are float32. `ahead` is the prefetch distance of rows in bytes, or 0. If it is
-    not 0, the bytes at address `also` + the offset of the current rows are prefetched, too.
+    more products may be written after that of the last row. Each element is converted to float32 in a register, once
+    for all vectors; `widens` is False if rows are float32. `ahead` is the prefetch distance of rows in bytes, or 0 for
+    no prefetch. With a prefetch, a second array at address `also` is prefetched at the offsets of the current rows.
     """
 
     @intrinsic
@@ -360,7 +361,8 @@ def dots_of(read: Read, *, widens: bool) -> Any:
 def _for_tiles(builder: Any, n_rows: Any, w_row: Any, tile: Callable[[Any, Any], None]) -> None:
     """Generate `tile(first row, bytes between rows)` for all rows, four at a time.
 
-    Fewer than four rows are in a tile each, repeated four times: memory after the last row may not be readable.
+    If fewer than four rows are left, each of them is a tile of its own, repeated four times, because memory after the
+    last row may not be readable.
     """
     zero, four = ir.Constant(_I64, 0), ir.Constant(_I64, TILE_ROWS)
     place = cgutils.alloca_once_value(builder, zero)
@@ -380,7 +382,7 @@ def _for_tiles(builder: Any, n_rows: Any, w_row: Any, tile: Callable[[Any, Any],
 
 
 def _prefetch_rows(builder: Any, w: Any, also: Any, ahead: Any, row: Any, w_row: Any) -> None:
-    """Prefetch four rows of w, `ahead` bytes after byte `row`, and of `also`, at byte `row`; none if `ahead` is 0."""
+    """If `ahead` is not 0, prefetch four rows: of w, `ahead` bytes after byte `row`; and of `also`, at byte `row`."""
     with builder.if_then(builder.icmp_signed("!=", ahead, ir.Constant(_I64, 0))):
         stop = builder.add(row, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
         with cgutils.for_range_slice(builder, row, stop, ir.Constant(_I64, LINE_BYTES), _I64) as (at, _):
@@ -398,8 +400,8 @@ def _set_dots(
 ) -> None:  # fmt: skip
     """Write the dot products of four stored rows and some vectors.
 
-    In the last of several sweeps the rows are in the L1 cache, so it prefetches the rows `after`. A single sweep does
-    not: it would become a tenth slower.
+    In the last of several sweeps, the rows are in the L1 cache already, so this sweep prefetches the next rows,
+    `after`. A single sweep does not prefetch, because it would become a tenth slower.
     """
     width = register_lanes()
     kind, sweeps = ir.VectorType(_F32, width), []
@@ -464,7 +466,8 @@ def _sum_rows(
 ) -> None:  # fmt: skip
     """Write the weighted sums of n rows; `element(j, e)` generates the load of a register of row j from element e on.
 
-    The registers of a row are processed in groups: as many as fit into `most` sums, then half as many, and so on.
+    The registers of a row are processed in groups: first groups as large as `most` sums allow, then groups half as
+    large, and so on, for the rest of the row.
     """
     width, first, together = register_lanes(), ir.Constant(_I64, 0), 8
     while together > 1 and together * len(targets) > most:
@@ -483,7 +486,7 @@ def _weighted_part(
     builder: Any, weights: list[Any], element: Callable[[Any, Any], Any], n: Any, e: Any, targets: list[Any],
     together: int, more: Any,
 ) -> None:  # fmt: skip
-    """Sum `together` registers of all rows from element e on; `more` continues the sums in the targets."""
+    """Sum `together` registers of all rows from element e on. If `more`, the sums continue those in the targets."""
     width = register_lanes()
     kind = ir.VectorType(_F32, width)
     sums = [_zeros(builder, kind, together) for _ in weights]

@@ -1,8 +1,8 @@
-"""Causal convolutions over the tokens of sequences, with gates or an activation; and gates of rows.
+"""Causal convolutions over the tokens of sequences (short convolutions), and products with an activated gate.
 
 Each channel is summed separately, from the oldest input to the newest, so the bits do not depend on the number of
-tokens in a pass. A *run* is consecutive rows of one sequence. The state slot named as its source has the inputs before
-its first row; its last inputs are written to the slot named as its target.
+tokens in a pass. A *run* is consecutive rows of one sequence. The run's source slot has the inputs before its first
+row; the run's last inputs are written to its target slot.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from ..build.memory import floats, words
 from ..build.vectors import add, div, fma, load, mul, splat, store, sub, zeros
 from ..products.activations import activate, gated, silu
 
-# Words of a job. The input is the array X, multiplied with the array BEFORE unless this address is 0; the output is
-# multiplied with AFTER in the same way. X_ROW, BEFORE_ROW and AFTER_ROW are elements from one row to the next. SPAN is
-# the number of channels (of a convolution) or tokens (of a gate) in a chunk. KIND is the activation function of a gate.
+# Words of a job. X is the address of the input. BEFORE is the address of an array that is multiplied with the input, or
+# 0; AFTER that of an array that is multiplied with the output, or 0. X_ROW, BEFORE_ROW and AFTER_ROW are elements from
+# one row to the next. SPAN is the number of channels in a chunk of a convolution. KIND is the activation function of a
+# gate.
 X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH, KIND = range(15)
-# Channels of a chunk for passes of many tokens, and tokens of a chunk of a gate.
+# Number of channels in a chunk of a convolution over many tokens, and number of tokens in a chunk of a gate.
 CHANNELS, TOKENS = 128, 32
 
 
@@ -49,7 +50,7 @@ def _input(job: Any, x: Any, before: Any, row: int, c: int) -> Any:
 
 @jit
 def _channels(job: Any, block: Any, a: Any, c: int) -> None:
-    """Convolve 16 channels of one run."""
+    """Convolve the 16 channels from c on of run `a`, and write the run's last inputs to its target slot."""
     taps, n_channels = block[CONV_TAPS], block[CONV_CHANNELS]
     x, before, after = floats(job[X]), floats(job[BEFORE]), floats(job[AFTER])
     weight, out, states = floats(block[CONV_WEIGHT]), floats(job[OUT]), floats(job[STORE])
@@ -95,7 +96,7 @@ def short_conv(
     address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
     states: int, runs: int, n_runs: int, out: int,
 ) -> None:  # fmt: skip
-    """Write `out = after * f(convolution(before * x))` for rows (T, C); f is the activation, if there is one.
+    """Write `out = after * f(convolution(before * x))` for rows (T, C); f is SiLU, or the identity without it.
 
     Args:
         address: address of the pool's control block.
@@ -123,7 +124,7 @@ def short_conv(
 
 @task
 def gate_span(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply the rows of a span of tokens with the sigmoid, or another activation function, of their gate."""
+    """Multiply the rows of TOKENS tokens with the sigmoid, or another activation function, of their gate."""
     x, gate, out = floats(job[X]), floats(job[BEFORE]), floats(job[OUT])
     for t in range(chunk * TOKENS, min((chunk + 1) * TOKENS, job[ROWS])):
         for i in range(0, job[WIDTH], LANES):

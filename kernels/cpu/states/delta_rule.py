@@ -1,10 +1,10 @@
-"""The gated delta rule with its output norm and gate. A chunk is one value head, for all tokens of the pass.
+"""The gated delta rule (the mixer of Qwen3-Next and Qwen3.5) with its output norm and gate.
 
-The state of a head is a matrix (E, P): E elements of a key, P of a value. Each token decays the matrix, corrects the
-value that the matrix stores for the token's key, and reads the matrix with the token's query. Sums run over the E rows
-in order, for each of the P columns, so the bits do not depend on the number of tokens in a pass. Columns are
-independent: 64 of them are computed for up to PIECE tokens at a time, so that this part of the matrix stays in the L1
-cache.
+A chunk of the job is one value head, for all tokens of the pass. The state of a head is a matrix (E, P), with a row per
+element of a key and a column per element of a value. Each token decays the matrix, corrects the value that the matrix
+stores for the token's key, and reads the matrix with the token's query. For each of the P columns, sums run over the E
+rows in order, so the bits do not depend on the number of tokens in a pass. Columns are independent. So 64 columns are
+computed for up to PIECE tokens before the next columns, so that this part of the matrix stays in the L1 cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ..products.norms import rms_norm
 
 # Words of a job. GATE_ROW, BETA_ROW and STEP_ROW are elements from one row to the next.
 X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)
-# Tokens whose queries and keys are prepared at a time.
+# Number of tokens whose queries and keys are prepared at a time.
 PIECE = 32
 # Added to the squared lengths of queries and keys before the square root.
 TINY = 1e-6
@@ -51,13 +51,16 @@ TINY = 1e-6
 
 @jit
 def exp_one(x: Any) -> Any:
-    """`e**x` of one float32."""
+    """Return `e**x` of one float32."""
     return largest_lane(exp(splat(np.float32(x))))
 
 
 @jit
 def softplus(x: Any) -> Any:
-    """`log(1 + e**x)`, as `max(x, 0) + log1p(e**-|x|)`; the logarithm is the series of 2 atanh(u / (2 + u))."""
+    """Return `log(1 + e**x)` as float64, computed as `max(x, 0) + log1p(u)` with `u = e**-|x|`.
+
+    `log1p(u)` is the series of `2 atanh(u / (2 + u))`.
+    """
     u = np.float64(exp_one(-abs(x)))
     s = u / (2.0 + u)
     square, power, sum_ = s * s, s, s
@@ -69,7 +72,7 @@ def softplus(x: Any) -> Any:
 
 @jit
 def _scaled(x: Any, at: int, n: int, factor: Any, out: Any, to: int) -> None:
-    """`out[to ...] = x[at ...] / (factor * sqrt(sum(x**2) + TINY))`."""
+    """Write n elements: `out[to:] = x[at:] / (factor * sqrt(sum(x[at:]**2) + TINY))`."""
     divisor = splat(np.float32(factor * np.sqrt(np.float64(dot(x, at, x, at, n)) + TINY)))
     for i in range(0, n, LANES):
         store(out, to + i, div(load(x, at + i), divisor))
@@ -80,9 +83,22 @@ def _four(
     m: Any, at: int, new_at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any,
     out: Any, to: int,
 ) -> None:  # fmt: skip
-    """Apply one token to 64 columns of a matrix of n rows, from `m[at]` on, and write them from `m[new_at]` on.
+    """Apply one token to 64 columns of a matrix of n rows, and write the token's output of these columns.
 
-    The key is n elements after the query.
+    Args:
+        m: the states.
+        at: index in m of row 0 of these columns before the token.
+        new_at: index in m where row 0 of these columns is written after the token.
+        apart: elements from one row to the next.
+        n: E, the number of rows.
+        qk: queries and keys.
+        q: index in qk of the token's query; the key follows after n elements.
+        v: the values.
+        v_at: index in v of these columns of the token's value.
+        decay: the factor of the matrix, in every lane.
+        strength: the factor of the correction (beta), in every lane.
+        out: the output.
+        to: index in out of these columns.
     """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
@@ -136,7 +152,7 @@ def _one(
 
 @jit
 def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
-    """Write the query and the key of a token, then its decay and the strength of its correction."""
+    """Write the scaled query and key of token t to qk[at:], then its decay and its beta (strength of correction)."""
     n, n_keys = block[DELTA_KEY_DIM], block[DELTA_KEYS]
     row = 2 * n_keys * n + block[DELTA_VALUES] * block[DELTA_VALUE_DIM]
     x, of_head = floats(job[X]), head // block[DELTA_SHARED] % n_keys * n
@@ -151,7 +167,7 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
 
 @jit
 def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, target: int, qk: Any) -> None:
-    """Apply n tokens, from row `first` on, to one head."""
+    """Apply n tokens, from row `first` on, to one head; read the state in slot `source`, write slot `target`."""
     E, P, H = block[DELTA_KEY_DIM], block[DELTA_VALUE_DIM], block[DELTA_VALUES]
     m, x, out, gate = floats(job[STORE]), floats(job[X]), floats(job[OUT]), floats(job[GATE])
     values = 2 * block[DELTA_KEYS] * E
@@ -168,7 +184,8 @@ def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, 
             for t in range(piece, last):
                 at, v, y = (t - piece) * step, t * row + values + head * P + column, t * H * P + head * P + column
                 decay, strength = load_splat(qk, at + 2 * E), load_splat(qk, at + 2 * E + 1)
-                # The first token reads the state before the run, which other sequences may still need.
+                # The first token reads the source slot and writes the target slot: other sequences may still need the
+                # source.
                 old = begin if t == first else to
                 if wide:
                     _four(m, old + column, to + column, P, E, qk, at, x, v, decay, strength, out, y)
@@ -184,7 +201,7 @@ def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, 
 
 @task
 def delta_head(job: Any, chunk: int, scratch: int) -> None:
-    """Compute one value head of all runs."""
+    """Compute value head `chunk` of all runs."""
     runs, qk = words(job[RUNS]), floats(scratch)
     for i in range(job[N_RUNS]):
         a = runs[i * RUN_WIDTH :]

@@ -1,12 +1,12 @@
 """The state space model of Mamba2 (SSD), its gate, and the norm of its output.
 
-Tokens are applied in order, without the chunks of the SSD algorithm. Threads share heads: a chunk of the job is one
-head with all tokens. A run is the consecutive rows of one sequence (`layout.py`).
+Tokens are applied in order, without the chunks of the SSD algorithm. A chunk of the job is one head, for all tokens of
+the pass. A run is the consecutive rows of one sequence (`layout.py`).
 
-The state of a head is a matrix (N, P). Each token decays the matrix, adds the product of its B and its input to the
-matrix, and reads the matrix with its C. Sums run over the N rows in order, for each of the P columns, so the bits do
-not depend on the number of tokens in a pass. Four tokens are applied at a time, so each part of the matrix is read and
-written once for them; the bits are those of one token at a time.
+The state of a head is a matrix (N, P) with state size N and head dim P. Each token decays the matrix, adds the outer
+product of its B and its input to the matrix, and reads the matrix with its C. For each of the P columns, sums run over
+the N rows in order, so the bits do not depend on the number of tokens in a pass. Four tokens are applied at a time, so
+that each part of the matrix is read and written once for four tokens. The bits are the same as for one token at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .delta_rule import exp_one, softplus
 
 # Words of a job. GATE_ROW and STEP_ROW are elements from one row to the next.
 X, GATE, GATE_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, ROWS = range(11)
-# Tokens whose decays are prepared at a time, and tokens of a chunk of the norm.
+# Number of tokens whose decays are prepared at a time, and number of tokens in a chunk of the norm.
 PIECE, TOKENS = 32, 8
 
 
@@ -81,7 +81,7 @@ def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: in
 @jit
 def _wide(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: int, v: int, of: Any, at: int, out: Any,
           y: int) -> None:  # fmt: skip
-    """Apply one token to 64 columns."""
+    """Apply one token to 64 columns; the arguments are those of `_one`."""
     decay, time = load_splat(of, at), load_splat(of, at + 1)
     a0, a1 = mul(time, load(x, v)), mul(time, load(x, v + LANES))
     a2, a3 = mul(time, load(x, v + 2 * LANES)), mul(time, load(x, v + 3 * LANES))
@@ -110,7 +110,10 @@ def _wide(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: i
 @jit
 def _four(m: Any, source: int, to: int, apart: int, n: int, x: Any, x_row: int, b: int, c: int, v: int, of: Any,
           at: int, out: Any, y: int, y_row: int) -> None:  # fmt: skip
-    """Apply four tokens to 16 columns; rows of tokens are `x_row` and `y_row` elements apart."""
+    """Apply four tokens to 16 columns; the arguments are those of `_one`, for the first token.
+
+    The tokens' rows are `x_row` elements apart in x, and `y_row` elements apart in the output.
+    """
     d0, d1, d2, d3 = load_splat(of, at), load_splat(of, at + 2), load_splat(of, at + 4), load_splat(of, at + 6)
     a0, a1 = mul(load_splat(of, at + 1), load(x, v)), mul(load_splat(of, at + 3), load(x, v + x_row))
     a2 = mul(load_splat(of, at + 5), load(x, v + 2 * x_row))
@@ -136,7 +139,7 @@ def _four(m: Any, source: int, to: int, apart: int, n: int, x: Any, x_row: int, 
 
 @jit
 def _prepare(job: Any, block: Any, head: int, t: int, of: Any, at: int) -> None:
-    """Write the decay of a token, and its time step."""
+    """Write the decay of token t, and its time step, to of[at:]."""
     step = get(floats(job[STEP]), t * job[STEP_ROW] + head) + get(floats(block[SPACE_BIAS]), head)
     time = softplus(step)
     put(of, at, exp_one(np.float64(get(floats(block[SPACE_RATE]), head)) * time))
@@ -183,7 +186,7 @@ def _gate(job: Any, block: Any, head: int, first: int, n: int) -> None:
 
 @task
 def space_head(job: Any, chunk: int, scratch: int) -> None:
-    """Compute one head of all runs."""
+    """Compute head `chunk` of all runs."""
     block, runs, of = words(job[BLOCK]), words(job[RUNS]), floats(scratch)
     size = block[SPACE_STATE_DIM] * block[SPACE_HEAD_DIM]
     for i in range(job[N_RUNS]):
@@ -199,7 +202,7 @@ def space_head(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def space_norm(job: Any, chunk: int, scratch: int) -> None:
-    """Norm the groups of columns of a span of tokens."""
+    """Apply an RMS norm to each group of columns, for TOKENS tokens."""
     block, out = words(job[BLOCK]), floats(job[OUT])
     width, n_groups = block[SPACE_HEADS] * block[SPACE_HEAD_DIM], block[SPACE_NORM_GROUPS]
     size, eps = width // n_groups, np.float32(number(block[SPACE_EPS]))

@@ -1,4 +1,4 @@
-// The interface of compiled kernels, the runtime and runtime.py. It includes no other header.
+// The interface between compiled kernels, the emulator's C runtime and runtime.py. It includes no other header.
 #pragma once
 
 #define MSL_SIMD_WIDTH 32
@@ -16,7 +16,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-// One threadgroup. A threadgroup at the edge of the grid is smaller than what was dispatched.
+// One threadgroup. At the edge of the grid, its `size` may be smaller than the `dispatched` size.
 typedef struct {
   unsigned threads_per_grid[3];
   unsigned threadgroups_per_grid[3];
@@ -26,7 +26,7 @@ typedef struct {
   unsigned threads;
 } msl_group;
 
-// One thread: `index` counts within the threadgroup, x fastest; 32 in a row are a SIMD-group.
+// One thread. `index` is its flat index in the threadgroup, x fastest; each 32 consecutive threads are a SIMD-group.
 typedef struct {
   const msl_group* group;
   unsigned index;
@@ -35,33 +35,33 @@ typedef struct {
 
 typedef void (*msl_entry)(void* const* buffers, const msl_thread* thread);
 
-// What a lane receives when all lanes of an operation have passed their values.
+// What a lane receives from a SIMD-group operation after all lanes that take part have passed their values.
 typedef struct {
-  const unsigned char* slots;  // of 32 lanes, MSL_SLOT_BYTES apart
+  const unsigned char* slots;  // the values of 32 lanes, MSL_SLOT_BYTES apart
   unsigned lanes;              // a bit for each lane that passed a value
   unsigned lane;               // the calling lane
   void* result;                // memory for a result that is the same for all lanes
-  unsigned first;              // whether the calling lane must compute it
+  unsigned first;              // whether the calling lane must compute the result
 } msl_exchanged;
 
-// The argument of an operation that has none, and of one that needs all lanes.
+// Values of `argument` below: the operation has no argument; the operation needs all lanes.
 enum { MSL_NO_ARGUMENT = -1, MSL_ALL_LANES = -2 };
 
 // `argument` must be the same for all lanes that take part: the delta of simd_shuffle_down.
 void msl_exchange(const void* value, unsigned bytes, int argument, const char* what, const char* file, unsigned line,
                   msl_exchanged* found);
-void msl_inactive(unsigned lane);   // end the dispatch, because the last operation reads an inactive lane
-void msl_undefined(unsigned lane);  // only add a note about it, if it may be harmless
+void msl_inactive(unsigned lane);   // end the threadgroup, because the last operation reads an inactive lane
+void msl_undefined(unsigned lane);  // only add a note, for an operation where reading an inactive lane may be harmless
 // The memory that a barrier or a fence orders; the values are those of Metal's mem_flags.
 enum { MSL_DEVICE_MEMORY = 1, MSL_THREADGROUP_MEMORY = 2, MSL_MEMORIES = 2 };
 void msl_barrier(unsigned memory, const char* file, unsigned line);
 void msl_simdgroup_fence(unsigned memory);  // called by each lane, when all have reached the barrier
 void msl_thread_fence(unsigned memory);     // atomic_thread_fence
-void msl_print(const char* format, ...) __attribute__((format(printf, 1, 2)));  // a line; only one thread prints
+void msl_print(const char* format, ...) __attribute__((format(printf, 1, 2)));  // print a line from `print_from`
 const char* msl_printed(void);                                                  // the lines of the last dispatch
 void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line);
 
-// Kinds of findings. A mistake, except a race, ends its threadgroup; notes do not.
+// Kinds of findings. A mistake ends its threadgroup, unless it is a race; a note does not.
 enum {
   MSL_FINE,
   MSL_FAULT,               // an access to unmapped memory, or a write to read-only memory
@@ -79,7 +79,7 @@ enum {
   MSL_INTERRUPTED,         // Ctrl-C
   MSL_RACE,                // a data race, see races.c
   MSL_INACTIVE_LANE,       // a SIMD-group operation reads an inactive lane
-  MSL_UNEVEN_ARGUMENT,     // an argument that must be the same for all lanes is not
+  MSL_UNEVEN_ARGUMENT,     // an argument that must be the same for all lanes differs
   MSL_UNORDERED_SIMD,      // lanes are at operations whose order the emulator cannot determine
   MSL_SPINNING,            // a threadgroup that does not end
   MSL_BOUNDS,              // an access outside of all buffers, see bounds.c
@@ -104,13 +104,13 @@ typedef struct {
   int kind;
   msl_site site, other;
   unsigned group[3], thread[3], lane, other_lane;
-  unsigned other_group[3], other_thread[3];  // of a race: the thread of the earlier access
-  unsigned count;             // lanes, threads or bytes; of a race: whether it is between threadgroups
+  unsigned other_group[3], other_thread[3];  // for a race: the thread of the earlier access
+  unsigned count;             // lanes, threads or bytes; for a race: whether it is between threadgroups
   unsigned times;             // how often the same mistake was found
-  unsigned is_write, is_known;  // of a fault: whether it was a write; whether the processor reports this
+  unsigned is_write, is_known;  // for a fault: whether it was a write; whether `is_write` is known
   unsigned long address;      // the accessed address
   unsigned long code;         // the instruction of the access, as an offset into `object`
-  unsigned long other_code;   // of a race: the instruction of the earlier access
+  unsigned long other_code;   // for a race: the instruction of the earlier access
   const char* object;         // the shared object with the instruction
   char detail[MSL_DETAIL_BYTES];
 } msl_report;
@@ -124,7 +124,7 @@ typedef struct {
   unsigned seed;       // order of threads. 0: ascending; 1: descending; others: shuffled
   unsigned all_lanes;  // whether every SIMD-group operation needs all lanes
   unsigned races;      // whether the kernel calls the runtime at each access
-  unsigned at_end;     // whether threadgroup arrays end (or begin) at an unmapped page
+  unsigned at_end;     // 1: threadgroup arrays end at an unmapped page; 0: they begin at one
   unsigned poison;     // the initial bytes of threadgroup memory
   unsigned patience;   // milliseconds of CPU time that a threadgroup may take
   unsigned m5;         // whether cooperative tensors have the layout of an M5; else `seed` decides
@@ -143,30 +143,30 @@ unsigned msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* gri
 void msl_bound(unsigned long pages, unsigned long page_bytes, unsigned long start, unsigned long bytes);
 // Check memory for races until the end of the next dispatch; `blank` if the memory has no values yet.
 void msl_watch(unsigned long start, unsigned long bytes, unsigned blank);
-void msl_atomically(int begins);                           // accesses between begin and end are no races
+void msl_atomically(int begins);  // accesses between msl_atomically(1) and msl_atomically(0) do not race
 unsigned msl_threadgroup_arrays(msl_array* arrays);  // the arrays of the last dispatch; returns their number
 
 // ---- tensors, see tensors.c ----
 
-// The role of a cooperative tensor in a matrix product. In a transposed operand, rows and columns are exchanged.
+// The role of a cooperative tensor in a matrix product, or in a reduction of the destination's rows or columns.
 enum { MSL_LEFT, MSL_RIGHT, MSL_DESTINATION, MSL_ROW_RESULTS, MSL_COLUMN_RESULTS };
 typedef struct {
   int operand, rows, columns;
-  unsigned simdgroups;  // the number of SIMD-groups that share it; 0: it belongs to one thread
+  unsigned simdgroups;  // the number of SIMD-groups that share the tensor; 0: it belongs to one thread
 } msl_tile;
 typedef struct {
   short row, column;  // -1: this element is not valid
 } msl_at;
-// The distribution of elements over threads, in this dispatch.
+// The layout: the distribution of a cooperative tensor's elements over threads in this dispatch.
 typedef struct {
   msl_tile tile;
   unsigned capacity, threads;
-  unsigned follows;    // whether results of rows and columns are in the threads that have their sources
+  unsigned follows;    // whether the result of a row or column is in the threads that have its elements
   unsigned copies;     // whether a destination has the layout of an operand of its size
   unsigned* asked;     // whether any thread has queried the index of an element
   const msl_at* at;    // the index of element i of thread t: at[t * capacity + i]
 } msl_layout;
-// The threads of an operation's scope, after all have reached it.
+// The threads of an operation's scope, after all of them have reached the operation.
 typedef struct {
   const void* const* brought;  // the argument of each thread, in order
   unsigned threads;
@@ -177,13 +177,13 @@ const msl_layout* msl_layout_of(int operand, int rows, int columns, unsigned sim
 unsigned msl_place_in_scope(unsigned simdgroups);  // the index of the running thread in its scope
 void msl_meet(unsigned simdgroups, const void* brought, const char* what, const char* file, unsigned line,
               msl_met* met);
-void* msl_room(unsigned which, unsigned long bytes);  // one of four scratch memories, valid until the next call for it
-unsigned msl_rounds(void);  // whether relaxed precision drops bits, in this dispatch
+void* msl_room(unsigned which, unsigned long bytes);  // scratch memory `which` of four, until the next call for it
+unsigned msl_rounds(void);  // whether relaxed precision drops bits in this dispatch
 // c = a * b + c, matrices by rows. The order of summation depends on the seed.
 void msl_multiply_floats(const float* a, const float* b, float* c, unsigned m, unsigned n, unsigned k);
 void msl_multiply_ints(const int* a, const int* b, int* c, unsigned m, unsigned n, unsigned k);
-// End the threadgroup. The format has the mistake and, after a new line, advice. If `file` is NULL, the line of the
-// caller is reported.
+// End the threadgroup. The format is the text of the mistake, a new line, and advice. If `file` is NULL, the line of
+// the caller is reported.
 void msl_tensor_wrong(const char* file, unsigned line, const char* format, ...)
     __attribute__((noreturn, format(printf, 3, 4)));
 

@@ -1,7 +1,7 @@
-// Exact bounds, in the build "races", which checks every access: it must be within one buffer or threadgroup array.
+// Exact bounds in the build "races", which checks every access: it must be within one buffer or threadgroup array.
 //
-// Accesses to the other bytes of a buffer's pages are mistakes. Memory beyond these pages is unmapped and faults. Any
-// other address is memory of the runtime or private memory of a thread.
+// An access to another byte of a buffer's mapped pages is a mistake. Memory next to these pages is unmapped, so an
+// access there faults. Any other address is memory of the runtime or private memory of a thread, and is not checked.
 #include "runtime.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@ typedef struct {
 static area* areas;
 static unsigned area_count, area_room;
 
-// For each instruction, the area of its last access, because most instructions access the same area again.
+// A cache: for each instruction, the area of its last access, because most instructions access the same area again.
 #define GUESSES 1024
 static unsigned guesses[GUESSES];
 

@@ -6,10 +6,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// Stacks have space for private arrays; only written pages take memory. The lowest page of each stack is unmapped.
+// The size of a stack, with space for private arrays. Only written pages take memory. The lowest page of each stack is
+// not accessible, so that an overflow faults.
 #define STACK_BYTES (128 * 1024ul)
 
-// Each stack begins a little lower than the one before, because addresses a power of two apart share cache sets.
+// Each stack begins this number of bytes lower than the one before: addresses a power of two apart share cache sets, so
+// stacks of equal alignment would evict each other.
 #define STAGGER_BYTES 320ul
 
 static char* stacks;

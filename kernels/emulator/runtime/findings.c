@@ -1,4 +1,4 @@
-// The findings of a dispatch: each mistake and each note once, with a count.
+// The findings of a dispatch. Equal mistakes, and equal notes, are one report with a count.
 #include "runtime.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
-// Elementary functions of float32. Those of C libraries differ in the last bit between systems, versions and sometimes
-// processors. These functions give the same bits everywhere: they use only operations that IEEE 754 rounds exactly
-// (+ - * / sqrt in double, integers), in a fixed order, never fused (the flag -ffp-contract=off). Errors in double stay
-// below 2^-40. So all results are the nearest float32, except for about one argument in ten thousand, whose result is
-// an adjacent float32.
+// exp, log, sin and other functions of float32. The functions of C libraries differ in the last bit between systems,
+// versions and sometimes processors. These functions give the same bits everywhere: they use only operations that IEEE
+// 754 rounds exactly (+ - * / sqrt in double, integers), in a fixed order, never fused (the flag -ffp-contract=off).
+// Relative errors in double stay below 2^-40. So a result is the nearest float32, except for about one argument in ten
+// thousand, where it is an adjacent float32.
 #include <stdint.h>
 #include <string.h>
 
@@ -42,7 +42,7 @@ static double small_expm1(double x) {
   return x + x * x * sum;
 }
 
-// 2^x. Arguments are clamped to +-1000, because the result is then infinite or 0 as a float.
+// 2^x. Arguments are clamped to +-1000: beyond them, the result as a float is infinite or 0 anyway.
 static double power_of_two(double x) {
   if (x != x) return x;
   x = x > 1000 ? 1000 : x < -1000 ? -1000 : x;
@@ -78,7 +78,8 @@ static parts logarithm(double x) {
   return (parts){(double)exponent, log_ratio((rest - 1) / (rest + 1))};
 }
 
-// exponent_unit * log2 x, or the special value for 0, infinity, NaN and negative numbers.
+// The logarithm of x in the base for which `of_two` is the logarithm of 2 and `of_e` that of e; or the special value
+// for 0, infinity, NaN and negative numbers.
 static double log_in(double x, double of_two, double of_e) {
   if (x != x || x == infinite()) return x;
   if (x <= 0) return x == 0 ? -infinite() : __builtin_nan("");

@@ -1,5 +1,5 @@
-// Conversions that compilers call by name if the processor has no instruction for them. They are defined here, because
-// kernels are linked without libraries.
+// Conversions between float and half or bfloat, which compilers call by name if the processor has no instruction for
+// them. They are defined here, because kernels are linked without libraries.
 #include <stdint.h>
 #include <string.h>
 

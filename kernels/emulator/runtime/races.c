@@ -1,10 +1,11 @@
-// The build "races": clang calls these functions, instead of ThreadSanitizer's, at every access to memory.
+// Find data races in the build "races": kernels call these functions at every access to memory. (clang inserts calls of
+// ThreadSanitizer's functions; the functions here have the same names.)
 //
-// Two accesses to one byte race if one of them writes, different threads make them, and they are not ordered. Threads
-// of one threadgroup are ordered by a threadgroup_barrier, lanes of one SIMD-group by a simdgroup_barrier, for the
-// memory that its mem_flags name; other SIMD-group operations order nothing. atomic_thread_fence orders accesses before
-// a fence of one thread and accesses after a later fence of another. Only outputs and threadgroup memory are watched,
-// because other memory is read-only or private to a thread.
+// Two accesses to the same byte race if different threads make them, at least one of them writes, and nothing orders
+// them. A threadgroup_barrier orders the accesses of a threadgroup's threads, and a simdgroup_barrier those of a
+// SIMD-group's lanes, to the memory that the mem_flags name. Other SIMD-group operations order nothing.
+// atomic_thread_fence orders the accesses of one thread before a fence and the accesses of another thread after a later
+// fence. Only outputs and threadgroup memory are watched, because other memory is read-only or private to a thread.
 #include "runtime.h"
 
 #include <stddef.h>
@@ -34,7 +35,7 @@ typedef struct {
 
 typedef struct {
   uintptr_t start, bytes;
-  int of_group;  // whether it is threadgroup memory, which each threadgroup has at the same addresses
+  int of_group;  // whether this is threadgroup memory, which has the same addresses in each threadgroup
   int blank;
   history* bytes_of;
 } region;
@@ -66,7 +67,8 @@ void msl_thread_fence(unsigned memory) {
   fenced_groups[this_group] = fences;
 }
 
-// Whether the thread or threadgroup of `before` had a fence after it, and the running one a later fence.
+// Whether fences order the access `before` and the current access: the thread (or threadgroup) of `before` had a fence
+// after `before`, and the running thread (or threadgroup) had a later fence.
 static int fenced(const access* before, int of_group) {
   if (!fences) return 0;
   if (before->by.group == this_group) {
@@ -149,7 +151,8 @@ static int by_another(const access* before, const access* now) {
 
 // ---- findings ----
 
-// A racing write is reported after the thread has stored its value: if the value is unchanged, as a note.
+// A racing write that is not yet reported. It is reported after the thread has stored the value: as a note if the store
+// did not change the memory, and as a race if it did.
 static struct {
   uintptr_t address;
   unsigned bytes;

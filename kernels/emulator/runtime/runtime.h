@@ -1,4 +1,5 @@
-// Declarations that the files of the runtime share. One dispatch runs at a time: runtime.py holds a lock.
+// Declarations that the files of the runtime share. The state is global, because only one dispatch runs at a time:
+// runtime.py holds a lock.
 #pragma once
 #include <stdint.h>
 
@@ -18,16 +19,16 @@ typedef struct {
   context at;
   msl_thread thread;
   state state;
-  const char* what;  // the operation at which it waits
+  const char* what;  // the operation at which the thread waits
   const char* file;
   unsigned line;
-  const void* value;  // its argument of a SIMD-group operation
+  const void* value;  // the value that it passes to a SIMD-group operation
   unsigned bytes;
   int argument;
-  unsigned memory;  // the memory that its barrier orders
+  unsigned memory;  // the memory that the barrier orders at which it waits
 } fibre;
 
-// The values of a SIMD-group operation, valid from when its lanes continue until they wait again.
+// The values of a SIMD-group operation. They are valid after its lanes continue, until the lanes wait again.
 typedef struct {
   _Alignas(64) unsigned char slots[MSL_SIMD_WIDTH * MSL_SLOT_BYTES];
   _Alignas(64) unsigned char result[MSL_RESULT_BYTES];

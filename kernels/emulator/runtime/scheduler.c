@@ -1,7 +1,8 @@
-// Run a grid: one threadgroup at a time, each SIMD-group of it as far as possible, one lane after the other.
+// Run a grid, one threadgroup at a time. Within a threadgroup, run each SIMD-group as far as possible before the next
+// SIMD-group, and each lane before the next lane.
 //
-// This is the most uneven progress of threads that a GPU allows. So a missing barrier gives wrong results, which differ
-// between orders.
+// This is the most uneven progress of threads that a GPU allows. So if a barrier is missing, results are wrong and
+// differ between orders of threads.
 #include "runtime.h"
 
 #include <stddef.h>
@@ -9,7 +10,8 @@
 #include <string.h>
 
 #define MAX_SIMDGROUPS (MSL_MAX_THREADS / MSL_SIMD_WIDTH)
-// A mistake ends its threadgroup, so that its consequences are not reported. Other threadgroups continue.
+// A mistake ends its threadgroup, so that consequences of the mistake are not reported. Other threadgroups continue,
+// until this number of threadgroups has failed.
 #define MAX_FAILED_GROUPS 32
 
 fibre* volatile running;
@@ -33,7 +35,7 @@ static unsigned groups_of(unsigned size, unsigned n) { return n / size + (n % si
 static struct {
   unsigned first, lanes;
   unsigned order[MSL_SIMD_WIDTH];
-  unsigned next;  // how many of them have run
+  unsigned next;  // number of lanes that have run
 } current;
 
 static fibre* next_ready(void) {
@@ -107,7 +109,7 @@ void msl_exchange(const void* value, unsigned bytes, int argument, const char* w
   self->unfilled = 0;
 }
 
-// The first lane that continues counts the fence for all lanes.
+// After a simdgroup_barrier, the first lane that continues counts the fence for all lanes.
 void msl_simdgroup_fence(unsigned memory) {
   simdgroup* self = simdgroup_of(running);
   if (!self->unfenced) return;
@@ -207,8 +209,8 @@ static int resume_ready(void) {
 
 static fibre* lane_of(unsigned i) { return &fibres[current.first + i]; }
 
-// The lane that waits at the first operation in the text. NULL if none waits, or if lanes wait in different texts,
-// whose order is unknown.
+// The lane that waits at the operation that is first in the text. NULL if no lane waits, or if lanes wait in different
+// files, so that the order is unknown.
 static fibre* earliest(void) {
   fibre* first = NULL;
   for (unsigned i = 0; i < current.lanes; i++) {

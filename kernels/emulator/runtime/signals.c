@@ -1,4 +1,4 @@
-// Faults of a kernel become reports. All other faults are passed to the previous handlers.
+// Turn signals (faults) of a kernel into reports, and pass all other signals to the previous handlers.
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 #define _XOPEN_SOURCE 700
@@ -48,8 +48,8 @@ static unsigned long timed_group;
 #endif
 
 #if defined(__linux__) && defined(__aarch64__)
-// Decoded from the instruction, because not every QEMU provides the syndrome beside the saved registers. Bit 22 is set
-// for loads, except loads of one general register with sign extension to 64 bits.
+// Whether the instruction that faulted writes. The instruction is decoded, because some versions of QEMU do not save
+// the fault's syndrome. Bit 22 is set for loads, except loads of one general register with sign extension to 64 bits.
 static int is_write(const ucontext_t* c) {
   uint32_t code = *(const uint32_t*)c->uc_mcontext.pc;
   int extends_sign = (code & 0x3E800000) == 0x38800000;
@@ -144,7 +144,7 @@ static void handle(int number, siginfo_t* info, void* context) {
 #endif
   report_running(kind_of(number), (uintptr_t)(number == SIGVTALRM ? NULL : info->si_addr), code);
 #ifdef IS_WRITE
-  failure.is_known = code != failure.address;  // a jump to an invalid address is neither read nor write
+  failure.is_known = code != failure.address;  // a jump to an invalid address is neither a read nor a write
   if (failure.is_known) failure.is_write = IS_WRITE(where);
 #endif
   if (!findings_add(&failure) || number == SIGINT || number == SIGVTALRM) end_grid();
@@ -178,7 +178,8 @@ void signals_install(unsigned patience) {
 
 void signals_restore(void) {
   setitimer(ITIMER_VIRTUAL, &timer_before, NULL);
-  // The timer's handler stays if there was none before, because a late signal would end the process.
+  // If there was no handler of the timer's signal before, keep ours: without a handler, a late signal would end the
+  // process.
   for (unsigned i = 0; i < COUNT; i++)
     if (SIGNALS[i] != SIGVTALRM || before[i].sa_handler != SIG_DFL) sigaction(SIGNALS[i], &before[i], NULL);
   sigaltstack(&stack_before, NULL);

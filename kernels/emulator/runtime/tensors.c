@@ -1,8 +1,8 @@
 // Tensors: layouts of cooperative tensors, synchronisation of the threads of an operation, and matrix products.
 //
-// The specification does not define which thread has which element of a cooperative tensor, or the order of summation.
-// So both depend on the seed. Seed 0 and `m5` have the layout of an M5, seed 1 that of simdgroup_matrix, as on older
-// GPUs; other seeds scatter the elements, and some of them add invalid elements.
+// The specification defines neither which thread has which element of a cooperative tensor, nor the order of summation.
+// So both depend on the seed. With seed 0, or with the option `m5`, the layout is that of an M5; with seed 1 it is that
+// of simdgroup_matrix, as on older GPUs. Other seeds scatter the elements, and some of them add invalid elements.
 #include "runtime.h"
 
 #include <stdarg.h>
@@ -84,7 +84,8 @@ static unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
 static unsigned chosen(void) { return options.m5 ? 0 : options.seed; }
 static unsigned threads_of(unsigned simdgroups) { return simdgroups ? simdgroups * MSL_SIMD_WIDTH : 1; }
 
-// Squares of `side` elements, distributed cyclically to SIMD-groups; `of` returns a lane's element of a square.
+// A layout of squares of `side` x `side` elements, distributed cyclically to SIMD-groups. `of` returns the position of
+// a lane's element i in a square.
 static void in_squares(msl_layout* layout, msl_at* at, unsigned side, msl_at (*of)(unsigned lane, unsigned i)) {
   unsigned rows = layout->tile.rows, columns = layout->tile.columns, across = up(columns, side) / side;
   unsigned squares = up(rows, side) / side * across, each = side * side / MSL_SIMD_WIDTH;
@@ -100,19 +101,19 @@ static void in_squares(msl_layout* layout, msl_at* at, unsigned side, msl_at (*o
   }
 }
 
-// 16 x 16 on an M5: two rows, 8 apart, of four columns.
+// A square of 16 x 16 on an M5: a lane has four columns of two rows, 8 apart.
 static msl_at of_sixteen(unsigned lane, unsigned i) {
   unsigned quad = lane / 4;
   return (msl_at){(short)((quad & 4) + lane / 2 % 4 + i / 4 * 8), (short)(((quad & 2) + lane % 2) * 4 + i % 4)};
 }
 
-// 8 x 8 as in a simdgroup_matrix: two columns of a row.
+// A square of 8 x 8 as in a simdgroup_matrix: a lane has two columns of a row.
 static msl_at of_eight(unsigned lane, unsigned i) {
   unsigned quad = lane / 4;
   return (msl_at){(short)((quad & 4) + lane / 2 % 4), (short)((quad & 2) * 2 + lane % 2 * 2 + i)};
 }
 
-// Elements are scattered over the places of all threads, at most one for each place.
+// A layout that scatters the elements over the places of all threads; each place has at most one element.
 static void scattered(msl_layout* layout, msl_at* at, unsigned variant) {
   unsigned long places = (unsigned long)layout->capacity * layout->threads, rows = layout->tile.rows;
   unsigned long count = rows * layout->tile.columns, step = 1 + 2654435761ul * variant % places;
@@ -133,7 +134,7 @@ static void scattered(msl_layout* layout, msl_at* at, unsigned variant) {
   }
 }
 
-// A thread has the result of each row (or column) of which it has elements.
+// A layout for the results of rows (or columns): a thread has the result of each row of which it has elements.
 static void following(msl_layout* layout, msl_at* at) {
   const msl_layout* source =
       msl_layout_of(MSL_DESTINATION, layout->tile.rows, layout->tile.columns, layout->tile.simdgroups);

@@ -1,4 +1,4 @@
-// Threadgroup memory: each array between unmapped pages, and filled with one byte when a threadgroup begins.
+// Threadgroup memory. Each array is between unmapped pages, and is filled with one byte when a threadgroup begins.
 #include "runtime.h"
 
 #include <stddef.h>
@@ -6,8 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-// The guard is far larger than all arrays together, so that a wrong index does not reach the next array. If there are
-// few addresses, it is at least a page of 4 or 16 KiB.
+// Bytes of unmapped memory (guard) on each side of an array. It is far larger than all arrays together, so that a wrong
+// index does not reach the next array. In a process with few addresses, the guard is one page.
 #define LARGE_GUARD (16ul << 20)
 #define SMALL_GUARD 16384ul
 #define ALIGNMENT 16ul

@@ -1,5 +1,5 @@
-// The functions that UBSan's checks call. Code of the build "undefined" passes the place; the functions end the
-// dispatch.
+// The functions that clang's checks of undefined behaviour (UBSan) call in the build "undefined". They get the place in
+// the text, report the mistake and end the threadgroup.
 #include "runtime.h"
 
 #include <stdio.h>

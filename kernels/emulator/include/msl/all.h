@@ -1,7 +1,7 @@
-// The part of the Metal Shading Language that kernels use, for clang on a CPU.
+// The part of the Metal Shading Language that compute kernels use, implemented in C++ for clang on a CPU.
 //
-// One file per chapter. Names and semantics are those of Apple's specification. Where the check is cheap, values that
-// the specification leaves undefined are NaN or an error here.
+// Each file is one chapter of Apple's specification, with the same names and semantics. If the specification leaves a
+// value undefined and a check is cheap, the value is NaN here, or reading it is an error.
 #pragma once
 #include <msl/spaces.h>
 #include <msl/types.h>

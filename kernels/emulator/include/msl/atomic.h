@@ -1,4 +1,4 @@
-// Atomics. One thread runs at a time, so they are plain loads and stores.
+// Atomics. The emulator runs one thread at a time, so atomic operations are plain loads and stores.
 #pragma once
 
 namespace metal {
@@ -27,7 +27,7 @@ struct msl_same {
   typedef T type;
 };
 template <class T>
-using msl_value = typename msl_same<T>::type;  // the type of an argument from which T is not deduced
+using msl_value = typename msl_same<T>::type;  // T, but C++ does not deduce T from an argument of this type
 
 // Accesses during the lifetime of this object are atomic, so they are not checked for races.
 struct msl_alone {

@@ -1,4 +1,4 @@
-// The compiler's builtin functions behind Metal's library. Headers such as MLX's call them for bfloat.
+// Functions `__metal_...` of Apple's compiler, on which Metal's library is built. MLX's headers call them for bfloat.
 #pragma once
 
 #define __METAL_MAYBE_FAST_MATH__ 0

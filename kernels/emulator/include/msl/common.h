@@ -1,10 +1,10 @@
-// Minimum, maximum and similar functions, comparisons, and functions of dot products. As in Metal, all arguments of a
-// call have one type.
+// Minimum, maximum and similar functions, comparisons, and geometric functions. As in Metal, all arguments of a call
+// have the same type.
 #pragma once
 
 namespace metal {
 
-// Whether x is the NaN of unwritten memory, or was computed from it: in every type, its highest bits are set.
+// Whether x is the NaN that fills unwritten memory, or was computed from this NaN: its highest bits are set.
 template <class T>
 MSL_FUNC bool msl_unwritten(T x) {
   if constexpr (is_floating_point_v<T>) return x != x && __builtin_bit_cast(uint, float(x)) >= 0xFFFF0000u;
@@ -15,7 +15,8 @@ MSL_FUNC T msl_keep_unwritten(T x, T y, T result) {
   return msl_unwritten(x) ? x : msl_unwritten(y) ? y : result;
 }
 
-// If one argument is NaN, the result is the other one, except for the NaN of unwritten memory.
+// If one argument is NaN, the result is the other argument, as in Metal. But if one is the NaN of unwritten memory, the
+// result is this NaN, so that the read is found.
 template <class T>
 MSL_FUNC T max(T a, T b) {
   return msl_each<T>(
@@ -98,7 +99,7 @@ MSL_FUNC bool all(T x) {
   for (int i = 0; i < msl_size<T>; i++) found = found && x[i];
   return found;
 }
-// Return b if the condition is true, else a.
+// Return b if the condition is true, and a if it is false.
 template <class T>
 MSL_FUNC T select(T a, T b, bool condition) {
   return condition ? b : a;

@@ -1,4 +1,5 @@
-// Macros for constructors such as `float4(...)`. They do not change `float4 x`, because a parenthesis must follow.
+// Macros for constructors such as `float4(...)`. They do not change declarations such as `float4 x`, because a macro
+// with parameters applies only before a parenthesis.
 #pragma once
 
 #define bool2(...) metal::msl_make<bool2>(__VA_ARGS__)

@@ -1,4 +1,5 @@
-// Conversions by value, as in Metal, to types that may be vectors. `metal_text.py` inserts them into whole kernels.
+// Conversions by value, as in Metal, to types that may be vectors. `metal_text.py` inserts calls of these functions
+// into the text of .metal files.
 #pragma once
 
 namespace metal {
@@ -25,8 +26,9 @@ struct msl_to {
   }
 };
 
-// A list of three elements in braces, as the argument for a vector (for which clang finds no function) or a structure.
-// Elements are not constants here, so narrowing is allowed: `{1, 2, 3}` may be three floats.
+// A list of three elements in braces as an argument, which converts itself to a vector or a structure. (clang finds no
+// function for a list if the parameter is a vector.) The elements are not constants here, so C++'s check of narrowing
+// would refuse `{1, 2, 3}` as three floats; it is switched off.
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wc++11-narrowing"
 template <class A, class B, class C>

@@ -1,10 +1,10 @@
-// <metal_cooperative_tensor>: a matrix whose elements are distributed over the threads of a scope; see
-// runtime/tensors.c.
+// <metal_cooperative_tensor>: a matrix whose elements are distributed over the threads of a scope (a thread, or several
+// SIMD-groups); see runtime/tensors.c.
 #pragma once
 
 namespace metal {
 
-// The mark of unwritten elements, a value that kernels do not write.
+// The value that marks unwritten elements; it is unlikely that a kernel writes it.
 template <class T>
 MSL_FUNC T msl_never_written() {
   if constexpr (sizeof(T) == 1) return __builtin_bit_cast(T, uchar(0xA5));
@@ -19,7 +19,7 @@ MSL_FUNC bool msl_is_never_written(T value) {
   return __builtin_memcmp(&value, &never, sizeof(T)) == 0;
 }
 
-// The operand and the operation of `matmul2d` for which a cooperative tensor was made.
+// Type of a cooperative tensor: the `matmul2d` operation for which it was made, and its operand in this operation.
 template <int Operand, int Rows, int Columns, class Scope, class Left, class Right>
 struct msl_share {
   typedef Scope scope_t;
@@ -55,7 +55,7 @@ class cooperative_tensor {
   E elements[L::most];
   const msl_layout* places;
   const msl_at* mine;
-  bool is_placed = false;  // whether the elements came from an operation that knows their indices
+  bool is_placed = false;  // whether the elements were set by an operation that uses their indices
 
   MSL_LARGE_FUNC cooperative_tensor() {
     for (int i = 0; i < L::most; i++) elements[i] = msl_never_written<E>();
@@ -96,7 +96,7 @@ class cooperative_tensor {
     if (is_valid_element(i)) elements[i] = value;
   }
 
-  // Elements beyond the tensor's extents are 0, and are not stored.
+  // Load from or store to a tensor in memory. Elements beyond the tensor's extents are loaded as 0 and are not stored.
   template <class T>
   MSL_FUNC void load(const T& from, MSL_HERE) {
     static_assert(is_same_v<E, typename T::value_type>, "load: expected a tensor of the same type of elements");
@@ -115,7 +115,8 @@ class cooperative_tensor {
   MSL_FUNC bool is_copy(msl_at at) const {
     return (L::operand == MSL_ROW_RESULTS && at.column) || (L::operand == MSL_COLUMN_RESULTS && at.row);
   }
-  // Whether the tensor has an element. An element inside its static extents but past the edge is a mistake.
+  // Whether the tensor in memory has the element. An element inside a slice's static extents but past the edge of the
+  // whole tensor is a mistake.
   template <class T>
   MSL_FUNC static bool msl_within(const T& memory, msl_at at, const char* file, unsigned line) {
     static_assert(T::msl_rank == X::rank(), "expected a tensor of as many axes");
@@ -143,7 +144,8 @@ class cooperative_tensor {
   MSL_FUNC iterator end() { return {this, get_capacity()}; }
   MSL_FUNC const_iterator begin() const { return {this, 0}; }
   MSL_FUNC const_iterator end() const { return {this, get_capacity()}; }
-  // The element of this tensor that corresponds to an element of `other`: to an element of a row, the row's result.
+  // The element of this tensor that corresponds to an element of the cooperative tensor of `other`. For an element of a
+  // matrix and a tensor of row results, it is the result of the element's row.
   template <class Other>
   MSL_FUNC iterator map_iterator(Other other) {
     return {this, mapped(other)};
@@ -206,7 +208,7 @@ inline constexpr bool is_cooperative_tensor_v = false;
 template <class E, class X, class L>
 inline constexpr bool is_cooperative_tensor_v<cooperative_tensor<E, X, L>> = true;
 
-// Whether a tensor has an element. Operations skip the other elements.
+// Whether a tensor in memory has the element. Operations skip elements that do not exist.
 template <class T>
 MSL_FUNC bool msl_inside(const T& memory, const long (&at)[T::msl_rank], const char* file, unsigned line) {
   for (size_t axis = 0; axis < T::msl_rank; axis++)

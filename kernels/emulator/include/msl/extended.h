@@ -1,4 +1,4 @@
-// Other functions of the library: mixed argument types, comparisons of vectors, three arguments, packing.
+// Further functions of Metal's library: arguments of two types, comparisons of vectors, three arguments, packing.
 #pragma once
 
 namespace metal {
@@ -13,7 +13,8 @@ MSL_FUNC constexpr T msl_static_cast(const U& value) {
 
 // ---- arguments of two types ----
 
-// The common type in Metal's overloads for float and half: half for halves and integers, else float.
+// The type that Metal's overloads for float and half choose: half for arguments that are half or integers, and float if
+// an argument is float.
 template <class A, class B>
 using msl_common_t = conditional_t<(is_same_v<A, half> && !is_same_v<B, float> && !is_same_v<B, bfloat>) ||
                                        (is_same_v<B, half> && !is_same_v<A, float> && !is_same_v<A, bfloat>),
@@ -198,7 +199,7 @@ MSL_FUNC T simd_shuffle_and_fill_down(T value, T fill, ushort delta, ushort modu
   return place + delta < modulo ? all.shifted(lane + delta).value : all.shifted(lane + delta - modulo).fill;
 }
 
-// A fixed number of elements, as a value.
+// metal::array: a fixed number of elements, which is copied as a value.
 template <class T, size_t N>
 struct array {
   T elements[N];
@@ -207,7 +208,7 @@ struct array {
   static constexpr size_t size() { return N; }
 };
 
-// A value that is equal in all threads of the grid, which is not checked.
+// metal::uniform: a value that is equal in all threads of the grid. The emulator does not check that it is equal.
 template <class T>
 struct uniform {
   T value;

@@ -1,8 +1,8 @@
-// Floating-point functions: computed in float32, rounded once to the type of the argument.
+// Floating-point functions. The result is computed in float32 and rounded once to the type of the argument.
 //
-// A GPU's `fast` functions are less exact than its `precise` ones, by an error that is not documented. Here all
-// functions are exact to about the last bit, with the same bits on every processor (runtime/math.c). Functions that
-// call a builtin are exact by definition.
+// A GPU's `fast` functions are less exact than its `precise` functions, by errors that Apple does not document. Here
+// all functions are exact to about the last bit, with the same bits on every processor (runtime/math.c). Functions that
+// call a builtin of clang, such as sqrt, are rounded correctly.
 #pragma once
 
 namespace metal {

@@ -1,4 +1,4 @@
-// MetalPerformancePrimitives: matrix products of tensors, in memory or distributed over the threads of a scope.
+// MetalPerformancePrimitives' matmul2d: matrix products of tensors that are in memory or distributed over threads.
 #pragma once
 
 namespace mpp {
@@ -65,7 +65,7 @@ constexpr bool msl_can_multiply() {
   else return msl_is_small_float<A> && is_same_v<A, B> && msl_is_product<D, half, half>;
 }
 
-// ---- one operation, computed by the first thread that continues ----
+// ---- one operation of all threads of a scope: the first thread that continues computes it for all ----
 
 template <class L, class R, class D>
 struct msl_brought {
@@ -74,7 +74,7 @@ struct msl_brought {
   D* destination;
 };
 
-// A copy of a matrix for a product: rows are `row` elements apart, columns `column`.
+// A copy of a matrix for a product. Rows are `row` elements apart, columns `column` elements.
 template <class N>
 struct msl_spread_out {
   N* at;
@@ -98,7 +98,7 @@ struct msl_matrix {
   bool rounds;
 };
 
-// Inlined, so that every access to memory has the line of the kernel's call.
+// The function is inlined, so that the emulator reports the line of the kernel's call for every access to memory.
 template <class N, class T>
 MSL_FUNC void msl_collect(const T& memory, const msl_matrix& matrix, msl_spread_out<N> to) {
   for (long row = 0; row < matrix.rows; row++)
@@ -179,7 +179,7 @@ MSL_LARGE_FUNC void msl_check_same(const msl_met& met, G get, const msl_matrix& 
   }
 }
 
-// Static extents are assertions: they must equal the extents that the operation needs.
+// Check static extents: they must equal the extents that the operation needs.
 template <class T>
 MSL_FUNC void msl_check_extents(const msl_matrix& matrix, bool whole_rows, bool whole_columns) {
   static_assert(T::msl_rank == 2, "matmul2d: expected a tensor of two axes");
@@ -264,7 +264,7 @@ class matmul2d {
     return {};
   }
 
-  // Whether a destination can be the operand of the next product, because their layouts are equal.
+  // Whether a destination can be an operand of the next product, which is so if both have the same layout.
   template <class L, class R, class E, class S, class X, class Y>
   MSL_FUNC bool is_compatible_as_left_input(const cooperative_tensor<S, X, Y>& source) const {
     return is_same_v<S, L> && source.places->copies;
@@ -349,7 +349,7 @@ class matmul2d {
     result.is_placed = true;
   }
 
-  // The inner extent of an operand in memory. For a cooperative operand, the descriptor has it.
+  // The inner extent K of the product, from an operand in memory. For a cooperative operand, the descriptor has K.
   template <class T>
   MSL_FUNC static int inner(const T& operand, int axis) {
     if constexpr (is_shared<T>) return k;

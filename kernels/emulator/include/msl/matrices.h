@@ -106,7 +106,7 @@ MSL_FUNC T determinant(matrix<T, 4, 4> a) {
   return sum;
 }
 
-// Three elements without the padding of float3.
+// Packed vectors of three elements: float3 is padded to four, these types are not.
 template <class T>
 struct msl_packed3 {
   T x, y, z;

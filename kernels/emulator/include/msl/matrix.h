@@ -1,4 +1,4 @@
-// simdgroup_matrix: 8 x 8 values, two per lane, in the layout of Apple's GPUs.
+// simdgroup_matrix: 8 x 8 values, two per lane, distributed as on Apple's GPUs.
 #pragma once
 
 namespace metal {
@@ -23,7 +23,7 @@ struct msl_place {
       : row((lane / 4 & 4) + (lane / 2) % 4), column((lane / 4 & 2) * 2 + (lane % 2) * 2) {}
 };
 
-// Wait for all lanes. Only then may a lane access memory for the others.
+// Wait for all lanes. After that, a lane may access memory that other lanes wrote before.
 MSL_FUNC msl_place msl_meet(const char* what, const char* file, unsigned line) {
   return msl_place(msl_meet_all(what, file, line));
 }
@@ -41,7 +41,7 @@ MSL_FUNC simdgroup_matrix<T, Rows, Columns> make_filled_simdgroup_matrix(T value
   return result;
 }
 
-// The offset of element `i` of a lane's two elements; for a transposed matrix, rows and columns are exchanged.
+// The offset in memory of element `i` (0 or 1) of a lane. For a transposed matrix, rows and columns are exchanged.
 MSL_FUNC ulong msl_offset(msl_place at, unsigned i, ulong per_row, ulong2 origin, bool transposed) {
   ulong row = transposed ? at.column + i : at.row, column = transposed ? at.row : at.column + i;
   return (row + origin.y) * per_row + column + origin.x;
@@ -66,7 +66,7 @@ MSL_TRANSFERS(threadgroup)
 #endif
 #undef MSL_TRANSFERS
 
-// Both matrices as floats, by rows, in memory that all lanes can read.
+// Both factors as floats, row by row, in memory that all lanes can read.
 struct msl_operands {
   float a[8][8], b[8][8];
 };
@@ -83,7 +83,7 @@ MSL_LARGE_FUNC void msl_spread(const msl_lanes<float4>& all, msl_operands* opera
   }
 }
 
-// result = a * b + c: float32 sums, rounded once.
+// result = a * b + c. Sums are float32, and each is rounded once to the type of the result.
 template <class R, class A, class B, class C>
 MSL_FUNC void simdgroup_multiply_accumulate(thread simdgroup_matrix<R, 8, 8>& result, simdgroup_matrix<A, 8, 8> a,
                                             simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c, MSL_HERE) {

@@ -7,7 +7,7 @@ using namespace metal;
 typedef half float16_t;
 typedef bfloat bfloat16_t;
 
-// Complex numbers, in the bytes of two T.
+// A complex number, stored as two T: the real and the imaginary part.
 template <class T>
 struct complex_t {
   T real, imag;
@@ -53,7 +53,7 @@ METAL_FUNC IdxT elem_to_loc(IdxT elem, constant const int* shape, constant const
     location += (elem % shape[axis]) * IdxT(strides[axis]);
   return location;
 }
-// x and y are the indices along axes -1 and -2; z is the flat index along all others.
+// x and y are the indices along the axes -1 and -2; z is the flat index along all other axes.
 template <class IdxT = int64_t>
 METAL_FUNC IdxT elem_to_loc(uint3 elem, constant const int* shape, constant const int64_t* strides, int ndim) {
   IdxT location = elem.x * IdxT(strides[ndim - 1]) + elem.y * IdxT(strides[ndim - 2]);

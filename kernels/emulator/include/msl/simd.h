@@ -1,4 +1,4 @@
-// SIMD-group operations, over the lanes that reach them; see `lanes` in kernel.py.
+// SIMD-group operations. They are over the lanes that reach them; see `lanes` in kernel.py.
 #pragma once
 
 namespace metal {
@@ -48,7 +48,7 @@ MSL_FUNC bool simd_is_first(MSL_HERE) {
   return all.found.lane == unsigned(__builtin_ctz(all.found.lanes));
 }
 
-// ---- values of other lanes; those of inactive lanes and of lanes beyond 31 are undefined ----
+// ---- values of other lanes; the values of inactive lanes and of lanes beyond 31 are undefined ----
 
 #define MSL_SHUFFLE(NAME, PARAMETER, ARGUMENT, RESULT)         \
   template <class T>                                           \
@@ -74,7 +74,7 @@ MSL_FUNC T simd_broadcast_first(T value, MSL_HERE) {
   return all.of(__builtin_ctz(all.found.lanes));
 }
 
-// Lanes without a source lane get `fill` of the lanes at the other end.
+// Lanes without a source lane get the argument `fill` of the lanes at the other end.
 template <class T>
 struct msl_filled {
   T value, fill;

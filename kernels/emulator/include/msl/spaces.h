@@ -1,5 +1,5 @@
-// Address spaces. Clang checks OpenCL's address spaces by the same rules as Metal's. All of them are mapped to the
-// CPU's default address space, because clang's sanitizers check accesses only there.
+// Address spaces. They are defined as OpenCL's, which clang checks by the same rules as Metal's. In machine code all of
+// them are the CPU's default address space, because clang's sanitizers check accesses only there.
 #pragma once
 #include "../../runtime/abi.h"
 
@@ -10,11 +10,11 @@
 #define __METAL_VERSION__ 400
 #ifdef __OPTIMIZE__
 #define METAL_FUNC inline __attribute__((always_inline))
-#else  // calls: without optimisation, copies in every kernel of a unit take most of the time to compile
+#else  // not inlined: without optimisation, copies in every kernel of a unit would take most of the compile time
 #define METAL_FUNC inline
 #endif
 
-// A function of these headers. Mistakes inside are reported at the line of the call.
+// A function of these headers. A mistake inside of it is reported at the line of the kernel that calls it.
 #define MSL_FUNC inline __attribute__((always_inline, nodebug))
 #define MSL_LAMBDA __attribute__((always_inline, nodebug))
 #define MSL_LARGE_FUNC inline __attribute__((nodebug))
@@ -22,7 +22,7 @@
 // The file and the line of a call: the last parameters of every function that waits for other threads.
 #define MSL_HERE const char *file = __builtin_FILE(), unsigned line = __builtin_LINE()
 
-#ifdef MSL_FLAT  // whole kernels: C++ has no member functions for objects in other address spaces
+#ifdef MSL_FLAT  // for .metal files: C++ has no member functions for objects in other address spaces
 #define device
 #define constant const
 #define threadgroup

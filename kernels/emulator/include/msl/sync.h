@@ -1,4 +1,4 @@
-// Barriers, and the common part of SIMD-group operations: each lane passes a value, then each can read all values.
+// Barriers, and the common part of SIMD-group operations: each lane passes a value, then each lane can read all values.
 #pragma once
 
 namespace metal {
@@ -14,7 +14,7 @@ MSL_FUNC constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_fl
 
 MSL_FUNC void threadgroup_barrier(mem_flags flags, MSL_HERE) { msl_barrier(unsigned(flags), file, line); }
 
-// The values of the active lanes.
+// The values that the active lanes passed to an operation.
 template <class T>
 struct msl_lanes {
   msl_exchanged found;  // filled by msl_exchange
@@ -29,8 +29,8 @@ struct msl_lanes {
     if (!has(lane)) msl_inactive(lane);
     return of(lane);
   }
-  // In shift operations an inactive lane gives NaN: the last step of a sum in pairs reads such lanes and drops the
-  // result.
+  // In shift operations, the value of an inactive lane is NaN and not an error: the last step of a sum in pairs reads
+  // such lanes but does not use the result.
   MSL_FUNC T shifted(unsigned lane) const {
     if (has(lane)) return of(lane);
     msl_undefined(lane);
@@ -50,8 +50,8 @@ MSL_FUNC void simdgroup_barrier(mem_flags flags, MSL_HERE) {
   msl_simdgroup_fence(unsigned(flags));
 }
 
-// Combine the values of lanes `first` to `first + width - 1`, halves with halves, so that no schedule changes a bit. If
-// a lane is inactive, the other value is kept.
+// Combine the values of lanes `first` to `first + width - 1` as a tree, halves with halves, so that the order of
+// threads changes no bit. If one of two lanes is inactive, the value of the other lane is kept.
 template <class T, class F>
 MSL_LARGE_FUNC T msl_combine(const msl_lanes<T>& all, unsigned first, unsigned width, F combine) {
   __attribute__((uninitialized)) T values[MSL_SIMD_WIDTH];

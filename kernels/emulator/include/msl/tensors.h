@@ -1,4 +1,4 @@
-// <metal_tensor>: matrices, and arrays of more axes, in memory. Elements along the first axis are adjacent.
+// <metal_tensor>: arrays of one or more axes in memory. Elements along the first axis are adjacent.
 #pragma once
 #include <msl/all.h>
 #define MSL_TENSORS
@@ -165,7 +165,7 @@ struct tensor {
   E* data;
   X counts;
   long strides[msl_rank];
-  long origin[msl_rank];  // of a slice: its origin in the whole tensor
+  long origin[msl_rank];  // the position of a slice in the whole tensor
   long edge[msl_rank];    // the extents of the whole tensor
 
   static constexpr size_t get_rank() { return msl_rank; }
@@ -197,7 +197,7 @@ struct tensor {
     }
   }
 
-  // The slice that begins at these indices: up to the end of each axis, or with static extents.
+  // The slice that begins at these indices. Each axis extends to the tensor's end, or has a static extent.
   template <size_t... S, class... I>
     requires(sizeof...(I) == msl_rank && (sizeof...(S) == msl_rank || sizeof...(S) == 0))
   MSL_FUNC auto slice(I... at) const {

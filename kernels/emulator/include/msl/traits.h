@@ -55,7 +55,7 @@ struct remove_cv {
 template <class T>
 using remove_cv_t = typename remove_cv<T>::type;
 
-// Where these traits are used, all address spaces are one.
+// These traits need not distinguish address spaces: in text that uses them, all address spaces are one.
 template <class T>
 using remove_addrspace_t = T;
 template <class T>
@@ -134,7 +134,7 @@ using msl_element = typename msl_vector<T>::element;
 template <class T>
 using vec_element_t = msl_element<T>;
 
-// T(f(element)) for each element of one, two or three vectors, or for scalars.
+// Apply f to each element of one, two or three vectors, or to scalars; convert the results to T's elements.
 template <class T, class F>
 MSL_FUNC T msl_each(F f, T a) {
   if constexpr (msl_size<T> == 1) {

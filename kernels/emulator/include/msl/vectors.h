@@ -1,4 +1,4 @@
-// Constructors and conversions of vectors: by value, as in Metal. Clang's own casts keep the bits.
+// Constructors and conversions of vectors. As in Metal, they convert values, but clang's own casts would keep the bits.
 #pragma once
 
 namespace metal {

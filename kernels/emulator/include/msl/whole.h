@@ -1,4 +1,5 @@
-// The arguments of whole kernels. An argument converts itself to the type of the kernel's parameter.
+// The arguments that an entry function passes to a kernel of a .metal file. An argument converts itself to the type of
+// the kernel's parameter.
 #pragma once
 
 struct msl_pointer {
@@ -16,7 +17,7 @@ struct msl_reference {
   }
 };
 #ifdef MSL_TENSORS
-// An array as a tensor, with the array's extents.
+// An array that is passed as a tensor, with the array's extents.
 struct msl_bound_tensor {
   void* address;
   const long* counts;
@@ -32,7 +33,7 @@ struct msl_bound_tensor {
 };
 #endif
 
-// An attribute of a thread: one number, or three, of which a kernel may use fewer.
+// An attribute of a thread: one number, or three numbers, of which a kernel may declare only the first one or two.
 template <class V>
 struct msl_given {
   V value;
