@@ -1,1 +1,1 @@
-"""Benchmarks whose results are committed: settings, all samples, and the page BENCHMARKS.md."""
+"""Benchmarks whose samples are committed in `benchmarks/results/`; `report.py` makes BENCHMARKS.md from them."""

@@ -1,17 +1,18 @@
-"""Activations in float32 and in fixed point compared with llama.cpp, on files that llama.cpp has quantised.
+"""Measure the speed with float32 and fixed-point (i16) activations, and llama.cpp's, on files quantised by llama.cpp.
 
     python -m benchmarks.activations --python PATH        appends to benchmarks/results/activations.jsonl
     python -m benchmarks.activations --python PATH --files q4_k_m --rounds 3 --tests tg64 b8 --out new.jsonl
 
-With NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c our kernels have AVX2 code; rows record the name.
-llama.cpp should then be built for AVX2, too; rows record the instructions that it reports.
+To measure AVX2 code on an AVX-512 processor, set NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c, and
+use a llama.cpp that is built for AVX2. Rows record the name, and the instructions that llama.cpp reports.
 
-PATH is a Python that has llama-cpp-python. With `--openvino PATH`, a Python that has `optimum-intel[openvino]` and
-transformers, OpenVINO runs beside them on Q8_0 and Q4_0, where the test has neither depth nor several sequences.
+PATH is a Python interpreter that has llama-cpp-python. `--openvino PATH` names an interpreter that has
+`optimum-intel[openvino]` and transformers; OpenVINO is then measured, too, on Q8_0 and Q4_0, in tests without depth and
+with a single sequence.
 
 The files are those of `benchmarks.llama_quants`, and `affine4`, a folder in MLX's 4-bit format, which llama.cpp does
-not read. All contestants of a file and a test run once per round; rows are written after each test, so a run that ends
-early can be continued with the tests that are missing.
+not read. In each round, every contestant runs each test on each file once. Rows are written after each test, so a run
+that ends early can be continued with the tests that are missing.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ TESTS = {
 BATCHES = {"b8": 8, "b32": 32}
 AFFINE = "affine4"
 FILES = (AS_IS, "q4_0", "q4_k_m", "q6_k", AFFINE)
-# Bits of OpenVINO's weights, by the file whose weights have about as many.
+# The files on which OpenVINO is measured, and the bits of OpenVINO's own weights, about as many as in the file.
 OPENVINO_BITS = {AS_IS: 8, "q4_0": 4}
 ROUNDS = 7
 

@@ -1,10 +1,11 @@
-"""Tokens per second of decode for several sequences in one forward pass, compared with both limits.
+"""Measure decode of 1 to 32 sequences in one forward pass, in tokens per second, and the machine's two limits.
 
     python -m benchmarks.batch [MODEL [DEPTH]]      appends to benchmarks/results/batch.jsonl, every sample kept
 
-B = 1 to 32 sequences on the compiled CPU backend, each after DEPTH tokens of its own; numbers of sequences are
-interleaved. A step reads one token of every sequence and chooses the next. The limits of each: all weights and all
-keys and values read once per step at the memory bandwidth, and all multiplications at the peak, both measured on this
+The compiled CPU backend runs B sequences, each after DEPTH tokens of its own; the numbers of sequences are interleaved.
+A step reads one token of every sequence and chooses the next. There are two limits. The limit by memory is the rate if
+a step took only the time to read all weights, keys and values once at the memory bandwidth. The limit by arithmetic is
+the rate if a step took only the time of all multiplications at the peak. Bandwidth and peak are measured on this
 machine between the steps.
 """
 
@@ -60,7 +61,7 @@ def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
 def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
     """Return every sample, the medians in tokens/s by number of sequences, and the machine's limits."""
     model, n_vocab, most = engine.model, engine.config.vocab_size, max(SEQUENCES)
-    # The prefix cache holds the first tokens of every sequence, so that a step reads one token of each.
+    # The prefix cache holds all tokens of a prompt but the last, so that every step reads one token per sequence.
     pool = model.new_pool(most * (depth + STEPS + PAGE), n_sequences=2 * most)
     scheduler = Scheduler(model, pool, slots=most, prefix=PrefixCache(pool), overlap=False)
     prompts = [[(7 * i + 3 * b) % n_vocab for i in range(depth)] for b in range(most)]
@@ -71,7 +72,7 @@ def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
             limits.sample()
             for n in SEQUENCES:
                 seconds = run(scheduler, [[*prompts[b], b % n_vocab] for b in range(n)], STEPS)
-                if counted >= 0:  # in the first round weights and pages are not in memory yet
+                if counted >= 0:  # skip the first round, in which weights and pages are not in memory yet
                     samples[str(n)].append(n * STEPS / seconds)
     medians = {n: statistics.median(rates) for n, rates in samples.items()}
     return {"samples_ts": samples, "medians_ts": medians, **limits.take()}

@@ -2,9 +2,9 @@
 
     python -m benchmarks.bits                appends to benchmarks/results/bits.jsonl
 
-The built-in model's logits at every position of a prompt, as a SHA-256 of their float32 bits. The order of summation of
-the compiled kernels does not depend on the shape of the pass, so there is one result. NumPy's and MLX's products, whose
-order depends on the shape, are measured for comparison.
+A result is the SHA-256 of the float32 bits of the built-in model's logits at every position of the prompt. The compiled
+kernels add in an order that does not depend on the shape of the pass, so they have one result. NumPy's and MLX's
+products, whose order depends on the shape, are measured for comparison.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m benchmarks.chunks              appends to benchmarks/results/chunks.jsonl, every sample kept
 
 One vector is multiplied with a Q8_0 matrix of 1,024 columns, by one thread and by all threads, interleaved. Each call
-takes another matrix, so that weights are read from memory as in a model. The constant in `layout.py` was
-chosen from this table.
+takes another matrix, so that weights are read from memory as in a model. CHUNK_BYTES in `kernels/cpu/build/layout.py`
+was chosen from this table.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Tokens per second of decode for several sequences, compared with llama.cpp's batched decode and with both limits.
+"""Measure decode of 1 to 32 sequences in tokens per second, compared with llama.cpp and with the machine's limits.
 
     python -m benchmarks.concurrency --python llama.cpp=PATH    appends to benchmarks/results/concurrency.jsonl
 
-1 to 32 sequences, each after a prompt of its own. Our scheduler and llama.cpp with several settings each have a
-process, the same file and the same number of threads. Every round runs every engine with every number of sequences,
-in an order that is reversed in every other round. The limits of each number: all weights, keys and values read once
-per step at the memory bandwidth, and all arithmetic at the peak, measured in every round.
+Each sequence has its own prompt. Our scheduler, and llama.cpp with each of several settings, run in processes of their
+own, with the same file and the same number of threads. Every round runs every engine with every number of sequences, in
+an order that is reversed in every other round. There are two limits, measured in every round: the rate if a step took
+only the time to read all weights, keys and values once at the memory bandwidth, and the rate if it took only the time
+of all arithmetic at the peak.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SEQUENCES = (1, 4, 8, 16, 32)
 # Tokens of each sequence before the first step.
 DEPTH = 128
 STEPS, ROUNDS = 8, 7
-# Slots of context for the tokens of a run.
+# Tokens of context, beside the prompt, for the tokens that a run generates.
 SPARE = 64
 # llama.cpp's default, and settings that may be faster on some machines.
 SETTINGS: Mapping[str, dict[str, Any]] = {

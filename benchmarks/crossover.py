@@ -1,10 +1,11 @@
-"""The smallest width at which a quantised layer is not slower than float32: the measurement for AUTO_MIN_DIM.
+"""Find the smallest width at which a quantised layer is not slower than float32: the measurement for AUTO_MIN_DIM.
 
     python -m benchmarks.crossover           appends to benchmarks/results/crossover.jsonl, every sample kept
 
 One vector is multiplied with square matrices in F32 and in block formats, interleaved, on one thread and on all. Each
-call takes another matrix, so that weights are read from memory as in a model; for the narrowest matrices, all copies
-together have fewer bytes than the cache. The constant in `mlx_engine/weights/conversion.py` was chosen from this table.
+call takes another matrix, so that weights are read from memory as in a model. Only the narrowest matrices are read from
+the cache, because all copies together fit into it. AUTO_MIN_DIM in `mlx_engine/weights/conversion.py` was chosen from
+this table.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ RESULTS = Path(__file__).parent / "results" / "crossover.jsonl"
 WIDTHS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
 TYPES = (F32, Q8_0, Q4_0, Q4_1)
 BACKENDS = ("simd", "parallel")
-# Bytes in the smallest format, larger than a processor's last cache; and the most matrices of one width.
+# For each width, as many matrices are made as take TOTAL bytes in the smallest format, but at most MOST. TOTAL exceeds
+# the size of a processor's last-level cache.
 TOTAL, MOST = 64 * 2**20, 4000
 ROUNDS = 15
 # A product counts as slower only above this factor, because rounds differ by as much.
@@ -85,7 +87,7 @@ def timed(backend: CompiledBackend, linears: Sequence[Linear], x: np.ndarray) ->
 
 
 def crossover(rows: Sequence[Row], type_: str = Q8_0.name) -> int:
-    """Return the least width above which no backend is slower with that type than with F32."""
+    """Return the least measured width from which on no backend is slower with that type than with F32."""
     slower = [row["width"] for row in rows if row["medians_us"][type_] > TOLERANCE * row["medians_us"][F32.name]]
     return min(int(row["width"]) for row in rows if row["width"] > max(slower, default=0))
 

@@ -1,4 +1,4 @@
-"""Time of one emulated kernel call of a model's size, (1 x 1024) x (1024 x 3072), in each build of the emulator.
+"""Time one emulated kernel call of a model's size, (1 x 1024) x (1024 x 3072), in each build of the emulator.
 
     python -m benchmarks.emulator            appends to benchmarks/results/emulator.jsonl, every sample kept
 

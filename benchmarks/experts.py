@@ -1,4 +1,4 @@
-"""Decode with experts that do not fit into memory: half of the memory allowed, compared with all of it.
+"""Measure decode if the experts do not fit into memory: with half of the memory, compared with all of it.
 
     python -m benchmarks.experts --python PATH      appends to benchmarks/results/experts.jsonl
     python -m benchmarks.experts --layers 2 --tokens 32 --rounds 1 --out new.jsonl
@@ -42,8 +42,8 @@ SHAPE = "qwen3-30b-a3b"
 GROUPS = Path("/sys/fs/cgroup")
 # Published for Qwen3-30B-A3B on about a thousand tokens of prose, code and mathematics: 65 of 128 experts have 90 % of
 # the choices, the first one 4.3 %, and 1 - entropy / log(128) is 0.111
-# (mcp-tool-shop-org.github.io/gpu-container/handbook/derisk). Shares that fall by this factor from expert to expert
-# have 90 % in 65 experts, 3.5 % in the first, and 0.107.
+# (mcp-tool-shop-org.github.io/gpu-container/handbook/derisk). If the shares fall by this factor from expert to expert,
+# 65 experts have 90 % of the choices, the first one has 3.5 %, and the last figure is 0.107.
 SKEW = 0.9663
 # Published for Qwen3-30B-A3B on three prompts of 512 tokens: 45 % of a token's choices were also choices of the token
 # before, 80 % of one of the eight tokens before, and a cache of the 40 % of experts that were used last had 90.0 to

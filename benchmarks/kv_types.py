@@ -1,12 +1,12 @@
-"""Decode after long texts with keys and values of each type, compared with llama.cpp with float16.
+"""Measure decode after long texts, with each type of keys and values, compared with llama.cpp, which uses float16.
 
     python -m benchmarks.kv_types --python PATH        appends to benchmarks/results/kv_types.jsonl
     python -m benchmarks.kv_types --python PATH --depths 4096 --rounds 3 --out new.jsonl
     python -m benchmarks.kv_types --no-peers --depths 16384
 
-PATH is a Python that has llama-cpp-python. Our keys and values are filled with numbers and not computed, which does not
-change the time of decode. llama.cpp computes them: after 16,384 tokens it takes several minutes before its first run,
-and `--no-peers` leaves it out. All contestants of a depth run once per round.
+PATH is a Python interpreter that has llama-cpp-python. Our keys and values are made-up numbers, which does not change
+the time of decode. llama.cpp must compute its own: for 16,384 tokens, this takes several minutes before its first run.
+`--no-peers` leaves llama.cpp out. All contestants of a depth run once per round.
 """
 
 from __future__ import annotations

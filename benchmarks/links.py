@@ -1,4 +1,4 @@
-"""Measure messages of MLX's ring between two ranks, over loopback and over simulated links.
+"""Measure messages of MLX's ring between two ranks, over loopback and over simulated links (`benchmarks.relay`).
 
     python -m benchmarks.links [--sizes 4096,1048576] [--links 1e9:0.0001,1e10:0.001]
 

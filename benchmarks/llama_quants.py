@@ -1,11 +1,11 @@
-"""Measure our speed and error on a Q8_0 file and on files that llama.cpp quantises from it; on some, llama.cpp's speed.
+"""Measure our speed and error on a Q8_0 file and on files that llama.cpp quantises from it, and llama.cpp's speed.
 
     python -m benchmarks.llama_quants --python PATH      appends to benchmarks/results/llama_quants.jsonl
     python -m benchmarks.llama_quants --python PATH --files q4_k_m,q5_k_m,q3_k_m --rounds 3 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python. The files are quantised once from the 0.6B shape in Q8_0, and kept beside
-it. llama.cpp's speed is measured on the files of COMMON. In each round every contestant generates 64 tokens in a fresh
-process, after a warm-up.
+PATH is a Python interpreter that has llama-cpp-python. The files are quantised once from the model `shape:qwen3-0.6b`
+in Q8_0, and kept in the same folder. llama.cpp's speed is measured on the files of COMMON. In each round, every
+contestant generates 64 tokens in a fresh process, after a warm-up.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ RESULTS = Path(__file__).parent / "results" / "llama_quants.jsonl"
 MODEL = "shape:qwen3-0.6b"
 ROUNDS, CONTEXT, REPEATS = 7, 600, 15
 TEST = Test(n_gen=64)
-# The source file, and the files that llama.cpp quantises from it: llama.cpp's number of the file type, and whether all
-# tensors have that type.
+# The name of the source file; and the files that llama.cpp quantises from it, each with llama.cpp's number of the file
+# type, and whether all tensors have that type.
 AS_IS = "q8_0"
 MADE = {
     "q4_0-pure": (2, True), "q4_0": (2, False), "q4_k_m": (15, False), "q5_k_m": (17, False), "q3_k_m": (12, False),
     "q6_k": (18, False),
 }  # fmt: skip
-# The most common types of published files: llama.cpp's speed is measured on these, and the output head of the first.
+# The most common types of published files: llama.cpp's speed is measured on them. The time of the output head is
+# measured on the first of them.
 COMMON = ("q4_k_m", "q5_k_m", "q3_k_m")
 PROMPTS = [[(7 * i * i + 31 * i) % 150_000 for i in range(12)], [5], [1000 + i for i in range(33)]]
 

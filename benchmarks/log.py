@@ -1,4 +1,4 @@
-"""The log of a benchmark: the fields that all its rows have in common, and which rows are kept."""
+"""Append the rows of a benchmark to its file of results, with the origin of the measurement in each row."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Operation by operation: `python -m benchmarks.ops` appends to benchmarks/results/ops.jsonl. On an idle machine.
+"""Time single operations of every backend: `python -m benchmarks.ops` appends to benchmarks/results/ops.jsonl.
 
-Two tables. `--cases`: the contract suite's cases on every backend; their inputs are tiny, so the times are the overhead
-of a call. `--sizes`: operations of a Qwen3-0.6B-shaped model for 1 token and for 512. Without an option both are
-measured.
+Run it on an idle machine. It makes two tables. `--cases`: the cases of the contract tests on every backend; their
+inputs are tiny, so the times are the overhead of a call. `--sizes`: operations with the sizes of Qwen3 0.6B, for 1
+token and for 512. Without an option, both are measured.
 
 A case builds its inputs and calls the operation. The call is recorded once and then repeated alone, so that only the
-operation is timed. Each call of a model's operation takes the next layer's weights, or the next of several KV caches.
-Otherwise the arrays would still be in the processor's cache, unlike in a model.
+operation is timed. With `--sizes`, each call takes the next layer's weights, or the next of several KV caches, because
+the same arrays would still be in the processor's cache, unlike in a model.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ RUNGS = [name for name in (PLAIN, "simd", "parallel") if name in BACKENDS]
 
 FEW, MANY = 1, 512
 DEPTH = 4096
-# Layers that calls alternate between; for many tokens arithmetic is the limit, so two are enough.
+# For many tokens, calls alternate between this many layers. Two are enough, because arithmetic is the limit.
 LAYERS_FOR_MANY = 2
 CACHES = 4
 

@@ -1,11 +1,12 @@
 """Compare a pipeline of ranks, pinned to one core each, with one rank on one core: `python -m benchmarks.pipeline`.
 
-Both generate 8 sequences at once. The two are interleaved; the ratio is the median over rounds. The peak memory of each
-rank (VmHWM) is printed, too, and the time line of the last passes. Other programs on the machine disturb the
-measurement much, because a rank that waits for MLX's ring uses its core. The ratio by CPU time compares the thread of a
-single rank with the busiest of several ranks: the speedup on free cores if no rank ever waited.
+Both generate 8 sequences at once. They are interleaved, and the ratio is the median over rounds. The peak memory of
+each rank (VmHWM) and a time line of the last passes are printed, too. Other programs on the machine disturb this
+measurement much, because a rank that waits for MLX's ring uses its core. So a second ratio compares CPU times: of the
+single rank, and of the busiest of several ranks. It is the speedup on free cores if no rank ever waited.
 
-`--prompt` sets how many tokens are in the cache of each sequence. The automatic split balances ranks for about 1,000.
+`--prompt` sets how many tokens are in the cache of each sequence; without `--split`, layers are divided so that the
+ranks are balanced for about 1,000 tokens.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python -m benchmarks.planned [--shard tensor] [--layers 8] [--ranks 2,4] [--links 1e9:0.0001,1e10:0.005]
 
-Each rank has one thread and is pinned to a core; with more ranks than cores they share them. A single process gives the
-memory bandwidth and the arithmetic of a host. A process on each core shows how much the processes slow each other. Two
-ranks over loopback give the time of the software per message. The plan computes all other values. Times are the
-shortest of several passes, so that they are not disturbed by other programs on the cores.
+Each rank has one thread and is pinned to a core; if there are more ranks than cores, ranks share cores. The inputs of
+the plan are measured first. A single process gives a host's memory bandwidth and arithmetic rate. A process on each
+core shows how much processes slow each other. Two ranks, over loopback and over a relay without delay, give the time
+that the software needs per message. The plan computes all other values. Times are the shortest of several passes,
+because other programs on the cores disturb some of them.
 """
 
 from __future__ import annotations
@@ -49,19 +50,25 @@ from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import outlined
 
 BACKEND, MEMORY = "parallel", 1 << 40
-# Tokens of a prompt, prompts, and generated tokens. Passes are short, so that some are not disturbed by other programs;
-# the first pass of each kind is not counted.
+# The number of tokens of a prompt, of prompts, and of generated tokens. Passes are short, so that other programs do not
+# disturb all of them. The first pass of each kind is not counted.
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
 # How often one process and two ranks over loopback are measured.
 REPEATS = 3
 # A link that takes no time: bits per second, and seconds.
 NO_DELAY = (1e12, 0.0)
-# Seconds after which processes that work at the same time begin. Before that they load the model.
+# Seconds that processes get to load the model; then all of them begin at the same time.
 LOADING = 4.0
 
 
 class Times(NamedTuple):
-    """Shortest times in seconds: a token of one request, a prompt, and a token of each of as many requests as ranks."""
+    """The shortest times in seconds.
+
+    Attributes:
+        token: of a token of a single request.
+        prompt: of a prompt.
+        turn: of one token for each of several requests, as many as there are ranks.
+    """
 
     token: float
     prompt: float
@@ -87,7 +94,7 @@ class Setup(NamedTuple):
     n_layers: int
 
     def split(self, n: int) -> list[int]:
-        """Return the layers of n ranks of a pipeline. The last rank, with the head, has at most as many."""
+        """Return the number of layers of each of n ranks. The last one, which has the head, has no more than others."""
         return [self.n_layers // n + (i < self.n_layers % n) for i in range(n)]
 
 
@@ -134,7 +141,7 @@ def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times
     while scheduler.has_work:
         scheduler.step()
         ends.append(time.perf_counter())
-    # The last steps have fewer requests, the first ones prompts.
+    # Leave out the first steps, which read prompts, and the last ones, which run fewer requests.
     ends = ends[len(split) * 4 : -len(split) * 4]
     turns = [late - early for early, late in zip(ends, ends[passes(kind, len(split)) :], strict=False)]
     engine.close()
@@ -190,7 +197,8 @@ def expected(plan: Timing) -> Times:
     """Return the times that the plan expects."""
     n, context = len(plan.ranks), PROMPT + TOKENS // 2
     n_parts = passes(plan.shard, n)
-    # The scheduler of several requests chooses the largest logit; passes alone return all.
+    # With several requests, a scheduler runs the passes and needs only the largest logit (best=1). The other passes are
+    # run directly, and return all logits.
     turn = replace(plan, best=1).turn(Pass(n // n_parts, 1, context), n_parts)
     return Times(plan.alone(Pass(1, 1, context)), plan.alone(Pass(1, PROMPT, 0)), turn)
 
@@ -208,7 +216,8 @@ def overhead_of(of: Setup, host: Host, link: tuple[float, float] | None) -> floa
 def host_of(folder: Path, kind: ShardKind, n_layers: int) -> Host:
     """Return the host, measured with a model of half of the layers.
 
-    A pass of the whole model is so long that other programs always disturb it, unlike the passes of ranks.
+    A pass of the whole model on one core is so long that other programs always disturb it. The passes of ranks are
+    shorter.
     """
     of = Setup(folder / "half.gguf", kind, n_layers // 2)
     shape(of.n_layers).write(of.path, "planned")
@@ -217,11 +226,12 @@ def host_of(folder: Path, kind: ShardKind, n_layers: int) -> Host:
 
 
 def calibrated(model: ModelParts, alone: Times) -> Host:
-    """Return the host for which the plan of one process expects the measured token and prompt."""
+    """Return the host with which a plan for one process predicts the measured times of token and prompt exactly."""
     parts = (model.tables, *model.layers, model.head)
     passed = Pass(1, 1, PROMPT + TOKENS // 2), Pass(1, PROMPT, 0)
     works = [sum((part.work(of) for part in parts), Work(0, 0)) for of in passed]
-    # The square of a time is a sum: of bytes / bandwidth and of operations / rate of arithmetic, both squared.
+    # In `plan.Host.seconds`, time**2 = (bytes / bandwidth)**2 + (operations / arithmetic rate)**2. The token and the
+    # prompt give two linear equations for the two unknown squares.
     squares = [[work.nbytes**2, work.flops**2] for work in works]
     solved = np.linalg.solve(squares, [alone.token**2, alone.prompt**2])
     if min(solved) <= 0:
@@ -267,7 +277,8 @@ def main() -> None:
         shape(given.layers).write(of.path, "planned")
         host = host_of(Path(folder), given.shard, given.layers)
         rates = f"{host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s"
-        print(f"a host: {rates}; {os.cpu_count()} cores, {host.together:.2f} times as long while all work")
+        slower = f"a token takes {host.together:.2f} times as long while every core computes one"
+        print(f"a host: {rates}; {os.cpu_count()} cores; {slower}")
         direct, relayed = overhead_of(of, host, None), overhead_of(of, host, NO_DELAY)
         print(f"software per message: {direct * 1e3:.2f} ms, {relayed * 1e3:.2f} ms with a relay\n")
         heads = [f"{what} {which}" for what in ("token", "prompt", "several") for which in ("plan", "run", "ratio")]

@@ -1,9 +1,9 @@
-"""Time to the first token of a prompt after a restart, with its prefix from files, compared with a cold start.
+"""Measure the time to a prompt's first token after a restart: computed, and with keys and values from `--prefix-dir`.
 
     python -m benchmarks.prefix_disk [MODEL [TOKENS]]      appends to benchmarks/results/prefix_disk.jsonl
 
-For each type of keys and values, rounds are interleaved: a prompt without files, and the same prompt with a new engine
-that finds the files of an earlier one, from memory (the system's page cache) and from the disk itself.
+Three cases are interleaved, for each type of keys and values: a prompt without files; and the same prompt on a new
+engine that reads the files of an earlier engine, once from the system's page cache and once from the disk itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(source: str = "shape:qwen3-0.6b", n_tokens: str = "2048") -> None:
 
 
 def measure(source: str, n_tokens: int, kv_type: str, folder: Path) -> Row:
-    """Return every sample and the medians, seconds to the first token by way."""
+    """Return every sample and the medians: the seconds to the first token, for each of the three cases."""
     samples: dict[str, list[float]] = {way: [] for way in WAYS}
     rates = []
     first_token(source, n_tokens, kv_type, folder)  # writes the files

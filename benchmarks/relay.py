@@ -2,9 +2,9 @@
 
     python -m benchmarks.relay --rate 1e9 --latency 0.001 LISTEN_PORT:TARGET_PORT ...
 
-The relay is a simulated link, which needs no root. Each direction of a connection is a wire: bytes are sent at the
-rate, and arrive after the latency. One thread serves all wires, because threads of Python would wait for each other's
-interpreter lock.
+The relay simulates a network link, and needs no root. Each direction of a connection is a `Wire`: bytes are sent at
+the rate, and arrive after the latency. One thread serves all wires, because several Python threads would wait for the
+GIL.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Ranks = list["subprocess.Popen[str]"]
 def ranks(command: Sequence[str], n: int, link: tuple[float, float] | None = None) -> Iterator[Ranks]:
     """Run a Python command as each of n ranks, and end all of them when the context ends.
 
-    The ring connects to the address of the next rank in its file of addresses. So each rank has a file of its own, in
-    which the relay has this place.
+    MLX's ring connects to the next rank's address in its file of addresses. So each rank gets its own file, in which
+    this address is that of the relay.
 
     Args:
         command: the arguments of Python.
@@ -159,7 +159,7 @@ class Wire:
                 return True
             except OSError:
                 self.queue.clear()
-                self.n_queued = 0  # what the source still sends is read, so that its end is seen
+                self.n_queued = 0  # continue to read and drop the source's bytes, until the source closes
                 return False
             self.n_queued -= n
             if n < len(data):
@@ -185,7 +185,7 @@ class Relay:
         """Listen on the ports that are the keys of `routes`; port 0 takes a free one.
 
         Args:
-            routes: the port that each port stands for.
+            routes: by listening port, the port to which its connections are forwarded.
             rate: bits per second of each direction of a connection.
             latency: seconds.
             host: address of all ports.

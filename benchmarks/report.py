@@ -23,7 +23,8 @@ PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
 HEAD = """# Benchmarks
 
 This table summarises the newest rows; the sections below have the spread of each figure. The model has the shape of
-Qwen3 0.6B and Q8_0 weights, on the CPU; errors are those of a small Qwen3, bits those of the built-in model.
+Qwen3 0.6B and Q8_0 weights, and runs on the CPU. The errors were measured on a small Qwen3, the bits on the built-in
+model.
 """
 
 LEGEND = """`python -m benchmarks.report` generates this page from the samples in `benchmarks/results/`. Tests are named
@@ -34,11 +35,13 @@ fit its time budget and was extrapolated.
 Every row has the version of mlx-engine that was measured. Rows are measured again for each release; a row with an older
 version has not been measured since.
 
-The built-in model fits into a processor's cache, so its rates say nothing about memory; the 0.6B shape does not fit.
+The built-in model fits into a processor's cache, so memory does not limit its rates; the 0.6B shape does not fit.
 We have no Mac: Apple GPU speed is unmeasured. `python cli.py bench -b all` measures it.
 """
 
-LADDER_INTRO = "The factor is over `scalar` without a KV cache if it was measured, else over the first row of the test."
+LADDER_INTRO = (
+    "The factor is relative to `scalar` without a KV cache or, if that was not measured, to the first row of the test."
+)
 
 
 def read(path: Path) -> list[Row]:
@@ -148,7 +151,7 @@ Line = tuple[str, str, str, str, Row]
 
 
 def summary(results: Mapping[str, Sequence[Row]]) -> str:
-    """Return the table. `results` has all rows by the name of their benchmark; one without rows has no line."""
+    """Return the table. `results` has all rows by the name of their benchmark; benchmarks without rows have no line."""
     makers = (("peers", compared_with_llama), ("rows", rows_in_one_pass), ("batch", sequences), ("bits", bits_line))
     lines = [line for name, lines_of in makers if results.get(name) for line in lines_of(results[name])]
     head = ["", OURS, "compared with", "factor", "version, processor"]
@@ -186,12 +189,12 @@ def compared_with_llama(rows: Sequence[Row]) -> Iterator[Line]:
 
 
 def rows_in_one_pass(rows: Sequence[Row]) -> Iterator[Line]:
-    """Yield the rate of several rows in one pass over that of one row."""
+    """Yield the rate of several rows in one pass, divided by the rate of one row."""
     yield _several(f"{SEVERAL} tokens of one sequence in one pass: tokens/s", "1 token", rows[-1])
 
 
 def sequences(rows: Sequence[Row]) -> Iterator[Line]:
-    """Yield the rate of several sequences over that of one, at each depth."""
+    """Yield the rate of several sequences, divided by the rate of one, at each depth."""
     newest = {row["depth"]: row for row in rows}
     for depth in sorted(newest):
         yield _several(f"{SEVERAL} sequences, each after {depth:,} tokens: tokens/s", "1 sequence", newest[depth])

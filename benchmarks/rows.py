@@ -1,9 +1,9 @@
-"""Measure tokens/s of several rows in one pass, with logits of every row: the cost of batches and speculation.
+"""Measure passes of 1 to 512 tokens with logits for each, in tokens/s: the cost of batches and of speculation.
 
     python -m benchmarks.rows [MODEL]        appends to benchmarks/results/rows.jsonl, every sample kept
 
-Passes of 1 to 512 tokens on the compiled CPU backend, interleaved, each after the same 64 tokens. The limit of n rows
-is the smaller of n times one row's rate (memory) and the rate of 512 rows (arithmetic).
+A row is a token of a pass. The passes run on the compiled CPU backend, interleaved, each after the same 64 tokens. The
+limit of n rows is the smaller of n times one row's rate (the limit by memory) and the rate of 512 rows (by arithmetic).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def measure(engine: mlx_engine.Engine) -> Row:
                 model.forward(batch)
                 seconds = time.perf_counter() - start
                 batch.roll_back()
-                if counted >= 0:  # in the first round weights and pages are not in memory yet
+                if counted >= 0:  # skip the first round, in which weights and pages are not in memory yet
                     samples[str(n)].append(n / seconds)
     return {"samples_ts": samples, "medians_ts": {n: statistics.median(rates) for n, rates in samples.items()}}
 

@@ -21,7 +21,7 @@ def figure(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return the median, then the smallest and the largest value; of a single value the value alone."""
+    """Return the median, then the smallest and the largest value; for a single value, only this value."""
     median = figure(statistics.median(values))
     return f"{median} ({figure(min(values))} to {figure(max(values))})" if len(values) > 1 else median
 
@@ -52,11 +52,11 @@ def source(row: Row) -> str:
     )
 
 
-PEERS_INTRO = """Every engine computes with the same weights, in its own process. Runs are interleaved: in a round every
-engine runs the test once, so that a machine that slows down slows all engines. Prompts are random ids; decode is
+PEERS_INTRO = """Every engine computes with the same weights, in its own process. Runs are interleaved: in each round,
+every engine runs the test once, so that a machine that slows down slows all engines. Prompts are random ids; decode is
 greedy. Tokenisation and a warm-up run are not timed. A rate is the median over the rounds, then the slowest and the
 fastest; the factor is this engine over llama.cpp, then the smallest and the largest factor of a round. llama.cpp runs
-with every listed setting in the first two rounds, and then with the fastest setting; in decode, also with its default.
+with every listed setting in the first two rounds, and then only with the fastest one; in decode, also with its default.
 Slow engines run once, with a time budget: `~` marks figures extrapolated from fewer tokens than the test has."""
 
 
@@ -87,7 +87,7 @@ def latest(rows: Sequence[Row]) -> list[Row]:
 
 
 def later(rows: Sequence[Row]) -> str:
-    """Return the contests that were measured at another commit than the first one, and the processor if it differs."""
+    """Return the contests (tests) measured at another commit than the first one, and the processor if it differs."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         if row["commit"] != rows[0]["commit"]:
@@ -100,7 +100,7 @@ def later(rows: Sequence[Row]) -> str:
 
 
 def tests_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return rows by test, of contests whose title is their test."""
+    """Return rows by test. Contests that compare something other than the speed of a test are left out."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         if row["contest"] == row.get("test"):
@@ -167,7 +167,7 @@ def rate(row: Row | None) -> str:
 
 
 def factor(ours: Row | None, theirs: Row | None) -> str:
-    """Return median over median, then the smallest and the largest factor of a round."""
+    """Return the median of our rates divided by that of theirs, then the smallest and the largest ratio of a round."""
     if ours is None or theirs is None:
         return "-"
     mine, other = rates(ours), rates(theirs)
@@ -196,10 +196,10 @@ def shares(rows: Sequence[Row]) -> str:
         return ""
     head = ["test", "MB per token", "GB/s", "plain read, GB/s", "share", "eight streams, GB/s", "share"]
     return (
-        "GB/s: the bytes of weights, keys and values that the test reads over its time. The plain read is a kernel "
-        "that only loads, over the same mapped bytes on the same threads, measured after every round, in one stream. "
-        "Eight interleaved streams are faster: the last two columns compare with them, the highest bandwidth that we "
-        "measured.\n\n" + table(head, lines)
+        "GB/s: the bytes of weights, keys and values that the test reads, divided by its time. The plain read is a "
+        "kernel that only loads the same mapped bytes on the same threads, in one stream; it is measured after every "
+        "round. Eight interleaved streams read faster, and give the highest bandwidth that we measured: the last two "
+        "columns compare with it.\n\n" + table(head, lines)
     )
 
 
@@ -243,7 +243,7 @@ def errors(rows: Sequence[Row]) -> str:
 
 
 def ourselves(rows: Sequence[Row]) -> str:
-    """Return the speed of stored weights relative to expanded ones, and the time of late passes over early ones."""
+    """Return two comparisons of this engine with itself: stored and expanded weights, late and early passes."""
     lines = []
     both = [row for row in rows if row["contest"] == FORMATS and row["seconds"]]
     if len(both) == 2:
@@ -262,23 +262,23 @@ def ourselves(rows: Sequence[Row]) -> str:
 
 
 def growths(row: Row) -> list[float]:
-    """Return the time of late passes over early ones, of every run."""
+    """Return for every run the time of late passes, divided by the time of early ones."""
     found = (growth_of({"passes_s": [passes]}) for passes in row["passes_s"])
     return [growth for growth in found if growth is not None]
 
 
 QUANTS_INTRO = """llama.cpp quantised these files from the first one; in `pure` files all matrices have one type. Each
 contestant generates 64 tokens in a fresh process, interleaved; a rate is the median over the rounds, then the slowest
-and the fastest. Factors are medians over rounds: over this engine's rate with Q8_0, and over llama.cpp at its best
-number of threads. This engine multiplies the stored quants with float32 activations; llama.cpp rounds activations to 8
-bits. The error is that of our logits against the same weights as float32."""
+and the fastest. Factors are medians over rounds, relative to this engine's rate with Q8_0, and to llama.cpp with its
+best number of threads. This engine multiplies the stored quants with float32 activations; llama.cpp rounds activations
+to 8 bits. The error is that of our logits, relative to logits with the same weights in float32."""
 
 
-ACTIVATIONS_INTRO = """The qwen3-0.6b shape, quantised by llama.cpp; float32 and `--activations i16` of this engine, and
-llama.cpp's fastest setting, in the same rounds. A factor is `i16` over the column before it. Code for haswell is AVX2
-code on the same processor. The column of llama.cpp has the instructions that it was built for. `affine4` is MLX's
-format, which llama.cpp does not read. Several sequences have a prompt of 128 tokens each; their rate is that of all
-together."""
+ACTIVATIONS_INTRO = """A model with the shape of Qwen3 0.6B, quantised by llama.cpp. This engine with float32 and with
+`--activations i16`, and llama.cpp with its fastest setting, are measured in the same rounds. A factor is the rate of
+`i16` divided by the rate in the column before the factor. "haswell" is AVX2 code on the same processor; the last column
+has the instructions for which llama.cpp was built. `affine4` is MLX's format, which llama.cpp does not read. If there
+are several sequences, each has a prompt of 128 tokens, and the rate is that of all together."""
 
 
 def activations(rows: Sequence[Row]) -> str:
@@ -303,8 +303,8 @@ def built_for(row: Row | None) -> str:
     return next((name for name in ("AVX512", "AVX2", "NEON") if f"{name} = 1" in said), "-").replace("X5", "X-5")
 
 
-KV_TYPES_INTRO = """The qwen3-0.6b shape in Q8_0; 64 tokens are generated after a long text, with `--kv-type` of each
-type, and by llama.cpp, whose keys and values are float16, in the same rounds. A factor is over `f32`."""
+KV_TYPES_INTRO = """A model with the shape of Qwen3 0.6B in Q8_0 generates 64 tokens after a long text. In each round,
+every `--kv-type` runs once, and llama.cpp, whose keys and values are float16. A factor is relative to `f32`."""
 
 
 def kv_types(rows: Sequence[Row]) -> str:
@@ -323,8 +323,8 @@ def kv_types(rows: Sequence[Row]) -> str:
     return f"{source(rows[-1])}\n\n{KV_TYPES_INTRO}\n\n{table(head, lines, n_words=3)}\n"
 
 
-PRECISION_INTRO = """The error of the logits (largest difference over the largest logit), the mean divergence (KL) and
-the share of equal likeliest tokens, against the same file with float32 activations, keys and values."""
+PRECISION_INTRO = """The error of the logits (in the Frobenius norm), the mean Kullback-Leibler divergence (KL), and how
+often the most likely token is the same, relative to the same file with float32 activations, keys and values."""
 
 
 def precision(rows: Sequence[Row]) -> str:
@@ -343,10 +343,10 @@ def precision(rows: Sequence[Row]) -> str:
     return f"{source(rows[-1])}\n\n{PRECISION_INTRO}\n\n{table(head, lines, n_words=2)}\n"
 
 
-PREFIX_DISK_INTRO = """Seconds from the submission of a prompt to its first token, by a new engine: computed, and with
-the prompt's pages of 64 tokens in files, which the system has in its page cache or reads from the disk. The last page
-is computed; later versions compute its last token only. The factor is relative to computing the same prompt, in the
-same rounds; MB is the size of the files."""
+PREFIX_DISK_INTRO = """Seconds from the submission of a prompt to a new engine until its first token. The prompt is
+computed, or its keys and values are read from files, one per page of 64 tokens, which are in the system's page cache or
+on the disk. The last page was computed; later versions compute only its last token. The factor is relative to computing
+the same prompt, in the same rounds; MB is the size of the files."""
 
 
 def prefix_disk(rows: Sequence[Row]) -> str:
@@ -537,10 +537,10 @@ def _concurrency_table(row: Row) -> str:
         gain = figure(rate / row["medians_ts"][OURS]["1"])
         lines.append([n, *rates, gain, factor, f"{rate / smaller:.2f}"])
     words = (
-        f"{source(row)}\n\nTokens/s of one decode step after another, each with a token of every sequence, after "
-        f"{row['depth']:,} tokens of its own: {row['model_name']}, {row['threads']} threads. The gain is over one "
-        f"sequence, the factor over {LLAMA} at its fastest setting, and the share that of the smaller limit: all "
-        f"weights, keys and values at {row['read_gbs']:.1f} GB/s, or all arithmetic at {row['peak_gflops']:.0f} "
+        f"{source(row)}\n\nDecode steps that each compute one token of every sequence, after {row['depth']:,} tokens "
+        f"of its own: {row['model_name']}, {row['threads']} threads. The gain is relative to one sequence, and the "
+        f"factor to {LLAMA} with its fastest setting. The share is relative to the smaller of two limits: reading all "
+        f"weights, keys and values at {row['read_gbs']:.1f} GB/s, and all arithmetic at {row['peak_gflops']:.0f} "
         "GFLOP/s.\n\n"
     )
     return words + table(["sequences", *names, "gain", "factor", "share"], lines, n_words=1)
@@ -576,8 +576,8 @@ def ways(rows: Sequence[Row]) -> str:
         lines.append([row["what"], spread(in_order), spread(interleaved), figure(single)])
     words = (
         f"{source(newest[0])}\n\n{newest[0]['nbytes'] / 2**20:,.0f} MiB on {newest[0]['threads']} threads. The "
-        "plain read is one stream in order against eight interleaved streams; the products are gemv row by row against "
-        "four interleaved streams of rows. The factor is the median over rounds.\n\n"
+        "plain read compares one stream in order with eight interleaved streams. The products compare gemv row by row "
+        "with gemv over four interleaved streams of rows. The factor is the median over rounds.\n\n"
     )
     return words + table(["", "in order, GB/s", "interleaved, GB/s", "factor"], lines)
 
@@ -599,13 +599,13 @@ def chunks(rows: Sequence[Row]) -> str:
     return words + table(head, lines, n_words=1)
 
 
-SPECULATION_INTRO = """A text is answered with and without proposed tokens, interleaved; the ids are the same. Rates are
-of the tokens after the first, medians of the rounds; the factor is relative to no proposals. The drafter "recorded"
-proposes the tokens of the known answer, each of them right with the given probability; this shows the factor at a given
-acceptance rate for models with random weights. Other drafters with a probability also run their own passes first. The
-factor of llama.cpp is that of its LlamaPromptLookupDecoding relative to llama.cpp without it, on the same file and
-text, interleaved; its answer may change, because in llama.cpp the bits of a row depend on the number of rows in the
-pass."""
+SPECULATION_INTRO = """Each text is answered with and without proposed tokens, interleaved; the ids are the same. Rates
+count the tokens after the first, and are medians of the rounds; the factor is relative to no proposals. The drafter
+"recorded" proposes the tokens of the known answer, of which the given share is right; this shows the factor
+at a given acceptance rate for models with random weights. Other drafters with a probability first run their own passes,
+and their tokens are then replaced in the same way. llama.cpp's factor is its speed with LlamaPromptLookupDecoding
+relative to its speed without, on the same file and text, interleaved. Its answer may change, because in llama.cpp the
+bits of a row depend on the number of rows in the pass."""
 
 
 def speculation(rows: Sequence[Row]) -> str:
@@ -647,7 +647,7 @@ def crossovers(rows: Sequence[Row]) -> str:
         lines.append([row["backend"], str(row["width"]), *(figure(medians[name]) for name in types), *factors])
     words = (
         f"{source(rows[0])}\n\nOne gemv with a square matrix that is in memory and not in a cache, in microseconds, "
-        f"and the speed relative to F32. From a width of {crossover(rows)} on Q8_0 is not slower on any backend; "
+        f"and the speed relative to F32. From a width of {crossover(rows)} on, Q8_0 is not slower on any backend; "
         "`--quant-min-dim auto` leaves narrower layers unquantised.\n\n"
     )
     head = ["backend", "width", *types, *(f"{name} factor" for name in types if name != "F32")]
@@ -660,8 +660,8 @@ CASES_INTRO = """The contract suite's cases. Their inputs have a few hundred num
 call: microseconds per call, medians, then the speed relative to `scalar`."""
 
 SIZES_INTRO = """The operations of a Qwen3-0.6B-shaped model for one token (T=1) and for 512. Every call takes another
-layer's weights, or another KV cache, so that they are read from memory. GB/s count the minimum of bytes to read and
-write."""
+layer's weights, or another KV cache, so that they are read from memory. GB/s count the bytes that must at least be read
+and written."""
 
 
 def operations(rows: Sequence[Row]) -> str:

@@ -1,10 +1,11 @@
-"""The server on the 0.6B shape: the time to start, the memory when idle, and latencies under load.
+"""Measure the server with `shape:qwen3-0.6b`: the time to start, the memory when idle, and latencies under load.
 
     python -m benchmarks.server              appends to benchmarks/results/server.jsonl, every sample kept
 
-Each start is a process of its own, from its creation to the first 200 of /health; compiled kernels and the model file
-exist already. Then, on the last of these processes: its memory; the latency of /health while 8 answers are generated;
-and the gaps between the tokens of a running answer, alone and while a prompt of 2,000 tokens is read.
+The start is timed from the creation of a process to the first status 200 of /health, several times; compiled kernels
+and the model file exist already. The last of these processes is then used to measure its memory, the latency of /health
+while 8 answers are generated, and the gaps between the tokens of a running answer: alone, and while a prompt of 2,000
+tokens is read.
 """
 
 from __future__ import annotations
@@ -147,9 +148,9 @@ def health(process: Process, n_tokens: int) -> list[float]:
 
 
 def gaps(process: Process, n_tokens: int, *, n_prompt: int) -> list[float]:
-    """Return seconds between the tokens of an answer; if `prompt` is not empty, it is read meanwhile.
+    """Return the seconds between the tokens of an answer, while a prompt of `n_prompt` tokens is read if it is not 0.
 
-    With a prompt, only gaps that end before its answer has begun.
+    With such a prompt, return only the gaps that end before the prompt's own answer has begun.
     """
     with ThreadPoolExecutor(1) as clients:
         stream = process.times(prompt(50 + n_prompt, 16), 4_000 if n_prompt else n_tokens)

@@ -1,4 +1,4 @@
-"""Measure the speedup by lookup, a draft model, MTP layers and recorded answers; compare lookup with llama.cpp's.
+"""Measure the speedup of each drafter: lookup, a draft model, MTP layers, recorded answers; and of llama.cpp's lookup.
 
     python -m benchmarks.speculation MODEL --python PATH      appends to benchmarks/results/speculation.jsonl
     python -m benchmarks.speculation shape:qwen3-0.6b --texts benchmarks/speculation_costs.jsonl
@@ -6,10 +6,10 @@
     python -m benchmarks.speculation shape:qwen3.5-0.8b-mtp --texts benchmarks/speculation_mtp.jsonl
     python -m benchmarks.speculation MODEL --draft SMALL --texts FILE --rounds 3 --out new.jsonl
 
-PATH is a Python that has llama-cpp-python; without it, ours is measured alone. The file of texts has the form that
-`bench --speculate` reads, by default benchmarks/speculation.jsonl; each text and drafter has a row. Each engine
-alternates between runs with and without proposals. In llama.cpp, logits depend on the number of tokens in the pass, so
-proposals may change its answer; rows record whether they did.
+PATH is a Python interpreter that has llama-cpp-python; without it, only our engine is measured. The file of texts, by
+default benchmarks/speculation.jsonl, has the form that `bench --speculate` reads; each text and drafter gets a row.
+Each engine alternates between runs with and without proposals. In llama.cpp, logits depend on the number of tokens in
+the pass, so proposals may change its answer; rows record whether they did.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def peers(python: str, model: Path, prompts: list[tuple[list[int], int]], thread
 
 
 def factor(row: Row) -> float:
-    """Return how many times faster proposals made the answers, by medians."""
+    """Return the speedup by proposals: the median time without them, divided by the median time with them."""
     return float(statistics.median(row["off"]) / statistics.median(row["on"]))
 
 

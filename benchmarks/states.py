@@ -5,9 +5,9 @@
     python -m benchmarks.states --python PATH --model shape:deepseek-v2-lite-4 --depths 4096 --tests tg
     python -m benchmarks.states --python PATH --model shape:nemotron-h-4 --depths 4096 --tests tg
 
-PATH is a Python that has llama-cpp-python; it runs with and without flash attention, and the faster setting counts.
-Each engine has one process. A state cannot be rewound, so before each test both engines compute the context again,
-which is not timed. The engines are interleaved.
+PATH is a Python interpreter that has llama-cpp-python. llama.cpp runs with and without flash attention, and the faster
+setting counts. Each engine has one process, and the engines are interleaved. A state cannot be set back to an earlier
+token, so before each test both engines compute the context again; this is not timed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m benchmarks.ways                appends to benchmarks/results/ways.jsonl, every sample kept
 
-A plain read, and gemv with a matrix in Q8_0 and in float32, on all threads. Each thread has its own matrix, larger than
-the processor's cache. The two ways are interleaved. The constant is in `kernels/cpu/build/layout.py`.
+A plain read, and gemv with a matrix in Q8_0 and in float32, are measured on all threads. Each thread has its own
+matrix, larger than the processor's cache. The two ways of reading are interleaved. MAX_WAYS is in
+`kernels/cpu/build/layout.py`.
 """
 
 from __future__ import annotations

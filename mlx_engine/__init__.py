@@ -11,12 +11,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# MLX reads these environment variables when it is imported, which is later. Values set by the user are kept. By default
-# MLX may compute float32 matrix products in TensorFloat-32 on new hardware; results here are exact.
+# MLX reads these environment variables when it is imported, which happens after these lines. Values that the user has
+# set are kept. By default MLX may compute float32 matrix products in TensorFloat-32 on new hardware, which would round
+# the inputs to 10 bits of mantissa.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 if sys.platform == "darwin":
-    # By default MLX closes a command buffer after about 50 operations or megabytes, weights included. That is a dozen
-    # times per token, about 20 us each time.
+    # By default MLX ends a Metal command buffer after about 50 operations, or after 50 MB of inputs, which include the
+    # weights. A token would need about a dozen command buffers, and each costs about 20 us.
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "400")
 

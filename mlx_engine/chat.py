@@ -1,4 +1,4 @@
-"""One answer to a conversation, in its parts: text, reasoning and tool calls."""
+"""The result of `Engine.chat`: an answer to a conversation, split into text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -51,10 +51,16 @@ def answer_of(stream: Stream, tokenizer: Tokenizer, tools: Sequence[Mapping[str,
 
 
 def tool_choice_of(given: Choice, tools: Sequence[Mapping[str, Any]], *, is_parallel: bool) -> ToolChoice:
-    """Return a choice of tools: a word, the name of a tool, or OpenAI's form of it.
+    """Return the parsed `tool_choice`.
+
+    Args:
+        given: a word of `CHOICES`, the name of a tool, or the form of OpenAI:
+            {"type": "function", "function": {"name": ...}}.
+        tools: the tools of the conversation, in the form of OpenAI's API.
+        is_parallel: whether one answer may have several calls.
 
     Raises:
-        OptionError: there is no such tool, or there are none.
+        OptionError: `given` is no word of `CHOICES` and names no tool in `tools`.
     """
     names = [tool["function"]["name"] for tool in tools]
     if isinstance(given, str) and given not in CHOICES:

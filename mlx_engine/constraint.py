@@ -1,10 +1,11 @@
 """A constraint on the text of an answer: a JSON Schema, a regular expression, a grammar or a choice.
 
-`Constraint` says which texts are allowed. `loop/constraint.py` turns it into masks of tokens. This module imports no
-library, so that options can be declared and checked without one.
+`Constraint` says which texts are allowed. While an answer is generated, `loop/constraint.py` turns it into masks of the
+tokens that may come next. This module imports no third-party library, so that options can be declared and checked
+quickly.
 
-A schema is checked when its constraint is made: a keyword that would be ignored is refused by its name and its path in
-the schema.
+A JSON Schema is checked when its constraint is made. A keyword that the masks would ignore is an error, which has the
+keyword's path in the schema.
 """
 
 from __future__ import annotations
@@ -32,26 +33,28 @@ UNSUPPORTED = frozenset(
         "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "nullable", "x-guidance",
     }
 )  # fmt: skip
-"""Keywords of JSON Schema, of OpenAPI and of llguidance that change what is valid, and that no mask implements."""
+"""Keywords of JSON Schema, OpenAPI and llguidance that restrict the valid values, but that the masks cannot enforce."""
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-"""The values of `format` that masks implement."""
+"""The values of `format` that the masks enforce."""
 
 _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
 _SHORT = "[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 
-# Dates that exist, and times without leap seconds: llguidance also accepts 29 February of every year, and second 60.
+# Patterns that are added to llguidance's own formats, which accept 29 February of every year and second 60: these allow
+# only dates that exist, and times without leap seconds.
 STRICTER = {
     "date": f"^({_SHORT}|{_LEAP})$",
     "time": f"^{_TIME}[^0-9]",
     "date-time": f"^({_SHORT}|{_LEAP})[tT]{_TIME}[^0-9]",
 }
 
-# Keywords whose values are whole numbers, which JSON may write with a point.
+# Keywords whose values are whole numbers, which JSON may write with a point: 3.0.
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
-# At most one space, and no line feed: a small model may otherwise write white space until the token limit.
+# Allow at most one space after a comma or colon, and no line feed. With free white space, a small model may write white
+# space until the token limit.
 WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 EMBEDDED = re.compile(r"%json\s*(?=\{)")
@@ -64,8 +67,8 @@ class Constraint:
     Attributes:
         kind: how `text` is written.
         text: a JSON Schema, a regular expression, a Lark grammar, or a JSON list of texts.
-        follows_reasoning: the answer may begin with reasoning, which is free; the constraint holds after it. Prompts
-            that are messages set this.
+        follows_reasoning: whether the answer may begin with reasoning, to which the constraint does not apply. True if
+            the prompt is a list of messages.
     """
 
     kind: Kind
@@ -73,7 +76,7 @@ class Constraint:
     follows_reasoning: bool = False
 
     def __post_init__(self) -> None:
-        """Check the text, as far as this is possible without a tokenizer; raise OptionError if it is invalid."""
+        """Check what can be checked without a tokenizer; raise OptionError if the constraint is invalid."""
         if self.kind == "json_schema":
             check_schema(_parsed(self.text))
         elif self.kind == "choice":
@@ -91,7 +94,7 @@ class Constraint:
             schema: a JSON Schema (draft 2020-12 or older), as a mapping or as JSON text.
 
         Raises:
-            OptionError: the schema is invalid, or has a keyword that is not supported; the message has its path.
+            OptionError: the schema is invalid, or has a keyword that is not supported; the message gives its path.
         """
         parsed = _parsed(schema) if isinstance(schema, str) else schema
         check_schema(parsed)
@@ -106,7 +109,7 @@ class Constraint:
     def regex(cls, text: str) -> Constraint:
         """Allow the texts that a regular expression matches as a whole, in the syntax of Rust's regex crate.
 
-        Look-around and back-references do not exist there.
+        This syntax has no look-around and no back-references.
         """
         return cls("regex", _checked_text(text, "a regular expression"))
 
@@ -114,8 +117,8 @@ class Constraint:
     def grammar(cls, lark: str) -> Constraint:
         """Allow the texts of a grammar in llguidance's variant of Lark, whose first rule is `start`.
 
-        `<name>` is the special token of that name in the vocabulary, and `%json {...}` a JSON Schema: it is checked as
-        in `json_schema`, and its white space is bounded.
+        `<name>` is the special token of that name in the vocabulary. `%json {...}` is a JSON Schema. It is checked as
+        in `json_schema`, and allows at most one space between values.
 
         Raises:
             OptionError: a schema in the grammar is invalid.
@@ -136,13 +139,17 @@ class Constraint:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the constraint, in hex: the name of the constraint in receipts."""
+        """The SHA-256 of the constraint, in hex, with which the server's replies name the constraint."""
         parts = json.dumps([self.kind, self.text, self.follows_reasoning])
         return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema as llguidance must read it: white space bounded, formats as defined, no more keywords."""
+    """Return a schema in the form for llguidance.
+
+    White space is bounded (`WHITESPACE`), dates and times get the patterns of `STRICTER`, and keywords that change
+    nothing are removed, because llguidance would refuse them.
+    """
     copied: dict[str, Any] = json.loads(_text(schema))
     for part in list(_parts(copied)):
         for name, value in list(part.schema.items()):
@@ -157,7 +164,7 @@ def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_schema(schema: object) -> None:
-    """Check that masks implement every keyword that a schema uses.
+    """Check that the masks can enforce every keyword of a schema.
 
     Raises:
         OptionError: the schema is no mapping, or has a keyword, a format or a reference that is not supported; the
@@ -171,7 +178,7 @@ def check_schema(schema: object) -> None:
 
 
 def without_unsupported(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a schema without the keywords that masks do not implement, and the paths of these keywords."""
+    """Return a copy of a schema without the keywords that the masks cannot enforce, and the paths of these keywords."""
     copied: dict[str, Any] = json.loads(_text(schema))
     left_out = []
     for part in _parts(copied):
@@ -182,7 +189,7 @@ def without_unsupported(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list
 
 
 class _Part(NamedTuple):
-    """A schema inside a schema, and its path in the root."""
+    """A schema inside a root schema, or the root itself, with its path in the root."""
 
     path: str
     schema: Any
@@ -190,10 +197,10 @@ class _Part(NamedTuple):
 
 
 def _parts(root: object) -> Iterator[_Part]:
-    """Yield a schema, and then all schemas inside it that may apply, also those that it refers to.
+    """Yield a schema, then every schema inside it and every schema to which a `$ref` refers, each once.
 
     Raises:
-        OptionError: one is no schema.
+        OptionError: the root is no mapping, or there is another value where a schema is expected.
     """
     if not isinstance(root, Mapping):
         raise _wrong("a JSON Schema, which is an object", root)
@@ -210,7 +217,7 @@ def _parts(root: object) -> Iterator[_Part]:
 
 
 def _inner(part: _Part) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas directly inside a schema, or named by it, with their paths."""
+    """Yield the schemas directly inside a schema, and the target of its `$ref`, with their paths."""
     path, schema = part.path, part.schema
     for name in SCHEMAS:
         if name in schema and not isinstance(schema[name], list):
@@ -227,9 +234,9 @@ def _inner(part: _Part) -> Iterator[tuple[str, Any]]:
 
 
 def _why_not(name: object, value: Any, root: Any) -> str | None:
-    """Return why a keyword with this value is not supported; None if it is."""
+    """Return the reason why a keyword with this value is not supported; None if it is supported."""
     if not isinstance(name, str):
-        return "the keyword is no text"
+        return "the keyword is not a string"
     if name in UNSUPPORTED and not _is_noop(name, value):
         return "the keyword is not supported; leave it out, and check the answer yourself"
     if name == "format" and value not in FORMATS:
@@ -237,12 +244,12 @@ def _why_not(name: object, value: Any, root: Any) -> str | None:
     if name != "$ref":
         return None
     if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
-        return f"{shown(value)} is no path in this schema; copy what it names into $defs, and write #/$defs/NAME"
+        return f"{shown(value)} is no path in this schema; copy the schema it names into $defs, and write #/$defs/NAME"
     return None if target(value, root) is not None else f"{value!r} names nothing in this schema"
 
 
 def target(reference: str, root: Any) -> Any:
-    """Return the part of a schema that a reference such as "#/$defs/name" names; None if it names nothing there."""
+    """Return the part of a schema to which a reference such as "#/$defs/name" leads; None if there is no such part."""
     from urllib.parse import unquote
 
     if reference != "#" and not reference.startswith("#/"):
@@ -258,12 +265,12 @@ def target(reference: str, root: Any) -> Any:
 
 
 def _is_noop(name: str, value: object) -> bool:
-    """Return whether a keyword that is not supported has a value that changes nothing."""
+    """Return whether a keyword of `UNSUPPORTED` has a value that allows everything, so that it can be ignored."""
     return name in ("uniqueItems", "nullable", "$recursiveAnchor") and value is False
 
 
 def _with_bounded_json(lark: str) -> str:
-    """Return a grammar whose `%json` schemas are checked, and have their white space bounded."""
+    """Check the `%json` schemas of a grammar, and return the grammar with each schema in the form of `bounded`."""
     made, at = "", 0
     while match := EMBEDDED.search(lark, at):
         try:
@@ -282,7 +289,7 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _wrong(f"a JSON Schema, but is no JSON ({error})", text) from None
+        raise _wrong(f"a JSON Schema in valid JSON ({error})", text) from None
 
 
 def _text(value: object) -> str:

@@ -124,7 +124,8 @@ Self = TypeVar("Self", bound="Engine")
 BATCH_SLOTS = 32
 # The values that `hidden_states` returns by default.
 LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
-# Tokens whose keys and values share the memory between a model and its draft model.
+# The memory for keys and values is divided between a model and its drafters in the ratio of the bytes that each of them
+# needs for this many tokens.
 COMPARED = 4096
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
@@ -160,41 +161,47 @@ def load(
             which writes a model of this shape with random weights.
         backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
-        threads: number of threads, for CPU backends; None takes all cores that this process may use, and a larger
-            number than that is reduced, with a warning.
-        quant_min_dim: layers whose longer side is below this are not quantised; "auto" is a measured width: layers
-            at least this wide run faster when quantised (`mlx_engine.weights.conversion`).
+        threads: number of threads of a CPU backend. None uses all cores that this process may use; a larger number is
+            reduced to this, with a warning.
+        quant_min_dim: layers whose longer dimension is below this are not quantised. "auto" is 32, so that every layer
+            is quantised: even the smallest ones were measured to be no slower (`mlx_engine.weights.conversion`).
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
             names of layers, or the groups "attention" and "ffn".
-        allow_settings: names of settings that are ignored if they are not implemented, although results may be wrong;
-            `notes` of the engine says so. Write nested settings with dots: "rope_scaling.factor".
-        jit: use compiled CPU kernels if they are available; without it, NumPy.
-        context: the length in tokens for which RoPE frequencies are chosen, for models with LongRoPE or dynamic NTK;
-            for other models it changes nothing. Default: for LongRoPE the training context, otherwise the model's.
-        activations: the type of activations: "f32" is exact; "i16" on CPU backends, "f16" and "bf16" on backends of MLX
-            are faster and round, see docs/precision.md.
+        allow_settings: names of settings that are ignored if they are not implemented. Results may then be wrong; the
+            engine's `notes` list the ignored settings. Write nested settings with dots: "rope_scaling.factor".
+        jit: use compiled CPU kernels if they are available. False uses NumPy instead.
+        context: the length in tokens for which RoPE frequencies are chosen, for models with LongRoPE or dynamic NTK.
+            It has no effect on other models. Default: for LongRoPE the context length of the training, otherwise the
+            model's context length.
+        activations: the type of activations. "f32" is exact. "i16" (CPU backends), "f16" and "bf16" (backends that use
+            MLX) are faster, but round: see docs/precision.md.
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
-            the activations have this type, else "f32", which is exact. The other types take a half or a quarter of the
-            memory of "f32".
-        speculate: how tokens are proposed, of which a pass checks several. This changes no answer, see
-            docs/speculation.md. "lookup" proposes tokens of earlier text, "draft" those of the draft model, "mtp" those
-            of the model's layer of multi-token prediction. "auto" uses all of these that it can; it looks in earlier
-            text only if results are bit-identical in every batch and passes are long. "off" proposes none.
+            the activations have this type, else "f32", which is exact. "f16" and "bf16" take half of the memory of
+            "f32", and "q8_0" takes about a quarter.
+        speculate: which drafter proposes tokens for speculative decoding, in which a forward pass checks several
+            proposed tokens. No answer changes, see docs/speculation.md. "lookup" finds proposals in earlier text,
+            "draft" uses the draft model, and "mtp" uses the model's own layer for multi-token prediction. "auto" uses
+            every drafter that the model has; it uses "lookup" only if results are bit-identical in every batch, and if
+            the model has so many parameters that looking for proposals takes little time compared with a pass. "off"
+            proposes no tokens.
         draft: the source of a draft model: a small model with the same vocabulary.
-        allow_too_large: load a model that needs more memory than is free.
-        experts_memory: the most bytes of experts in memory; the others are read from the file when tokens choose them.
-            None keeps all in memory, or on CPU backends with compiled kernels as many experts of a GGUF file as fit.
-        prefix_dir: a folder for the keys and values of prompts, which later runs of the same model read instead of
-            computing them again; see docs/prefixes.md. None keeps no prefixes on disk.
-        prefix_disk: the most bytes of files in this folder; the least recently used are removed.
+        allow_too_large: load a model even if it needs more memory than is free.
+        experts_memory: the largest number of bytes of experts in memory. All other experts are read from the file when
+            a token chooses them. None keeps all experts in memory; on CPU backends with compiled kernels, it keeps as
+            many experts of a GGUF file as fit.
+        prefix_dir: a folder for the keys and values of prompts. Later runs of the same model read them instead of
+            computing them again, see docs/prefixes.md. None keeps no prefixes on disk.
+        prefix_disk: the largest number of bytes of the files in `prefix_dir`. Beyond it, the least recently used files
+            are removed.
         adapters: folders of LoRA adapters that PEFT or mlx-lm has written, such as ["style"] or {"style": "runs/7"}.
-            A run chooses one by the option `adapter`; the first is the default, and "base" is the model alone.
+            A run chooses an adapter by its name with the option `adapter`. The first adapter is the default, and "base"
+            runs the model without an adapter.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while the file is
             written.
 
     Raises:
-        OptionError: an option is invalid, the model has no such layer or setting, or the backend does not support the
-            type of activations.
+        OptionError: an option is invalid, an option names a layer or setting that the model does not have, or the
+            backend does not support the type of activations.
         BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
         NotEnoughMemoryError: the model needs more memory than is free.
@@ -206,7 +213,7 @@ def load(
     opened = open_source(source, backend, quant, threads, **options)
     longest: int = opened.config.context_length
     if context is not None and context > longest:
-        expected = f"at most the model's {longest:,}"
+        expected = f"at most the model's context length of {longest:,}"
         raise OptionError(
             f"context must be {expected}, not {context:,}", option="context", expected=expected, found=context
         )
@@ -225,9 +232,9 @@ class Engine:
         architecture: the checkpoint's architecture.
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
-        speculation: whether and how tokens are proposed, and why.
-        drafters: the names of the drafters with passes of their own that are loaded.
-        proposals: the `Speculation` of the last scheduler that proposes tokens; None before there is one.
+        speculation: whether tokens are proposed by default, by which drafters, and why.
+        drafters: the names of the loaded drafters that run forward passes of their own: "mtp" and "draft".
+        proposals: the `Speculation` of the last scheduler that was made with one; None before there is one.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -245,7 +252,7 @@ class Engine:
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         self._files = opened.files
         self._draft = opened.draft
-        # The time of the layer and the head over that of a pass, about.
+        # About the time of the MTP layer and its head, divided by the time of a pass of the model.
         n_head = 0 if model.extra is None else model.extra.n_vocabulary * self.config.hidden_size
         self._extra_share = (planned.n_extra + n_head) / self.n_parameters
         self.drafters = (*(() if model.extra is None else (MTP,)), *(() if opened.draft is None else (DRAFT,)))
@@ -294,13 +301,18 @@ class Engine:
         identify = partial(_identified, self.path, about, self._files)
         made = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
         if self._prefixes is not None:
-            if self._prefixes.saved:  # else the identity may be unknown, and `made` may know its own already
+            # Without files from `load_prefix`, the old identity may be empty. Do not let it overwrite the identity of
+            # `made`, which a thread may already have computed.
+            if self._prefixes.saved:
                 made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
             self._prefixes.close()
         self._prefixes = made
 
     def prefix_identity(self) -> bytes:
-        """Return the digest of what keys and values depend on besides token ids: model, types, order of sums.
+        """Return a digest of everything besides token ids that keys and values depend on.
+
+        This is the model, the types of weights, activations and cache, and the source code, which fixes the order of
+        sums.
 
         Raises:
             OptionError: keys and values of this model cannot be saved.
@@ -311,13 +323,12 @@ class Engine:
         return identity_of(_identified(self.path, about, self._files, cache_folder("prefixes")))[1]
 
     def save_prefix(self, path: str | Path, prompt: Prompt, *, scheduler: Scheduler | None = None) -> int:
-        """Write the keys and values of a prompt to a file, and return the number of tokens that it has.
+        """Write the keys and values of a prompt to a file for `load_prefix`, and return the number of saved tokens.
 
-        The file has the whole pages of 64 tokens, which `load_prefix` reads. It is replaced when the new one is
-        complete.
+        Only whole pages of 64 tokens are saved. An existing file is replaced when the new file is complete.
 
         Args:
-            path: the file, from which the prompt can be recovered.
+            path: the file. Its readers can recover the text of the prompt.
             prompt: text, token ids, or messages for the model's chat template.
             scheduler: a scheduler with a prefix cache that has run the prompt, or a longer prompt that begins with it;
                 with None, the prompt is run by this call.
@@ -344,13 +355,14 @@ class Engine:
         return saver.n_pages * scheduler.pool.page
 
     def load_prefix(self, path: str | Path) -> list[int]:
-        """Use the keys and values of a file that `save_prefix` has written, and return the token ids of its prompt.
+        """Use the keys and values of a file that `save_prefix` has written; return the token ids of the saved prompt.
 
         Schedulers made after this call reuse the keys and values if a prompt begins with the same ids. Answers are
         bit-identical to those without the file. Damaged pages are computed again.
 
         Raises:
-            FormatError: it is no such file, or is of another model, version or type of keys and values.
+            FormatError: the file was not written by `save_prefix`, or with another model, version or type of keys and
+                values.
             OptionError: keys and values of this model cannot be saved.
             OSError: the file cannot be read.
         """
@@ -359,7 +371,7 @@ class Engine:
         return self._prefixes.add(Path(path), identity)
 
     def check_kept(self, option: str) -> None:
-        """Raise OptionError, which names the option, if keys and values of this model cannot be kept on disk."""
+        """Raise an OptionError that names `option` if keys and values of this model cannot be kept on disk."""
         has_adapters = self.prompts.adapters is not None
         if self.model.is_shared or has_adapters or self.backend.name == "scalar":
             whose = "a model that this process has alone" if self.model.is_shared else "another backend than scalar"
@@ -378,7 +390,7 @@ class Engine:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's config, see the model file."""
+        """The model's config, see its file in `models/`."""
         return cast("ModelConfig", self.model.config)
 
     @property
@@ -438,15 +450,16 @@ class Engine:
         return mx.array([token.logprob for token in found], dtype=mx.float32)
 
     def embed(self, texts: str | Sequence[str | Sequence[int]], dimensions: int | None = None) -> mx.array:
-        """Return float32 vectors (n, D) of texts, each with the same bits alone and in a batch.
+        """Return the embeddings of n texts, float32 (n, D).
 
-        The model's files define the pooling, whether vectors are normalised, and the token that ends a text. Without
-        such files, a vector is the last token's hidden state after the last norm, normalised to length 1.
+        A text has the same vector, bit for bit, alone and in a batch. The model's files define the pooling, whether
+        vectors are normalised, and the token that ends a text. Without such files, a vector is the hidden state of the
+        last token after the last norm, normalised to length 1.
 
         Args:
-            texts: each a string, or a list of token ids, which is used unchanged.
-            dimensions: the number of first dimensions to keep, for models that are trained for shorter vectors; None
-                keeps all.
+            texts: one string, or a sequence whose items are strings or lists of token ids, which are used unchanged.
+            dimensions: return only this many of the first dimensions, for models that are trained for shorter vectors;
+                None returns all.
 
         Raises:
             OptionError: a text is empty, or `dimensions` is out of range.
@@ -467,13 +480,14 @@ class Engine:
     def rerank(self, query: str, documents: Sequence[str], *, instruction: str | None = None) -> list[float]:
         """Return the relevance of each document to a query, from 0 to 1, with a reranker model.
 
-        The relevance is the probability of "yes" against "no" after the prompt of Qwen3-Reranker, or after the prompt
-        in the model's files.
+        The relevance is p("yes") / (p("yes") + p("no")) after the prompt of Qwen3-Reranker, or after the prompt in the
+        model's files.
 
         Args:
             query: the query.
             documents: the documents.
-            instruction: says which documents are relevant; None is the instruction for a web search.
+            instruction: describes for the model which documents are relevant; None uses Qwen's instruction for a web
+                search.
 
         Raises:
             ModelError: the model's files do not say that it is a reranker.
@@ -499,8 +513,8 @@ class Engine:
     def hidden_states(self, prompt: Prompt, names: str | Sequence[str] = LAYER_OUTPUTS) -> dict[str, mx.array]:
         """Return intermediate values (T, ...) of all tokens of a prompt, float32, by name.
 
-        The values have the same bits as in every other pass. Long prompts are read in chunks, so that only the KV cache
-        and the results grow with the prompt. Values that are not finite are returned as they are.
+        The values are bit-identical to those of every other pass. Long prompts are run in chunks, so that only the KV
+        cache and the results grow with the prompt. Values that are not finite are returned as they are.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
@@ -543,25 +557,26 @@ class Engine:
         return Session.begin(self.model, ids, slots=slots, n_tokens=n_tokens)
 
     def choose(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextChoice]:
-        """Return texts with their exact probabilities after a prompt, most likely first.
+        """Return texts with their exact probabilities as continuations of a prompt, most likely first.
 
-        The log-probability of a text is the sum over its tokens. The prompt is encoded as for `generate`. Each text is
-        encoded separately, so no token spans prompt and text: after a word, give `" Paris"` with its space. The prompt
-        is run once, and the texts share passes.
+        The log-probability of a text is the sum of those of its tokens. The prompt is encoded as for `generate`. Each
+        text is encoded separately, so no token spans prompt and text: if the prompt ends with a word, pass `" Paris"`
+        with its space. The prompt is run once, and the texts share passes.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            texts: the texts, or the token ids of each.
+            texts: the texts, each as a string or as a list of token ids.
 
         Raises:
-            OptionError: there is no text, or one is empty, or an id is not in the vocabulary.
-            ContextLengthError, ChatTemplateError: prompt and text cannot be run.
+            OptionError: there is no text, a text is empty, or an id is not in the vocabulary.
+            ContextLengthError: the prompt and the longest text exceed the context.
+            ChatTemplateError: the template is missing, refuses the messages, or fails.
             NotFiniteError: logits are NaN or infinite.
         """
         from mlx_engine.research import choose, ranked
 
         if isinstance(texts, str) or not len(texts) or not all(len(text) for text in texts):
-            message = f"texts must be several texts or lists of ids, and none of them empty, not {shown(texts)}"
+            message = f"texts must be a list of texts or of lists of ids, none of them empty, not {shown(texts)}"
             raise OptionError(message, option="texts", expected="texts that are not empty", found=texts)
         ids = self.prompts.ids(prompt)
         encoded = [self.prompts.checked(self.tokenizer.encode(t) if isinstance(t, str) else t) for t in texts]
@@ -584,21 +599,21 @@ class Engine:
     ) -> Answer:
         """Answer a conversation, and return the text, the reasoning and the tool calls of the answer.
 
-        To continue after a call, append `message` of the result to the messages, and for each call a message such as
-        `{"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}`.
+        To continue a conversation after tool calls, append the `message` of the result to the messages. Then append a
+        message with the result of each call: `{"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}`.
 
         Args:
             messages: such as `{"role": "user", "content": "Hello"}`.
             max_tokens: the largest number of new tokens, as for `stream`.
-            tools: what the model may call: Python functions, whose schema comes from their annotations and docstring,
-                or descriptions in the form of OpenAI's API.
+            tools: the functions that the model may call: Python functions, whose annotations and docstring are turned
+                into a schema, or descriptions in the form of OpenAI's API.
             tool_choice: "auto", "none", "required", or the name of the tool that must be called.
             parallel_tool_calls: whether one answer may have several calls.
             variables: variables of the chat template, such as `enable_thinking`.
             options: the options of a run, as for `stream`.
 
         Raises:
-            OptionError: an option is invalid, or there are tools and the model's calls cannot be read.
+            OptionError: an option is invalid, or there are tools and the format of the model's tool calls is unknown.
             ContextLengthError, ChatTemplateError, NotFiniteError: as for `stream`.
         """
         from mlx_engine.chat import answer_of, tool_choice_of
@@ -634,17 +649,17 @@ class Engine:
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1: until the
-                context is full; 0: run the prompt and generate nothing.
-            options: the options of a run, which `mlx_engine.options` declares and `help` lists. `stop` may be one
-                string or several, and `logit_bias` a mapping; `timeout` starts when the first piece is requested.
+            max_tokens: the largest number of new tokens. None means 256, or fewer if the context has room for fewer;
+                -1 generates until the context is full; 0 runs the prompt and generates nothing.
+            options: the options of a run, listed below and declared in `mlx_engine.options`. `stop` may be one string
+                or several, and `logit_bias` a mapping; `timeout` starts when the first piece is requested.
             progress: called with (tokens done, tokens in total) during prefill.
 
         Raises:
             OptionError: an option is invalid, or the prompt is empty.
             ContextLengthError: prompt and max_tokens exceed the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
-            NotFiniteError: logits are NaN or infinite, which is found while pieces are read.
+            NotFiniteError: logits are NaN or infinite. The iteration over the pieces raises this error.
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
@@ -653,9 +668,9 @@ class Engine:
     def astream(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> AsyncStream:
         """Generate text and yield it in pieces to asyncio: `async for piece in engine.astream(...)`.
 
-        The arguments are those of `stream`. A separate thread encodes the prompt and runs all passes. After
-        the task is cancelled, the run ends when the current pass ends. Wrong options raise here, all other errors while
-        pieces are read. `timeout` starts when the first piece is requested.
+        The arguments are those of `stream`. A separate thread encodes the prompt and runs all passes. If the task is
+        cancelled, the run ends when the current pass ends. This call raises the errors of invalid options; the
+        iteration over the pieces raises all other errors. `timeout` starts when the first piece is requested.
         """
         from mlx_engine.loop.stream import AsyncStream
 
@@ -671,9 +686,9 @@ class Engine:
     ) -> list[Generation]:
         """Generate text from several prompts, which share forward passes.
 
-        Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
-        of summation (docs/exactness.md). If the logits of one prompt are NaN or infinite, only that prompt's
-        generation has an `error`.
+        On backends with a fixed order of sums, each result is bit-identical to that of `generate` for the prompt alone
+        (docs/exactness.md). If the logits of a prompt are NaN or infinite, only the result of this prompt has an
+        `error`.
 
         Args:
             prompts: the prompts, each as `generate` takes it.
@@ -708,7 +723,7 @@ class Engine:
 
         `scheduler` runs the requests; None makes one for them.
         """
-        for request in requests:  # it may have been made before the weights were loaded
+        for request in requests:  # a request may have been made before the weights were loaded
             request.metrics.phases = {**self.phases, **request.metrics.phases}
         if scheduler is None and self.model and requests:
             scheduler = self.scheduler_for(requests)
@@ -738,8 +753,8 @@ class Engine:
             kv_memory: bytes for keys and values; None takes a share of the free memory, at most a full
                 context for each slot.
             prefix_cache: keep the keys and values of prompts and answers for later requests with the same first tokens.
-            whole_pages: reuse only whole pages of 64 tokens, so that neither counts nor latency tell a client how many
-                tokens its prompt has in common with the prompt of another client.
+            whole_pages: reuse only whole pages of 64 tokens. So a client cannot learn, from the reported counts or from
+                the latency, exactly how many tokens its prompt has in common with the prompt of another client.
             options: other options of `Scheduler`.
 
         Raises:
@@ -751,7 +766,7 @@ class Engine:
         prefix = PrefixCache(pool, whole_pages=whole_pages, disk=self._disk(pool)) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
         if self.speculation.is_on:
-            # With whole pages, nothing may tell a client about the texts of others.
+            # `whole_pages` hides the texts of other clients, and lookup in them would reveal them by the latency.
             keeps_others = prefix is not None and not whole_pages
             how: dict[str, Any] = {
                 "slots": slots,
@@ -764,7 +779,10 @@ class Engine:
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
     def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
-        """Return the bytes for keys and values of the model, and of each drafter that has some."""
+        """Divide the bytes for keys and values among the model and those drafters that have keys and values.
+
+        Return the model's bytes, or None if `kv_memory` is None and no drafter needs a share, and each drafter's bytes.
+        """
         own = {
             name: pool_nbytes(of.kv_layers, COMPARED, slots)
             for name, of in ((DRAFT, None if self._draft is None else self._draft.model), (MTP, self.model.extra))
@@ -787,15 +805,16 @@ class Engine:
         keeps_others: bool = False,
         whole_pages: bool = False,
     ) -> Speculation:
-        """Return what proposes tokens for a scheduler with so many slots and tokens.
+        """Return a `Speculation`, which proposes tokens, for a scheduler.
 
         Args:
             names: the names of the drafters.
-            slots: the slots of the scheduler.
-            n_tokens: the tokens of its pool.
-            kv_memory: bytes for keys and values of each drafter that has some; None for as many tokens as the pool has.
-            keeps_others: also look in sequences that have ended.
-            whole_pages: reuse only whole pages of earlier sequences.
+            slots: the number of the scheduler's slots.
+            n_tokens: the number of tokens that the scheduler's KV pool holds.
+            kv_memory: bytes for the keys and values of each drafter that has them, by name. With None, a drafter's pool
+                holds as many tokens as the scheduler's pool, plus the proposed ones.
+            keeps_others: whether lookup also searches the text of sequences that have ended.
+            whole_pages: whether a draft model reuses only whole pages of earlier sequences.
         """
         from mlx_engine.loop.draft import MOST, DraftModel
         from mlx_engine.loop.lookup import Lookups
@@ -820,7 +839,7 @@ class Engine:
         return self.proposals
 
     def _proposing(self, requests: Sequence[Request]) -> list[str]:
-        """Return the names of the drafters that requests use.
+        """Return the names of the drafters that these requests use, by their option `speculate`.
 
         Raises:
             OptionError: a request asks for a drafter that was not loaded.
@@ -836,7 +855,10 @@ class Engine:
         return [*own, *(self.speculation.names if AUTO_SPECULATION in asked else ())]
 
     def scheduler_for(self, requests: Sequence[Request], *, keeps: bool = False) -> Scheduler:
-        """Return a scheduler with memory for these requests; with `keeps`, it has a prefix cache."""
+        """Return a scheduler with memory for these requests.
+
+        The scheduler has a prefix cache if `keeps` is true, or if keys and values are kept on disk.
+        """
         kv = {request.options.kv for request in requests}
         if len(kv) != 1:
             raise OptionError("kv must be the same for all prompts", option="kv", found=sorted(kv))
@@ -855,7 +877,7 @@ class Engine:
             proposals = self.new_speculation(names, slots=slots, n_tokens=n_tokens)
         prefix = None
         if self._prefixes is not None:
-            self._prefixes.flush()  # writes that wait hold the memory of earlier pools
+            self._prefixes.flush()  # unfinished writes would keep the memory of earlier schedulers' pools in use
         if keeps or self._prefixes is not None:
             prefix = PrefixCache(pool, disk=self._disk(pool))
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, speculation=proposals)
@@ -871,9 +893,10 @@ class Engine:
         """Return the token ids of a conversation by the model's chat template, up to the start of the answer.
 
         Args:
-            messages: such as `{"role": "user", "content": "Hello"}`. Control tokens in a content are read as text.
-            history: token ids of earlier conversations. If the rendered text starts with the text of one of them, its
-                ids are reused.
+            messages: such as `{"role": "user", "content": "Hello"}`. A control token in a message's content is encoded
+                as plain text.
+            history: token ids of earlier conversations. If the rendered text starts with the text of an earlier
+                conversation, the ids of that conversation are reused.
 
         Raises:
             OptionError: `messages` is not a list of messages.
@@ -906,12 +929,19 @@ class Engine:
 
 
 def _identified(path: Path, about: Mapping[str, str], files: str, kept: Path) -> dict[str, str]:
-    """Return what keys and values depend on, with the digest of the model's files, which is kept in a folder."""
+    """Return everything besides token ids that keys and values depend on, by name.
+
+    Args:
+        path: the model's file or folder.
+        about: the digests of config, conversion and layers, and the properties of the backend.
+        files: the `signature` of the files when they were loaded.
+        kept: the folder that keeps the digest of the model's files, because computing the digest reads them.
+    """
     return {**about, "model": kept_digest(path, kept, files), "source": source_digest()}
 
 
 class RequestBuilder:
-    """Builds requests from prompts: tokenizer, chat template, limits of the context. It needs no weights.
+    """Builds requests from prompts: encodes prompts, checks their length, and compiles constraints. Needs no weights.
 
     Attributes:
         config: the model's config.
@@ -924,7 +954,7 @@ class RequestBuilder:
         self.config, self.phases, self.adapters = config, dict[str, float](), adapters
         self.pooling = read_pooling(checkpoint, path)
         self._path = path
-        self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
+        self._checkpoint: Checkpoint | None = checkpoint  # None after the tokenizer has been built
         self._grammars: Grammars | None = None
         self._lock = kept_over_forks(threading.Lock())
 
@@ -940,7 +970,7 @@ class RequestBuilder:
                 start = time.perf_counter()
                 self._tokenizer = self._build_tokenizer(self._checkpoint)
                 self.phases["build_tokenizer"] = time.perf_counter() - start
-                self._checkpoint = None  # frees its metadata: 12 MB of strings, one per merge
+                self._checkpoint = None  # frees its metadata: 12 MB of strings, one per BPE merge
         return self._tokenizer
 
     def _build_tokenizer(self, checkpoint: Checkpoint) -> Tokenizer:
@@ -954,11 +984,11 @@ class RequestBuilder:
         return made.padded(self.config.vocab_size)
 
     def close(self) -> None:
-        """Free the file. A tokenizer that has not been built cannot be built any more."""
+        """Release the checkpoint's file. After this, the tokenizer can no longer be built."""
         self._checkpoint = None
 
     def begin_with(self, phases: Mapping[str, float]) -> None:
-        """Add the seconds of phases before all others."""
+        """Insert the seconds of these phases before the phases so far."""
         self.phases = {**phases, **self.phases}
 
     def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
@@ -971,7 +1001,8 @@ class RequestBuilder:
         """
         options.check_vocabulary(self.config.vocab_size)
         options = constrained(options, is_chat=is_chat(prompt))
-        texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
+        # First, because this builds the tokenizer, whose time is one of `self.phases`.
+        texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.ids(prompt))
         max_tokens = self.fitting(len(prompt_ids), options.max_tokens, options.context_len)
@@ -988,7 +1019,7 @@ class RequestBuilder:
         )  # fmt: skip
 
     def adapter(self, name: str | None) -> int:
-        """Return the number of an adapter for a request; None is the default.
+        """Return the number of the adapter with this name; for None, the number of the default adapter.
 
         Raises:
             OptionError: no adapter has this name.
@@ -1003,10 +1034,10 @@ class RequestBuilder:
         check: Callable[[str], None] = lambda text: None,
         adapter: str | None = None,
     ) -> Request:
-        """Return a request that computes the vector of a text. When it has ended, `vector(request)` returns it.
+        """Return a request that computes the vector of a text. When the request has ended, pass it to `vector`.
 
-        The text is encoded with the first and last tokens that the model's files define. `check(text)` runs before it
-        is encoded; its exception aborts.
+        The text is encoded with the first and last tokens that the model's files define. `check(text)` is called before
+        the text is encoded, and may raise an exception to refuse the text.
 
         Raises:
             OptionError: the text is empty, or an id is not in the vocabulary.
@@ -1042,7 +1073,7 @@ class RequestBuilder:
             raise OptionError(message, option="dimensions", expected=f"1 to {most}", found=dimensions)
 
     def vector(self, request: Request, dimensions: int | None = None) -> np.ndarray:
-        """Return the float32 vector (D,) of a request of `embedding` that has ended."""
+        """Return the float32 vector (D,) after a request made by `embedding` has ended."""
         assert isinstance(request.reader, PooledHidden)  # noqa: S101 - `embedding` has made it
         return request.reader.vector(dimensions, normalized=self.pooling.is_normalized)
 
@@ -1054,7 +1085,7 @@ class RequestBuilder:
         check: Callable[[str], None] = lambda text: None,
         adapter: str | None = None,
     ) -> Request:
-        """Return a request that computes a document's relevance. When it has ended, `relevance(request)` returns it.
+        """Return a request that computes a document's relevance. When the request has ended, pass it to `relevance`.
 
         Raises:
             ModelError: the model's files do not say that it is a reranker.
@@ -1076,7 +1107,7 @@ class RequestBuilder:
         return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)), adapter)
 
     def relevance(self, request: Request) -> float:
-        """Return the relevance, from 0 to 1, of a request of `reranking` that has ended: a float32 value."""
+        """Return the relevance, a float32 value from 0 to 1, after a request made by `reranking` has ended."""
         reader, ranking = request.reader, self.pooling.ranking
         if isinstance(reader, PooledHidden) and ranking is not None and ranking.classifier is not None:
             hidden = reader.vector(normalized=False).astype(np.float64)
@@ -1088,7 +1119,7 @@ class RequestBuilder:
         return float(np.float32(1 / (1 + math.exp(min(no - yes, 700)))))
 
     def reading(self, ids: list[int], reader: RowReader, adapter: str | None = None) -> Request:
-        """Return a request that generates nothing: it runs a prompt for its reader."""
+        """Return a request that generates no tokens: it runs a prompt and passes the rows of its logits to a reader."""
         self.fitting(len(ids), 0, None)
         output = Output(Options(0), max_tokens=0, text=NoText(), end_ids=())
         phases = Metrics(phases=dict(self.phases))
@@ -1104,7 +1135,7 @@ class RequestBuilder:
         return self._grammars
 
     def matcher(self, constraint: Constraint, prompt_ids: Sequence[int]) -> Matcher:
-        """Return the matcher of an answer to a prompt.
+        """Return the matcher of a constraint for an answer to a prompt.
 
         Raises:
             OptionError: the constraint is invalid, or allows no text.
@@ -1129,7 +1160,7 @@ class RequestBuilder:
     ) -> list[int]:
         """Return the token ids of a conversation by the model's chat template, as `Engine.chat_prompt` describes.
 
-        `check(text)` runs before each piece is encoded; its exception aborts.
+        `check(text)` is called before each piece of text is encoded, and may raise an exception to refuse the prompt.
         """
         from mlx_engine.conversation.template import chat_ids
         from mlx_engine.tokenizer.chat import unchecked
@@ -1137,10 +1168,10 @@ class RequestBuilder:
         return self.checked(chat_ids(self.tokenizer, messages, history, check=check or unchecked))
 
     def checked(self, ids: Sequence[Any]) -> list[int]:
-        """Return the ids as a list of ints, from any sequence.
+        """Return token ids from any sequence, such as an array, as a list of ints.
 
         Raises:
-            OptionError: there are none, or one is not in the vocabulary.
+            OptionError: `ids` is empty, or has an item that is not a token id of the vocabulary.
         """
         expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
         try:
@@ -1161,9 +1192,10 @@ class RequestBuilder:
         return checked
 
     def fitting(self, n_prompt: int, max_tokens: int | None, context_len: int | None) -> int:
-        """Return the largest number of new tokens after `n_prompt` tokens.
+        """Return the largest number of new tokens after a prompt of `n_prompt` tokens.
 
-        If `max_tokens` is None, return 256 or what the context leaves; if it is `UNTIL_FULL`, what the context leaves.
+        Return `max_tokens` itself if it is a number of tokens. For `UNTIL_FULL`, return the number of tokens that are
+        left in the context; for None, this number but at most 256.
 
         Raises:
             ContextLengthError: prompt and `max_tokens` exceed the context.
@@ -1193,14 +1225,14 @@ def is_chat(prompt: Prompt) -> bool:
 
 
 def constrained(options: Options, *, is_chat: bool) -> Options:
-    """Return the options with which a prompt is run. For messages, the constraint begins after any reasoning."""
+    """Return the options for a prompt. If it is messages, the constraint applies only after the answer's reasoning."""
     if options.constraint is None or not is_chat:
         return options
     return replace(options, constraint=options.constraint.after_reasoning())
 
 
 def reasoning_after(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Reasoning | None:
-    """Return the reasoning with which the answer to a prompt may begin; None if the model does not reason there."""
+    """Return the markers of the reasoning with which the answer to a prompt may begin; None if it begins with text."""
     from mlx_engine.conversation.delimiters import TAIL, think_markers
 
     markers = think_markers(tokenizer.chat_template)
@@ -1233,13 +1265,12 @@ def open_source(
     progress: Callable[[int, int], None] | None = None,
     shard: Shard | None = None,
 ) -> CheckedCheckpoint:
-    """Open a model's files and check them, without reading a weight. Arguments and errors are those of `load`.
+    """Open a model's files and check them, without reading weights. Arguments and errors are those of `load`.
 
-    By default nothing is proposed: what is measured has one row per token.
+    `Engine(checked)` loads the weights of the result. Before that, `checked.prompts` can check prompts.
 
-    `Engine(checked)` loads the weights. Before that, the `prompts` of the result can check prompts.
-
-    `shard` names the ranks that share the model; all of them call this function.
+    By default `speculate` is "off", so that benchmarks measure passes with one row per token. `shard` describes the
+    ranks that share the model; every rank calls this function.
     """
     if not isinstance(source, str | Path):
         message = f"source must be a path, a hub id or 'builtin', not {shown(source)}"
@@ -1279,16 +1310,17 @@ def open_source(
 
 
 def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) -> None:
-    """Check that a draft model is given where it is used, and only there.
+    """Check that `draft` and `speculate` agree: a draft model is given if and only if it will be used.
 
     Raises:
-        OptionError: `speculate` and `draft` exclude each other, or several processes share the model.
+        OptionError: `speculate` needs a draft model that is not given, or does not use the given one, or several
+            processes share the model.
     """
     if draft is None and speculate == DRAFT:
         message = "draft must be a small model with the same vocabulary if speculate is 'draft'; no model is given"
         raise OptionError(message, option="draft", expected="a model", found=None)
     if draft is not None and speculate not in (DRAFT, AUTO_SPECULATION):
-        message = f"draft is used if speculate is 'draft' or 'auto', not {shown(speculate)}; leave one of them out"
+        message = f"draft is used only if speculate is 'draft' or 'auto', not {shown(speculate)}; leave out one option"
         raise OptionError(message, option="draft", expected="speculate of 'draft' or 'auto'", found=speculate)
     if draft is not None and is_shared:
         message = "draft needs a model that this process has alone; leave out draft, or run the model on one rank"
@@ -1299,7 +1331,7 @@ def check_experts_memory(nbytes: int | None, *, is_shared: bool) -> None:
     """Check the bound on the memory of experts.
 
     Raises:
-        OptionError: it is no number of bytes, or several processes share the model.
+        OptionError: `nbytes` is no positive number, or several processes share the model.
     """
     if nbytes is not None and not (is_whole(nbytes) and nbytes > 0):
         message = f"experts_memory must be a number of bytes above 0, not {shown(nbytes)}"
@@ -1315,7 +1347,7 @@ class LoadedDraft:
 
     Attributes:
         planned: its config and tensors.
-        model: the model, when it is built.
+        model: the model; set when it has been built.
     """
 
     planned: Planned
@@ -1340,13 +1372,14 @@ class CheckedCheckpoint:
         seconds: the time that opening the files took.
         prompts: builds requests from prompts.
         allow_too_large: whether to load a model that needs more memory than is free.
-        shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
+        shard: the ranks that share the model; None if this process runs it alone. With ranks, `planned` has only the
+            part of this rank.
         activations: the type of the backend's activations.
         kv_type: the type of keys and values.
-        speculate: how tokens are proposed.
+        speculate: which drafters propose tokens, as for `load`.
         draft: the draft model, or None.
         files: the `signature` of the files before they were opened.
-        experts_memory: the most bytes of experts in memory, or None.
+        experts_memory: the largest number of bytes of experts in memory, or None for no limit.
     """
 
     path: Path
@@ -1377,11 +1410,11 @@ class CheckedCheckpoint:
         self.prompts = RequestBuilder(self.checkpoint, self.path, self.config, self.planned.adapters)
 
     def add_draft(self, path: Path) -> None:
-        """Use a draft model.
+        """Open the files of a draft model, and check its vocabulary.
 
         Raises:
-            OptionError: its vocabulary is another one.
-            EngineError: it cannot be read.
+            OptionError: the draft model has another vocabulary than the model.
+            EngineError: the draft model cannot be read.
         """
         from mlx_engine.loop.draft import check_vocabulary
 
@@ -1396,22 +1429,22 @@ class CheckedCheckpoint:
 
     @property
     def config(self) -> Any:
-        """The model's config, see the model file."""
+        """The model's config, see its file in `models/`."""
         return self.planned.config
 
     @cached_property
     def made(self) -> Backend:
-        """The backend."""
+        """The backend, created on first use."""
         needs = self.planned.needs() | (frozenset() if self.draft is None else self.draft.planned.needs())
         how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type, "needs": needs}
         return create_backend(self.backend, threads=self.threads, jit=self.jit, **how)
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
-        """Compare the memory that the model needs with the free memory, and warn of weights that are expanded.
+        """Compare the memory that the model needs with the free memory; warn of weights that are expanded to float32.
 
         Args:
-            n_tokens: tokens of all sequences in the cache.
-            kv: bytes of the cache, in place of tokens.
+            n_tokens: number of tokens of all sequences in the KV cache.
+            kv: bytes of the KV cache; if given, `n_tokens` does not count for its size.
 
         Raises:
             NotEnoughMemoryError: the free memory is too small for the model.
@@ -1423,7 +1456,7 @@ class CheckedCheckpoint:
         for line in expansions(outline, self.made.name):
             log.warn(line)
         need = need_of(outline, n_tokens, kv=kv)
-        if self.draft is not None:  # `kv` is for both
+        if self.draft is not None:  # `kv` includes the draft model's cache
             need += need_of(outlined(self.draft.planned, self.made), n_tokens, kv=None if kv is None else 0)
         where, allowed = self.checkpoint.where, self.allow_too_large
         available = available_memory()
@@ -1433,10 +1466,11 @@ class CheckedCheckpoint:
                 self._bound_experts(need.for_experts(available))
 
     def _bound_experts(self, most: int) -> None:
-        """Plan at most `most` bytes of experts in memory; each layer holds the same share of its experts.
+        """Plan to hold at most `most` bytes of experts in memory, the same share of the experts of every layer.
 
         Raises:
-            OptionError: these are too few, or the backend or the model has no use for a bound.
+            OptionError: `most` is too small for the experts of one token, the backend cannot bound the memory of
+                experts, or the model has no experts.
         """
         if not self.made.holds_some_experts:
             message = (
@@ -1452,8 +1486,8 @@ class CheckedCheckpoint:
         if int(n * share) < n_used:
             least = -(-total * n_used // n)
             message = (
-                f"experts_memory is {most:,} bytes; {least:,} hold the {n_used} experts of one token in every layer, "
-                f"and {total:,} all {n}"
+                f"experts_memory is {most:,} bytes; the {n_used} experts of one token in every layer need {least:,}, "
+                f"and all {n} experts need {total:,}"
             )
             raise OptionError(message, option="experts_memory", expected=f"at least {least:,}", found=most)
         self.planned = self.planned._replace(held_share=share)
@@ -1485,14 +1519,14 @@ class CheckedCheckpoint:
             NotEnoughMemoryError, EngineError: as `build`.
         """
         if self.shard is None:
-            raise ValueError("follow: expected a model that ranks share, found one that this process has alone")
+            raise ValueError("follow: expected a model that several ranks share, found a model of this process alone")
         backend, loaded, _ = self._load()
         del self.planned, self.prompts  # frees the metadata: 27 MB of strings for a vocabulary of 150,000 tokens
         _read_ahead(backend)
         self.shard.follow(loaded.model)
 
     def _load(self, progress: Progress | None = None) -> tuple[Backend, Loaded, float]:
-        """Return the backend, the model, and the time when the backend had been made."""
+        """Return the backend, the loaded model, and the clock's time when the backend was created."""
         if not self._is_checked:
             self.check_memory()
         backend = watched(self.made)
@@ -1509,14 +1543,14 @@ class CheckedCheckpoint:
 def _read_ahead(backend: Backend) -> None:
     """Give the memory that loading freed back to the operating system, then start reading the mapped weights.
 
-    In the other order, peak memory would include both the freed heap and the mapped pages.
+    If the mapped weights were read first, peak memory would include both the freed heap and the mapped pages.
     """
     give_back_freed()
     backend.read_ahead()
 
 
 def configure_log(level: str | None = None) -> None:
-    """Print log events of `level` to stderr; by default, of the level in the environment variable MLX_ENGINE_LOG.
+    """Print log events of at least `level` to stderr. None takes the level of the environment variable MLX_ENGINE_LOG.
 
     Raises:
         OptionError: the level does not exist.

@@ -1,4 +1,4 @@
-"""Every exception that mlx_engine raises on purpose.
+"""The exceptions that mlx_engine raises for errors of a user's input, files or machine.
 
     EngineError                        the root of all errors that a user's input can cause
     ├── FormatError (ValueError)       a file does not follow its format
@@ -24,7 +24,7 @@
     ├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
     └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
-A message says what is wrong and what to do. What was expected and what was found are attributes, too.
+A message says what is wrong and what to do. Most exceptions also have the expected and the found value as attributes.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ def size(n_bytes: int | None) -> str:
 
 
 class EngineError(Exception):
-    """The root of every error that a user's input can cause. It can be pickled, as pools of processes do."""
+    """The root of every error that a user's input can cause. It can be pickled, so that process pools can return it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make the error again: from its message and its attributes, without its arguments."""
+        """Pickle the message and the attributes, but not the constructor's arguments, which the error does not keep."""
         return _again, (type(self), self.args), vars(self)
 
 
 def _again(kind: type[EngineError], args: tuple[Any, ...]) -> EngineError:
     error = kind.__new__(kind)
-    error.args = args  # OSError takes them in its __init__
+    error.args = args  # set here, because `__new__` of an OSError leaves them to `__init__`
     return error
 
 
@@ -100,7 +100,14 @@ class UnknownArchitectureError(ModelError):
     """No model file implements this architecture."""
 
     def __init__(self, *, where: str, architecture: str, supported: Sequence[str], lacks: str | None = None) -> None:
-        """Make the error; `lacks` is what the architecture needs that is not implemented, if that is known."""
+        """Make the error.
+
+        Args:
+            where: the file.
+            architecture: the unknown architecture.
+            supported: the implemented architectures.
+            lacks: the feature that the architecture needs and that is not implemented; None if it is not known.
+        """
         self.where, self.architecture, self.supported, self.lacks = where, architecture, tuple(supported), lacks
         expected = f"expected an architecture among {', '.join(supported)}, found {shown(architecture)}"
         if lacks is not None:
@@ -108,7 +115,7 @@ class UnknownArchitectureError(ModelError):
         super().__init__(f"{where}: {expected}; choose another checkpoint, or add a file to mlx_engine/models")
 
 
-UNKNOWN_SETTING = "the setting is damaged, or the model needs what is not implemented here"
+UNKNOWN_SETTING = "the setting is damaged, or the model needs a feature that is not implemented here"
 
 
 class UnsupportedConfigError(ModelError):
@@ -127,12 +134,13 @@ class UnsupportedConfigError(ModelError):
         """Make the error.
 
         Args:
-            where: the file, and for a nested setting the settings around it.
-            key: the setting.
-            expected: its implemented values.
-            found: its value.
-            name: the setting in `allow_settings`; None if the model cannot be built without it.
-            hint: what this may mean, or what to do.
+            where: the file, and for a nested setting the names of the settings around it.
+            key: the name of the setting.
+            expected: the values of the setting that are implemented.
+            found: the value of the setting in the file.
+            name: the name with which `allow_settings` can ignore the setting; None if the model cannot be built without
+                the setting.
+            hint: a possible cause, or what to do.
         """
         self.where, self.key, self.expected, self.found, self.name = where, key, expected, found, name
         risk = f"; --allow-setting {name} ignores the setting at your own risk" if name else ""
@@ -157,7 +165,7 @@ class TensorMismatchError(ModelError):
 
 
 class NotShardableError(ModelError):
-    """A matrix cannot be cut into as many parts as there are ranks, or it is not known how."""
+    """A matrix cannot be cut into as many parts as there are ranks, or cutting its layer is not implemented."""
 
     def __init__(self, *, where: str, name: str, expected: str, found: str, hint: str) -> None:
         self.where, self.name, self.expected, self.found, self.hint = where, name, expected, found, hint
@@ -172,8 +180,8 @@ class ChatTemplateError(EngineError, ValueError):
     """A model's chat template is missing, refuses the messages, fails, or takes too much time or memory.
 
     Attributes:
-        is_refusal: whether the template may accept the same conversation in another form: it refused or failed, and
-            exceeded no limit.
+        is_refusal: whether the template refused the messages or failed, and exceeded no limit. The template may then
+            accept the same conversation in another form.
     """
 
     def __init__(self, *, where: str, found: str, hint: str, is_refusal: bool = False) -> None:
@@ -193,9 +201,9 @@ class OptionError(EngineError, ValueError):
     """An option's value is invalid, or options exclude each other.
 
     Attributes:
-        option: the option by its name in Python, such as "top_p", which the command line prints as its flag; or the
-            place of the value, such as "messages[0].role".
-        expected: what would be valid, as far as the message says so.
+        option: the name of the option in Python, such as "top_p", or the place of the value, such as
+            "messages[0].role". The command line prints the flag of the option in its place.
+        expected: a description of the valid values; None if the message has none.
         found: the invalid value.
     """
 
@@ -205,20 +213,21 @@ class OptionError(EngineError, ValueError):
 
 
 def again(error: E) -> E:
-    """Return a new exception like `error`, with its traceback so far; `error` itself if it cannot be copied.
+    """Return a copy of an exception, with its traceback so far; `error` itself if it cannot be copied.
 
-    For an error that ends several requests. Each request raises an exception of its own: raising one exception in
-    several threads or tasks would join their tracebacks.
+    Used for an error that ends several requests, so that each request raises an exception of its own. If one exception
+    were raised in several threads or tasks, their tracebacks would be joined.
     """
     try:
         made = type(error).__new__(type(error), *error.args)
-        # The constructor of a class of ours takes other arguments, and has set only attributes, which are copied.
+        # The constructors of classes of ours take other arguments than `args`. They set only attributes, so the
+        # constructor of the built-in base class is called, and the attributes are copied.
         builtin: Any = next(of for of in type(error).__mro__ if of.__module__ == "builtins")
         builtin.__init__(made, *error.args)
         made.__dict__.update(error.__dict__)
-        if str(made) != str(error):  # it keeps values outside of `__dict__`, such as the file of an `OSError`
+        if str(made) != str(error):  # the exception keeps values outside of `__dict__`, such as an OSError's file name
             return error
-    except Exception:  # a constructor or a text of an exception that is not ours
+    except Exception:  # raised by the constructor or `__str__` of a third-party exception
         return error
     made.__cause__, made.__context__ = error.__cause__, error.__context__
     made.__suppress_context__ = error.__suppress_context__
@@ -250,9 +259,9 @@ class ConstraintError(EngineError, ValueError):
 
 
 class ProcessorError(EngineError, RuntimeError):
-    """A logits processor or sampler of the user has failed, or returned something else than it must.
+    """A logits processor or sampler function of the user has raised an exception or returned an invalid value.
 
-    An exception that the function raised is the `__cause__`, with its traceback.
+    If the function has raised an exception, it is the `__cause__` of this error.
     """
 
 
@@ -263,10 +272,11 @@ class CacheFullError(EngineError, RuntimeError):
         """Make the error.
 
         Args:
-            length: tokens of the sequence.
-            wanted: new tokens.
-            capacity: tokens that the sequence could have: its own limit, or what the free pages of the pool allow.
-            pool_is_full: whether the free pages are the limit.
+            length: number of tokens that the sequence has.
+            wanted: number of new tokens.
+            capacity: the largest number of tokens that the sequence can have: its own limit, or the number for which
+                the pool has free pages.
+            pool_is_full: whether the pool's free pages are the limit, and not the sequence's own.
         """
         self.length, self.wanted, self.capacity = length, wanted, capacity
         remedy = "close another sequence" if pool_is_full else "truncate the sequence"
@@ -276,12 +286,12 @@ class CacheFullError(EngineError, RuntimeError):
 
 
 class DistributedError(EngineError, RuntimeError):
-    """The ranks of a run on several machines do not agree, or one of them is gone.
+    """The ranks (processes that share a model) of a run on several machines do not agree, or one of them is gone.
 
     Attributes:
         where: the rank, or "ring" for MLX's connections.
-        expected: what the other ranks have, if they differ.
-        found: what this rank has, or the error that was found.
+        expected: the value of the other ranks, if this rank has another one.
+        found: the value of this rank, or the error that was found.
         hint: what to do.
     """
 
@@ -301,7 +311,7 @@ class NotEnoughMemoryError(EngineError, MemoryError):
 
 
 def out_of_memory(where: str, error: MemoryError) -> NotEnoughMemoryError:
-    """Return the error of a user for one of Python or NumPy."""
+    """Return a NotEnoughMemoryError for a MemoryError of Python or NumPy, with a hint what to do."""
     if isinstance(error, NotEnoughMemoryError):
         return error
     hint = "end other programs, or use --quant q8_0, fewer tokens or a smaller model"
@@ -317,11 +327,12 @@ class NotFiniteError(EngineError, ArithmeticError):
         """Make the error.
 
         Args:
-            n_tokens: tokens before the logits.
-            found: what the values are that are not finite.
-            origin: where they come from, as far as is known, and what to do.
-            first: the name of the first such value, such as "blk.3.attn_q"; None if it is not known.
-            layer: the layer that computed it; None outside of the layers.
+            n_tokens: number of tokens before the logits.
+            found: the kind and number of the values that are not finite, such as "NaN (3 of 100 values)".
+            origin: the origin of these values, as far as it is known, and what to do.
+            first: the name of the first intermediate value that is not finite, such as "blk.3.attn_q"; None if it is
+                not known.
+            layer: the index of the layer that computed this value; None outside of the layers.
         """
         self.n_tokens, self.found, self.first, self.layer = n_tokens, found, first, layer
         where = f"logits after {n_tokens:,} token{'' if n_tokens == 1 else 's'}"

@@ -1,7 +1,11 @@
-"""Import the folder `kernels` as `mlx_engine.kernels`. It is next to this package in a checkout, inside it in a wheel.
+"""Import the folder `kernels` as `mlx_engine.kernels`.
 
-If `import kernels` finds this folder, both names have the same module objects. If `kernels` is another distribution, it
-keeps its name, and the folder is imported only as `mlx_engine.kernels`.
+In a checkout, the folder `kernels` is next to the package `mlx_engine`, and this module gives it its second name. In a
+wheel, the folder is inside the package, and the wheel does not contain this file.
+
+If `import kernels` finds our folder, the names `kernels` and `mlx_engine.kernels` have the same module objects. If
+another installed distribution is called `kernels`, `import kernels` still imports that distribution, and our folder is
+imported only as `mlx_engine.kernels`.
 """
 
 import importlib
@@ -17,10 +21,10 @@ _INIT = Path(__file__).resolve().parents[1] / "kernels" / "__init__.py"
 
 
 class _SameModules(MetaPathFinder, Loader):
-    """Find `mlx_engine.kernels.NAME`: it is the module `kernels.NAME`."""
+    """Make `import mlx_engine.kernels.NAME` return the module `kernels.NAME`."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a spec if there is such a module."""
+        """Return a spec if `name` is below `mlx_engine.kernels` and the module exists, else None."""
         if not name.startswith(f"{__name__}."):
             return None
         found = importlib.util.find_spec(name.removeprefix("mlx_engine."))
@@ -30,13 +34,13 @@ class _SameModules(MetaPathFinder, Loader):
         return importlib.util.spec_from_loader(name, self, origin=found.origin, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Import the module; the import system then replaces its `__spec__`."""
+        """Import `kernels.NAME`, and save its `__spec__`, which the import system replaces after this call."""
         module = importlib.import_module(spec.name.removeprefix("mlx_engine."))
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module, which has been executed, its own `__spec__` again."""
+        """Restore the module's own `__spec__`. The module itself was executed when `create_module` imported it."""
         if module.__spec__ is not None:
             module.__spec__ = module.__spec__.loader_state
 

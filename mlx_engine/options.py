@@ -1,8 +1,9 @@
 """The options of a run, declared once: defaults, bounds, help and names.
 
-`Sampling` and `Options` are the declarations. The command line, the keywords of `Engine.generate`, the parameters of
-the server and its OpenAPI document follow from their fields. To add an option, add a field, and its keyword to
-`OptionValues` for type checkers. This module imports neither NumPy nor a backend: `--help` needs it.
+The fields of `Sampling` and `Options` declare the options. The command line, the keywords of `Engine.generate`, the
+parameters of the server and its OpenAPI document are made from these fields. To add an option, add a field, and for
+type checkers a keyword to `OptionValues` and `BatchOptionValues`. This module imports neither NumPy nor a backend, so
+that `--help`, which needs the declarations, is fast.
 """
 
 from __future__ import annotations
@@ -21,29 +22,31 @@ from mlx_engine.kernels.cached import cached_property
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# How tokens are proposed: `load` and docs/speculation.md describe the values.
+# The values of the option `speculate`, which `load` and docs/speculation.md describe.
 OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION = "off", "lookup", "draft", "mtp", "auto"
 SPECULATE = (OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION)
 
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
 
-# Below this temperature sampling is greedy: a draw could only choose among logits that differ in their last digit.
+# Below this temperature, sampling is greedy. A draw at so low a temperature could only choose among tokens whose logits
+# differ in their last digit.
 COLDEST = 1e-7
 
-# The bounds of the OpenAI API. A bias of -100 in effect bans a token, a bias of 100 in effect forces it.
+# The largest penalty and bias, as in the OpenAI API. In effect, a bias of -100 bans a token, and 100 forces the token.
 MOST_PENALTY, MOST_BIAS = 2, 100
 
-# Stop strings are matched between two forward passes, so they are few and short. `MOST_ALTERNATIVES` is the bound of
-# `top_logprobs` in the OpenAI API.
+# Stop strings are matched between two forward passes, which wait meanwhile, so their number and length are bounded.
+# `MOST_ALTERNATIVES` is the bound of `top_logprobs` in the OpenAI API.
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_ALTERNATIVES = 20
 
-# Names of arguments of `load` on the command line. `About.aliases` has the other names of the options of a run.
+# Command-line names of arguments of `load`, with the names of the arguments. For other names of the options of a run,
+# see `About.aliases`.
 LOAD_ALIASES = {"model": "source", "no_jit": "jit"}
 
-# A function of (ids, logits): all ids before a token, and its logits, a NumPy array (V,) float32. A processor returns
-# logits, a sampler the id of the token.
+# A user's function of (ids, logits), which is called for each new token: `ids` are all token ids before this token, and
+# `logits` a NumPy array (V,) float32. A processor returns changed logits, and a sampler returns the id of the token.
 Processor = Callable[[list[int], Any], Any]
 
 T = TypeVar("T")
@@ -56,17 +59,18 @@ class About:
 
     Attributes:
         help: the help of the command line, of Python and of the OpenAPI document.
-        kind: the type of a value: float, int or bool. None: the class that declares the option checks the value.
+        kind: the type of a value: float, int or bool. With None, `__post_init__` of the declaring class checks values.
         least: the smallest value.
         most: the largest value.
         above: an exclusive lower bound.
-        also: a value outside of the bounds that has a special meaning.
+        also: a further valid value, outside of the bounds, that has a special meaning.
         unset: the meaning of the default, for help texts. If it is None, help shows the default itself.
-        flags: names on the command line. If empty, the name of the field, such as "--min-p" for min_p.
-        aliases: names in other projects, such as "n_predict".
-        metavar: the word for a value in help.
-        parameter: the type of the server's parameter of this name; None if the server has none.
-        gguf: the GGUF key of a suggested value, below "general.sampling."; generation_config.json has our names.
+        flags: names on the command line. If empty, the flag is made from the name of the field: "--min-p" for min_p.
+        aliases: the option's names in other projects, such as "n_predict".
+        metavar: the word that stands for the value in help.
+        parameter: the type of the server's parameter of this name; None if the server has no such parameter.
+        gguf: the last part of the GGUF key "general.sampling.KEY", with which a file suggests a value. In
+            generation_config.json, suggested values have the names of the fields.
         needs_draw: whether the option does nothing in greedy decoding.
         is_rare: whether only `--help-all` lists the option.
         has_flag: whether the command line has exactly one flag for the option, and not several or none.
@@ -102,7 +106,7 @@ class About:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The bounds as JSON Schema."""
+        """The bounds as keywords of JSON Schema."""
         bounds = {"minimum": self.least, "maximum": self.most, "exclusiveMinimum": self.above}
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
@@ -118,12 +122,15 @@ class About:
 
 
 def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> T:
-    """Return a dataclass field with a default and an `About`; `parameter` defaults to `kind`."""
+    """Return a dataclass field whose metadata have an `About`. `About.parameter` is `kind`, unless it is in `about`."""
     return field(default=default, metadata={"about": About(help=help, kind=kind, **{"parameter": kind, **about})})
 
 
 def declared(*kinds: Any) -> Iterator[tuple[Field[Any], About]]:
-    """Yield the declared fields of classes, or of objects of them; by default of `Options`, then of `Sampling`."""
+    """Yield the fields that declare options, with their `About`, of these classes or objects.
+
+    Without arguments, yield those of `Options` and then those of `Sampling`.
+    """
     for kind in kinds or (Options, Sampling):
         for f in fields(kind):
             if "about" in f.metadata:
@@ -150,7 +157,7 @@ def check_speculate(value: object) -> None:
 
 
 def aliases() -> dict[str, str]:
-    """Return the options by their names in other projects, and `load`'s arguments by their command-line names."""
+    """Return a map from options' names in other projects, and `load`'s names on the command line, to our names."""
     return {alias: f.name for f, about in declared() for alias in about.aliases} | LOAD_ALIASES
 
 
@@ -160,9 +167,9 @@ def run_options() -> list[str]:
 
 
 def names_options(function: Function) -> Function:
-    """Make a wrong keyword argument a TypeError that names `function` and the option that was meant.
+    """Decorate a function so that an unknown keyword argument is a TypeError that suggests the option that was meant.
 
-    The options of a run count as arguments of a function that takes `**options`.
+    If the function takes `**options`, all options of a run are known keyword arguments.
     """
     name = function.__qualname__.removesuffix(".__init__")
     parameters = inspect.signature(function).parameters.values()
@@ -181,7 +188,7 @@ def names_options(function: Function) -> Function:
 
 
 def _meant(wrong: str, known: Sequence[str]) -> str:
-    """Return a hint: the option that a wrong name resembles, or all names."""
+    """Return a hint for an unknown name: the known option that is similar, or a list of all known names."""
     if "options" in known and wrong in run_options():
         return f"pass options=Options.of({wrong}=...)"
     if aliases().get(wrong) in known:
@@ -225,7 +232,7 @@ class Sampling:
         0.0, "Above 0, tokens become less likely each time they are generated; from -2 to 2.", float,
         least=-MOST_PENALTY, most=MOST_PENALTY, unset="off", metavar="X", is_rare=True,
     )  # fmt: skip
-    # Pairs by id; a mapping and pairs written as "ID=VALUE" are accepted, too.
+    # Pairs (token id, bias). A mapping, and texts such as "17=-100", are accepted, too.
     logit_bias: tuple[tuple[int, float], ...] = option(
         (), "Add a number from -100 (ban) to 100 (force) to the logits of tokens, by their ids.",
         unset="none", metavar="ID=VALUE", parameter=dict[str, float], is_rare=True,
@@ -241,32 +248,32 @@ class Sampling:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
     def check_vocabulary(self, n_tokens: int) -> None:
-        """Check that a vocabulary of `n_tokens` has the ids of the logit bias; raise OptionError if it has not."""
+        """Check that the ids of the logit bias are below `n_tokens`, the vocabulary size; raise OptionError if not."""
         for token_id, _ in self.logit_bias:
             if token_id >= n_tokens:
                 expected = f"token ids from 0 to {n_tokens - 1}"
                 message = f"logit_bias must have {expected}, not {token_id}"
                 raise OptionError(message, option="logit_bias", expected=expected, found=token_id)
 
-    # Cached, because every token asks.
+    # Cached, because it is read for every token.
     @cached_property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is taken, after bias and penalties."""
+        """Whether the token with the largest logit, after bias and penalties, is chosen."""
         return self.temperature < COLDEST
 
     @cached_property
     def has_penalties(self) -> bool:
-        """Whether the logits change with the tokens that have been generated, beyond the repetition penalty."""
+        """Whether there is a presence or frequency penalty, which change the logits of tokens generated before."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @cached_property
     def is_argmax(self) -> bool:
-        """Whether the choice is the largest logit: greedy, without a bias and penalties."""
+        """Whether the token with the largest unchanged logit is chosen: greedy, without bias and penalties."""
         return self.is_greedy and self.repetition_penalty == 1 and not self.has_penalties and not self.logit_bias
 
 
 def _biases(given: object) -> tuple[tuple[int, float], ...]:
-    """Return a mapping, pairs, or texts such as "17=-100" as pairs, sorted by id.
+    """Return logit biases as pairs (token id, bias), sorted by id, from a mapping, pairs, or texts such as "17=-100".
 
     Raises:
         OptionError: an id is no whole number >= 0 or occurs twice, or a bias is out of its range.
@@ -305,7 +312,11 @@ def _wrong_bias(rule: str, found: object) -> OptionError:
 
 @dataclass(frozen=True)
 class Options:
-    """Limits of a run."""
+    """Limits of a run.
+
+    These are all options of a run, with its constraint, and with the sampling of tokens in `sampling`. `--help` shows
+    the first sentence as the title of these options.
+    """
 
     max_tokens: int | None = option(
         None, "Generate at most N tokens; -1 generates until the context is full.", int, least=0, also=UNTIL_FULL,
@@ -396,7 +407,7 @@ class Options:
             raise OptionError(message, option="ignore_eos", expected="False", found=True)
 
     def check_vocabulary(self, n_tokens: int) -> None:
-        """Check that a vocabulary of `n_tokens` has the ids in all options; raise OptionError if it has not."""
+        """Check that all token ids in options are below `n_tokens`, the vocabulary size; raise OptionError if not."""
         self.sampling.check_vocabulary(n_tokens)
         for token_id in self.stop_token_ids:
             if token_id >= n_tokens:
@@ -409,7 +420,7 @@ class Options:
 
         Raises:
             OptionError: a value is invalid.
-            TypeError: there is no such option; the message has the one that was meant.
+            TypeError: a keyword is no option; the message suggests the option that was meant.
         """
         given: dict[str, Any] = {**values}
         sampling = Sampling(**{f.name: given.pop(f.name) for f in fields(Sampling) if f.name in given})
@@ -417,10 +428,10 @@ class Options:
 
 
 def _stops(given: object) -> tuple[str, ...]:
-    """Return one string, several or None as a tuple.
+    """Return stop strings, given as one string, several strings or None, as a tuple.
 
     Raises:
-        OptionError: there are too many, or one is no string, empty, too long, or no valid Unicode.
+        OptionError: there are more than `MOST_STOPS`, or one is no string, empty, too long, or no valid Unicode.
     """
     if given is not None and not isinstance(given, Iterable):
         raise _wrong_stop("a string or several", given)
@@ -436,10 +447,10 @@ def _stops(given: object) -> tuple[str, ...]:
 
 
 def _functions(given: object) -> tuple[Processor, ...]:
-    """Return one function, several or None as a tuple.
+    """Return processors, given as one function, several functions or None, as a tuple.
 
     Raises:
-        OptionError: one is no function.
+        OptionError: an item is no function.
     """
     functions = given if isinstance(given, list | tuple) else () if given is None else (given,)
     for i, function in enumerate(functions):
@@ -455,15 +466,17 @@ def _wrong_function(name: str, found: object) -> OptionError:
 
 
 def name_of(function: Processor) -> str:
-    """Return the name of a processor or sampler, with which messages and results refer to it."""
+    """Return the name of a processor or sampler function, for messages and results."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def _stop_ids(given: object) -> tuple[int, ...]:
-    """Return one id, several, texts such as "17", or None as a tuple without repetitions.
+    """Return stop token ids, given as one id, several ids or None, as a tuple without repetitions.
+
+    An id may be a text such as "17".
 
     Raises:
-        OptionError: one is no whole number of at least 0.
+        OptionError: an id is no whole number of at least 0.
     """
     values = given if isinstance(given, list | tuple | set | frozenset | range) else () if given is None else (given,)
     ids = [int(v) if isinstance(v, str) and v.isdecimal() and v.isascii() and len(v) < 12 else v for v in values]
@@ -487,7 +500,7 @@ def _wrong_stop(rule: str, found: object) -> OptionError:
 
 
 class OptionValues(TypedDict, total=False):
-    """The keywords that `Options.of` takes, for type checkers: a test compares them with the declarations."""
+    """The keywords of `Options.of`, for type checkers. A test checks that they are the declared options."""
 
     temperature: float
     top_k: int | None
@@ -543,12 +556,13 @@ class BatchOptionValues(TypedDict, total=False):
 
 
 def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """Return the options of each of n prompts: a list has one value per prompt, any other value is for all.
+    """Return the options of each of n prompts. A list has one value per prompt; any other value applies to all prompts.
 
-    A list of strings as `stop`, of ids as `stop_token_ids` and of functions as `processors` is one value.
+    A list of strings for `stop`, of ids for `stop_token_ids`, or of functions for `processors` is a single value, which
+    applies to all prompts.
 
     Raises:
-        OptionError: a list has another length.
+        OptionError: a list with one value per prompt does not have n values.
     """
     lists = {name: value for name, value in options.items() if isinstance(value, list | tuple)}
     if "stop" in lists and all(isinstance(text, str) for text in lists["stop"]):

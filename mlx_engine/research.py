@@ -1,13 +1,12 @@
-"""Research: a session that runs tokens step by step, the choice among texts by probability, and hidden states.
+"""Functions for research: sessions with logits token by token, probabilities of given texts, and hidden states.
 
-`Engine.session`, `Engine.choose`, `Engine.tap_names` and `Engine.hidden_states` are the public functions. Logits and
-log-probabilities are bit-identical to those of `Engine.logits` and `Engine.generate`, for every division of the tokens
-among passes.
+`Engine.session`, `Engine.choose`, `Engine.tap_names` and `Engine.hidden_states` use this module. However the tokens are
+divided among passes, logits and log-probabilities are bit-identical to those of `Engine.logits` and `Engine.generate`.
 
-Hidden states are the named intermediate values of forward passes, with the same bits as in every other pass. The name
+Hidden states are the named intermediate values of forward passes, bit-identical to those of every other pass. The name
 of a value is the GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm", "blk.0.ffn_down"), or a
-name in the code of models ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The layers run op by op, because fused
-blocks and compiled programs do not compute all values.
+name from the code in `models/` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). To compute all values, the layers
+run op by op, because fused blocks and compiled programs keep some of them in registers.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ from mlx_engine.weights.model import Model
 if TYPE_CHECKING:
     import mlx.core as mx
 
-# Texts in one pass of `choose`, and rows of logits: 128 rows of 152,000 float32 logits are 74 MiB.
+# The largest number of texts in one pass of `choose`, and of rows of logits. 128 rows of 152,000 float32 logits take
+# 74 MiB.
 MOST_TEXTS, MOST_ROWS = 32, 128
 
 
@@ -70,32 +70,33 @@ class _Family:
     def check_slot(self) -> None:
         """Check that one more session may be opened; raise OptionError if not."""
         if len(self.sessions) >= self.slots:
-            message = f"slots: this session and its forks are {self.slots:,}, as many as it was made for"
-            raise OptionError(f"{message}; close one, or pass a larger slots", option="slots", found=self.slots)
+            message = f"slots: all {self.slots:,} slots for this session and its forks are in use"
+            raise OptionError(f"{message}; close a fork, or pass a larger slots", option="slots", found=self.slots)
 
 
 class Session:
-    """A sequence of tokens whose keys and values are kept.
+    """A sequence of tokens whose keys and values are kept, so that `logits` runs only the new tokens.
 
-    Logits after new tokens cost a pass over the new tokens only. Made by `Engine.session`; `with engine.session(...) as
-    session:` closes it at the end. One thread at a time may use a session and its forks.
+    Made by `Engine.session`; `with engine.session(...) as session:` closes the session at the end. Only one thread at a
+    time may use a session and its forks.
     """
 
     def __init__(self, family: _Family, ids: Sequence[int], kv: KVSequence, row: np.ndarray | None = None) -> None:
         self._family, self._ids, self._kv, self._row = family, list(ids), kv, row
         family.sessions.add(self)
-        # A session that is dropped gives its pages back.
+        # Free the pages when the session is garbage-collected.
         self._free = weakref.finalize(self, kv.close)
         self._free.atexit = False
 
     @classmethod
     def begin(cls, model: Model, ids: Sequence[int], *, slots: int, n_tokens: int | None = None) -> Session:
-        """Return a session with `ids`.
+        """Return a session with the tokens `ids`.
 
-        Its memory holds `n_tokens` tokens of it and its forks; None stands for one context.
+        The session and its forks share memory for `n_tokens` tokens. The default is a full context, or fewer tokens if
+        half of the free memory is too small for it.
 
         Raises:
-            OptionError: `slots` or `n_tokens` is no whole number above 0, or the memory is too small.
+            OptionError: `slots` or `n_tokens` is no whole number above 0, or the memory is too small for `ids`.
         """
         given: dict[str, Any] = {"slots": slots} | ({} if n_tokens is None else {"n_tokens": n_tokens})
         for name, value in given.items():
@@ -136,7 +137,7 @@ class Session:
         return mx.array(self.row(next_ids))
 
     def row(self, next_ids: int | Sequence[int] = ()) -> np.ndarray:
-        """Do the same as `logits`, but return a NumPy array, which must not be changed."""
+        """Do the same as `logits`, but return a NumPy array, which later calls may return again: do not change it."""
         self._check_open()
         more = self._checked([next_ids] if is_whole(next_ids) else next_ids)  # type: ignore[arg-type]
         n = len(self._ids)
@@ -154,7 +155,7 @@ class Session:
         """Return another session with the same tokens. Both share the keys and values so far.
 
         Raises:
-            OptionError: there are as many forks as `slots` allows.
+            OptionError: all `slots` are in use.
             CacheFullError: no page is free for the copy of a partly used page.
             ClosedError: the session or its engine has been closed.
         """
@@ -166,8 +167,8 @@ class Session:
     def rewind(self, n: int) -> None:
         """Discard the last n tokens; at least one token must be left.
 
-        The next call of `logits` runs all tokens again if the model has states, or windows that the kept pages no
-        longer cover; otherwise at most one of the tokens that are left.
+        The next call of `logits` usually runs one of the remaining tokens again. It runs all of them if the model has
+        recurrent states, or sliding windows whose keys and values have partly been freed.
 
         Raises:
             OptionError: n is not from 0 to the number of tokens minus 1.
@@ -194,7 +195,7 @@ class Session:
         self.close()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise NotCopyableError(name="session", hint="its `ids` can; `fork` makes another session")
+        raise NotCopyableError(name="session", hint="pickle its `ids`, or use `fork` to make another session")
 
     def __repr__(self) -> str:
         n = len(self._ids)
@@ -206,7 +207,12 @@ class Session:
             raise ClosedError("the session has been closed; make another one with engine.session")
 
     def _checked(self, next_ids: Sequence[Any]) -> list[int]:
-        """Return the next tokens as ints; raise OptionError if one is not in the vocabulary or they are too many."""
+        """Return the next tokens as ints.
+
+        Raises:
+            OptionError: a token is not in the vocabulary.
+            ContextLengthError: the tokens exceed the context.
+        """
         model, context = self._family.model, self._family.context
         values = [i.item() if hasattr(i, "item") else i for i in next_ids]
         expected = f"token ids from 0 to {model.config.vocab_size - 1}"
@@ -236,7 +242,7 @@ class Session:
                 logits = forward(model, SequenceInput(self._ids[start:end], self._kv, wanted=int(end == n)))
                 if end == n:
                     break
-                be.wait(pool.stores.arrays)  # a lazy backend would keep the graphs of all chunks
+                be.wait(pool.stores.arrays)  # or a lazy backend would keep the graphs of all chunks in memory
             found = wanted_logits(logits)
             check_logits(model, found, self._ids)
             return np.array(be.host(found)[0])
@@ -246,9 +252,10 @@ class Session:
         self._truncate(length)
 
     def _truncate(self, length: int) -> None:
-        """Discard keys and values after `length` tokens.
+        """Discard the keys and values after the first `length` tokens.
 
-        Discard all, if pages of these tokens are already free or the model has states.
+        If pages of these first tokens have been freed, or if the model has recurrent states, discard all keys and
+        values.
         """
         if self._kv.length > length:
             try:
@@ -263,11 +270,11 @@ class TextChoice:
 
     Attributes:
         text: the text; None if it was given as ids.
-        index: its index among the texts.
-        token_ids: its tokens.
+        index: the index of the text in the argument `texts`.
+        token_ids: the tokens of the text.
         logprobs: the log-probability of each token after the prompt and the tokens before it, float32 values.
-        logprob: their sum: the log-probability of the whole text.
-        share: its probability divided by the sum of the probabilities of all texts.
+        logprob: the log-probability of the whole text: the sum of `logprobs`.
+        share: the probability of the text, divided by the sum of the probabilities of all texts.
     """
 
     text: str | None
@@ -284,7 +291,7 @@ class TextChoice:
 
 
 def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return the log-probabilities of the tokens of each text after a prompt, which is read once.
+    """Return, for each text, the log-probabilities of its tokens after a prompt. The prompt is run once.
 
     Raises:
         NotFiniteError: logits are NaN or infinite.
@@ -292,7 +299,7 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
     """
     n = min(MOST_TEXTS, len(texts))
     longest = max(map(len, texts))
-    # Each fork copies the last page of the prompt.
+    # Each fork copies the last page of the prompt, and its own tokens may begin a further page.
     n_tokens = len(prompt_ids) + PAGE + n * (longest + 2 * PAGE)
     be, found = model.backend, []
     with Session.begin(model, prompt_ids, slots=n + 1, n_tokens=n_tokens) as prompt:
@@ -307,7 +314,13 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
 
 
 def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list[float]]) -> None:
-    """Append the log-probabilities of all tokens after the first one; the texts share passes."""
+    """Append the log-probabilities of each text's tokens after its first one, in passes that the texts share.
+
+    Args:
+        prompt: the session of the prompt, which is forked for each text.
+        texts: the token ids of each text.
+        logprobs: for each text a list, which has the log-probability of the first token.
+    """
     model, forks = prompt._family.model, {i: prompt.fork() for i, ids in enumerate(texts) if len(ids) > 1}
     try:
         while forks:
@@ -326,7 +339,7 @@ def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list
 
 
 def _read(prompt: Session, ids: Sequence[int], rows: Iterator[np.ndarray], n: int, logprobs: list[float]) -> None:
-    """Append the log-probabilities of the next n tokens of a text, each from its row of logits (V,)."""
+    """Take n rows of logits (V,) from `rows`, and append the log-probabilities of the next n tokens of a text."""
     model = prompt._family.model
     for _ in range(n):
         row, at = next(rows), len(logprobs)
@@ -337,7 +350,7 @@ def _read(prompt: Session, ids: Sequence[int], rows: Iterator[np.ndarray], n: in
 def ranked(
     texts: Sequence[str | None], ids: Sequence[Sequence[int]], logprobs: Sequence[list[float]]
 ) -> list[TextChoice]:
-    """Return the texts as choices, most likely first; of equally likely ones in their order."""
+    """Return the texts as choices, most likely first; equally likely texts keep their order."""
     sums = [math.fsum(of) for of in logprobs]
     total = math.fsum(math.exp(one - max(sums)) for one in sums)
     found = [
@@ -348,13 +361,14 @@ def ranked(
 
 
 LOGITS = "logits"
-# The values that need the head. With a large vocabulary the head takes as long as several layers.
+# The values that are computed by the head, which is skipped for other values: with a large vocabulary it takes as long
+# as several layers.
 OF_HEAD = frozenset({"output_norm", LOGITS})
 
 # The meaning of each value, by its name without "blk.N.".
 MEANINGS = {
     "embed": "the input of the first layer: embeddings of the tokens",
-    "per_layer_proj_norm": "the own inputs of all layers, after their norm",
+    "per_layer_proj_norm": "the per-layer inputs of all layers, after their norm",
     "attn_norm": "the layer's input after its norm",
     "attn_q": "queries, heads joined, before norm and rotation",
     "attn_k": "keys, heads joined, before norm and rotation",
@@ -397,9 +411,9 @@ MEANINGS = {
     "post_ffw_norm_1": "the output of the dense network after its norm",
     "post_ffw_norm_2": "the output of the experts after its norm",
     "post_ffw_norm": "the output of the feed-forward network after its norm",
-    "inp_gate": "the gate of the layer's own input, before its activation",
-    "proj": "the layer's own input after its gate and projection",
-    "post_norm": "the layer's own input after its norm, as it is added",
+    "inp_gate": "the gate of the per-layer input, before its activation",
+    "proj": "the per-layer input after its gate and projection",
+    "post_norm": "the per-layer input after its norm, as it is added to the hidden state",
     "layer_out": "the hidden state after the layer",
     "output_norm": "the hidden state after the last norm: the input of the head",
     LOGITS: "the logits",
@@ -411,7 +425,8 @@ class Tap(NamedTuple):
 
     Attributes:
         name: the name, such as "blk.0.attn_out".
-        shape: the shape of the value of one token: (D,), or (H, E) for heads, or (C, N) for chosen experts.
+        shape: the shape of one token's value: (D,), (H, E) for H heads of dimension E, or (C, N) for the N outputs of C
+            chosen experts.
         meaning: a description of the value.
     """
 
@@ -424,7 +439,7 @@ class Tap(NamedTuple):
 
 
 def taps(model: Model) -> list[Tap]:
-    """Return all values of a forward pass in the order of computation, from a pass of one token.
+    """Run a pass of one token, and return the taps of all its named values in the order of computation.
 
     Raises:
         ModelError: several processes share the model.
@@ -456,7 +471,7 @@ def matching(names: str | Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def hidden_states(model: Model, ids: Sequence[int], names: Collection[str]) -> dict[str, np.ndarray]:
-    """Return the values (T, ...) of these names for all tokens, in the order of computation.
+    """Return the values with these names, by name: an array (T, ...) for T tokens, in the order of computation.
 
     Raises:
         ModelError: several processes share the model.
@@ -473,7 +488,14 @@ def hidden_states(model: Model, ids: Sequence[int], names: Collection[str]) -> d
 def _run(
     model: Model, ids: Sequence[int], names: frozenset[str] | None, note: Callable[[str, np.ndarray], None]
 ) -> None:
-    """Run all tokens op by op, in chunks. Call `note` with the named values of each chunk, or all values if None."""
+    """Run tokens op by op, in chunks.
+
+    Args:
+        model: the model.
+        ids: the tokens.
+        names: the names of the wanted values; None for all values.
+        note: called for each chunk and each wanted value with the name and an array (chunk length, ...).
+    """
     if model.is_shared:
         expected, found = "a model that one process runs alone", "one that several processes share"
         raise ModelError(f"hidden states: expected {expected}, found {found}; load it without --shard")
@@ -498,5 +520,5 @@ def _run(
 
 
 def _no_head(x: Array, best: int | None = None) -> Array:
-    """Return the hidden states in place of logits, which are not used."""
+    """Stand in for the head: return the hidden states, which nothing reads."""
     return x

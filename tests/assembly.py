@@ -106,10 +106,10 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         if name == "float32":  # a copy, without arithmetic
             continue
         found[f"{name}.dequantize"] = own.dequantize.py_func, (raw, n, n, floats, n, n, n, n)
-    tile_arguments = (floats, n, n, floats, n, n, n, n, floats, n, floats, n, n)
+    tile_arguments = (floats, n, n, floats, n, n, n, n, floats, n, floats, n, n, n, n)
     return found | {
         "add_dots": (tile.add_dots.py_func, tile_arguments),
-        "keep_dots": (tile.keep_dots.py_func, tile_arguments[:-3]),
+        "keep_dots": (tile.keep_dots.py_func, tile_arguments[:-5]),
         "set_dots": (stored.set_dots.py_func, (n, n, n, n, floats, n, n, n, n, floats, n, n, n, n)),
         "sum_weighted": (stored.sum_weighted.py_func, (n, floats, n, n, n, n, n, n, n, floats, n, n, n)),
         "attention_block._weights": (attention_block._weights.py_func, (floats, n, n, n, n, n, f)),

@@ -24,8 +24,8 @@ def encoded(tokenizer: Tokenizer, seed: int, count: int, short_share: float) -> 
 def pack(stream: Iterator[list[int]], length: int, filler: int) -> Iterator[list[int]]:
     """Yield rows of `length` ids, filled with whole documents and then with `filler`.
 
-    From the next POOL documents, the longest one that fits is added, until none fits. A document is cut only if it is
-    longer than a row.
+    A row begins with the next document. Then the longest document that fits is added, from the next POOL documents,
+    until none fits. A document is cut only if it is longer than a row.
     """
     pool = list(islice(stream, POOL))
     while pool:

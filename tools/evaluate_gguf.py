@@ -77,7 +77,7 @@ def cases(count: int) -> Iterator[Case]:
     rng = random.Random(SUBJECT_SEED)
     nouns = rng.sample(subjects.HELD_OUT, len(subjects.HELD_OUT))
     for i in range(count):
-        noun, form = nouns[i % len(nouns)], (i + i // len(nouns)) % 4  # another form when a noun comes again
+        noun, form = nouns[i % len(nouns)], (i + i // len(nouns)) % 4  # another form for each use of a noun
         name = subjects.rare_name(rng, held_out=True) if form == 3 else ""
         adjective = f"{rng.choice(subjects.ADJECTIVES)} " if form == 1 else ""
         phrase = with_articles(f"a {adjective}{noun}{f' named {name}' if name else ''}")
@@ -98,7 +98,7 @@ def conversations(engine: mlx_engine.Engine, text: str = CONVERSATIONS) -> Itera
     """Yield the transcript of every conversation, for a person to read."""
     for number, line in enumerate(text.strip("\n").splitlines(), 1):
         system, *questions = (part.strip() for part in line.split("|"))
-        talk = Conversation(engine, Options.of(300), system=system or None)  # three answers of 300 tokens fit
+        talk = Conversation(engine, Options.of(300), system=system or None)  # three such answers fit the context
         parts = [f"=== {number}" + (f"\nsystem: {system}" if system else "")]
         for question in questions:
             parts.append(f"> {question}\n{''.join(talk.ask(question))}")

@@ -49,7 +49,7 @@ def tensor_name(name: str) -> str:
 
 
 def model_keys(config: Config) -> dict[str, int | float]:
-    """Return the GGUF keys, without prefix, for the model's sizes."""
+    """Return the model's sizes by GGUF key, without the prefix."""
     return {
         "block_count": config.layers,
         "context_length": config.context,

@@ -16,7 +16,7 @@ FOLDER, PLATFORM = "MLX_ENGINE_PREBUILT", "MLX_ENGINE_PREBUILT_PLATFORM"
 
 
 class Dependencies(MetadataHookInterface):
-    """Set the dependencies: those in this hook's settings, and without machine code also the extra `compiler`."""
+    """Set the dependencies: those in this hook's settings, and without machine code also those of `compiler`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Set the dependencies."""
@@ -28,7 +28,7 @@ class MachineCode(BuildHookInterface[Any]):
     """Add the libraries with the machine code, and their manifest, to a wheel for one platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the libraries to the wheel, if there are any."""
+        """Add the libraries to the wheel, if `tools/wheel.py` has named their folder."""
         folder = os.environ.get(FOLDER)
         if folder:
             build_data["force_include"][folder] = "mlx_engine/kernels/cpu/prebuilt"

@@ -52,7 +52,10 @@ def module_of(root: Path, path: Path) -> str:
 
 
 def single_importers(root: Path, texts: dict[Path, str], *, anywhere: bool = False) -> list[str]:
-    """Return the modules that exactly one other product module imports, from the same folder or from anywhere."""
+    """Return the modules that exactly one other product module imports.
+
+    Without `anywhere`, the importer must be in the same folder. Packages (`__init__.py`) are left out.
+    """
     paths = {module_of(root, path): path for path in texts}
     importers: dict[str, set[str]] = defaultdict(set)
     for name, path in paths.items():

@@ -1,11 +1,12 @@
-"""Generate the model file of a new dense architecture, its golden and its registration in the tests.
+"""Generate the model file of a new dense architecture, and add the architecture to the lists of the tests.
 
     python -m tools.new_model TYPE                  # TYPE is transformers' `model_type`, such as seed_oss
     python -m tools.new_model TYPE --gguf NAME      # if gguf-py has it under another name
 
-The command needs transformers and gguf (the extra `train`). It reads settings and tensors from transformers'
-configuration class and a tiny model, and GGUF names from gguf-py's tensor map. The generated file has the differences
-from Llama: rows of the tensor table, and under `expected` all settings that Llama does not have, with their defaults.
+The command needs transformers and PyTorch (the extra `train`) and gguf (the extra `test`). It reads settings and
+tensors from transformers' configuration class and a tiny model, and GGUF names from gguf-py's tensor map. The generated
+file has the differences from Llama: rows of the tensor table, and under `expected` all settings that Llama does not
+have, with their defaults.
 For each of these settings, decide whether it changes the model: make it a field, leave it under `expected`, or list it
 as harmless. Then follow the printed steps.
 """
@@ -31,11 +32,12 @@ SIZES = {
     "vocab_size": 72, "num_hidden_layers": 1, "max_position_embeddings": 64,
 }  # fmt: skip
 LETTERS = {48: "D", 56: "F", 96: "HE", 32: "GE", 16: "E", 72: "V"}
-# The letters for models without a setting `head_dim`: there, a head has 48 / 6 = 8 elements.
+# The letters for models without a setting `head_dim`: there, a head has 48 / 6 = 8 elements. HE is then 48, like D;
+# `rows` distinguishes the two by the tensor's name.
 WITHOUT_HEAD_DIM = {**LETTERS, 16: "GE", 8: "E"}
 NEXT = """
-1. Read transformers' modeling file beside mlx_engine/models/{name}.py: what `expected` should be fields, and what the
-   standard decoder (models/standard.py) does not do. CONTRIBUTING.md, "Add a model", has the words.
+1. Compare transformers' modeling file with mlx_engine/models/{name}.py: which settings under `expected` must become
+   fields, and what the standard decoder (models/standard.py) does not do. CONTRIBUTING.md, "Add a model", describes it.
 2. python -m tests.golden.make_dense_goldens {name}
 3. python -m pytest -n 0 -m "slow or not slow" tests/golden/test_dense.py tests/golden/test_table.py -k {name}
 4. python -m tests.golden.compare_config_keys --write {name}, and reasons for new keys under `why`
@@ -158,7 +160,7 @@ def main(arguments: list[str]) -> int:
     """Write the files; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.new_model", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("type", help="transformers' model_type")
-    parser.add_argument("--gguf", help="the architecture in gguf-py; by default of the same name")
+    parser.add_argument("--gguf", help="the architecture's name in gguf-py (default: TYPE)")
     options = parser.parse_args(arguments)
     kind, path = options.type, ROOT / "mlx_engine" / "models" / f"{options.type}.py"
     if path.exists():
@@ -184,7 +186,7 @@ def main(arguments: list[str]) -> int:
         known[tensor] = found or tensor
     shapes = {stem: tuple(values.shape) for stem, values in model.named_parameters()}
     path.write_text(frame(kind, name, rows(shapes, known), defaults))
-    print(f"{path.relative_to(ROOT)}: a frame")
+    print(f"{path.relative_to(ROOT)}: written, to be completed")
     registered(kind, kind, name, arch.name)
     print(NEXT.format(name=kind))
     return 0

@@ -25,7 +25,8 @@ HELD_OUT_SEED = 1_000_003
 WARM_UP = 150
 LOG_EVERY = 50
 SAVE_SECONDS = 240
-# The fraction of short stories in conversations in the last part of the training; before, it is SHORT_SHARE, 80 %.
+# In the last part of the training, this fraction of the stories in chats is short; before, it is
+# `tools.corpus.SHORT_SHARE`, 80 %.
 LATE_SHORT_SHARE = 0.45
 
 
@@ -37,10 +38,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--documents", type=int, default=270_000)
     parser.add_argument("--steps", type=float, default=19_946)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="end the schedule by then")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="the longest time of the schedule")
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a step")
     parser.add_argument("--short", type=int, default=512, help="length of the rows before the last part")
-    parser.add_argument("--long-share", type=float, default=0.25, help="last part, on rows of the whole context")
+    about_long = "fraction of the schedule and of the documents, at the end, with rows of the whole context"
+    parser.add_argument("--long-share", type=float, default=0.25, help=about_long)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
     return parser.parse_args()

@@ -2,7 +2,7 @@
 
     python -m tools.wheel                       for this machine's processors
     python -m tools.wheel --machine aarch64     Linux on arm64, compiled here
-    python -m tools.wheel --only q8_0 --target x86-64-v3     some parts for some targets: other models run without
+    python -m tools.wheel --only q8_0 --target x86-64-v3     only these; models that need others run in NumPy
 
 A target is a kind of processor (`kernels/cpu/build/prebuilt.py`). For each target, all parts of the kernels are
 compiled, which takes minutes, and linked to a shared library. Object files are kept in build/prebuilt, so that an
@@ -90,8 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.wheel", description=(__doc__ or "").split("\n")[0])
     own = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
     parser.add_argument("--machine", default=own, choices=sorted({target.machine for target in TARGETS.values()}))
-    parser.add_argument("--target", action="append", help="a target of this machine; may be repeated; default: all")
-    parser.add_argument("--only", action="append", help="a part besides those of every model; may be repeated")
+    parser.add_argument("--target", action="append", help="a target of --machine; may be repeated; default: all")
+    about_only = "a part to compile besides the parts that every model needs; may be repeated; default: all"
+    parser.add_argument("--only", action="append", help=about_only)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the wheel is written")
     given = parser.parse_args()
     if sys.platform == "darwin" and given.machine != "aarch64":

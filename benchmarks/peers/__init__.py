@@ -1,4 +1,4 @@
-"""Other engines on the same model file, measured by the same loop.
+"""Measure other engines (peers) and this one on the same model file, by the same loop.
 
 `python -m benchmarks.peers` runs the contests of `contests.py`. Every contestant has its own process, started with the
 interpreter that has its package. Requests and replies are lines of JSON (`child.py` in the engine's process,

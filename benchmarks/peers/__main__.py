@@ -1,6 +1,6 @@
 """`python -m benchmarks.peers`: measure other engines and this one, and append rows to benchmarks/results/peers.jsonl.
 
-Run it on an idle machine. The errors of logits are measured on a small model of their own (`exact.py`), not on --model.
+Run it on an idle machine. The errors of logits are measured on a separate small model (`exact.py`), not on --model.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from benchmarks.peers.loop import Answer, BatchPeer, Peer, Request, decode, fill
 
 
 def serve(module: str, lines: Iterable[str], out: TextIO) -> None:
-    """Answer all lines. The first one opens the engine; if its package is not installed, reply that and return."""
+    """Reply to all lines. The first opens the engine; if its package is not installed, reply so and return."""
 
     def say(reply: Answer) -> None:
         print(json.dumps(reply), file=out, flush=True)
@@ -73,7 +73,7 @@ def answer_batch(peer: BatchPeer, request: Request) -> Answer:
 
 
 if __name__ == "__main__":
-    # Libraries print to stdout, which is for replies alone: their output is redirected to stderr.
+    # Only replies may go to stdout, so what libraries print to stdout is redirected to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(sys.argv[1], sys.stdin, answers)

@@ -1,8 +1,8 @@
-"""The contests: each is a test with its contestants, whose runs are interleaved.
+"""Define and run the contests. A contest is a test with its contestants, which are engines with settings.
 
 Every contestant runs once per round, so that a machine that slows down slows all of them. llama.cpp runs with several
-settings, because the fastest differs between machines and tests; two rounds decide which setting continues. The slow
-engines run once, with a time budget.
+settings, because the fastest setting depends on the machine and the test; after two rounds, only the fastest continues.
+Slow engines run once, with a time budget.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MEASURED = (OURS, LLAMA, TRANSFORMERS, MLX_LM)
 
 
 def interpreters(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the Python of every engine: the one that is given, else the one that runs this."""
+    """Return the Python interpreter of every engine: the given one, or the interpreter of this process."""
     return {name: given.get(name, sys.executable) for name in ENGINES}
 
 
@@ -68,7 +68,7 @@ class Contestant:
         opening: arguments of the request that opens its process; contestants with equal arguments share a process.
         threads: threads of a run; None means all cores.
         budget: seconds for a run; an engine with a budget runs in the first round only.
-        stays: whether it runs in every round, even if another setting of its engine is faster.
+        stays: whether the contestant runs in every round, even if another setting of its engine is faster.
     """
 
     engine: str
@@ -114,7 +114,7 @@ class Contest:
 
 
 def plan(backend: str, cores: int, *, quick: bool = False) -> list[Contest]:
-    """Return the contests, cheapest first; quick contests try the benchmark itself and measure nothing useful."""
+    """Return the contests, cheapest first. Quick contests only test the benchmark; their figures mean nothing."""
     ours, slow = Contestant(OURS, {"backend": backend}), (
         Contestant(TRANSFORMERS, budget=BUDGET),
         Contestant(MLX_LM, budget=BUDGET),
@@ -141,10 +141,10 @@ def plan(backend: str, cores: int, *, quick: bool = False) -> list[Contest]:
     ]
 
 
-# Tokens of the warm-up run, and of that of an engine with a budget.
+# The warm-up run, and the shorter warm-up run of an engine with a budget.
 WARM = Test(n_prompt=512, n_gen=8)
 WARM_SLOW = Test(n_prompt=16, n_gen=1)
-# Slots of context beyond what the test needs.
+# Tokens of context beyond the test's own.
 SPARE = 8
 
 
@@ -226,11 +226,11 @@ class Entry:
     Attributes:
         seconds: of the whole test, one per round.
         passes: seconds of every generated token, a list per round.
-        read_rates: memory bandwidth in bytes per second, read in one stream, measured after each of its runs.
-        fastest_read_rates: the same, read in eight streams.
+        read_rates: memory bandwidth in bytes per second, reading one stream, measured after each of the runs.
+        fastest_read_rates: the same, reading eight streams.
         facts: versions and settings that the engine reports.
-        estimated: from which part of the test a time was extrapolated; None if the whole test was measured.
-        absent: why it has no more times.
+        estimated: the part of the test from which a time was extrapolated; None if the whole test was measured.
+        absent: why the contestant has no times, or no more of them.
     """
 
     contestant: Contestant
@@ -244,7 +244,7 @@ class Entry:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has failed, or has a budget and has run once."""
+        """Whether the contestant has failed, or has a budget and has run once."""
         return self.absent is not None or (self.contestant.budget is not None and bool(self.seconds))
 
 

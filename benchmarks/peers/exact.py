@@ -1,4 +1,4 @@
-"""Errors of each engine's logits: the same file and ids, compared with logits computed in float64."""
+"""Measure the error of each engine's logits, on the same file and ids, relative to logits computed in float64."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def error_of(
 
 
 def relative(found: np.ndarray, exact: np.ndarray) -> float:
-    """Return the Frobenius norm of the error over that of the exact logits."""
+    """Return the Frobenius norm of the error, divided by the Frobenius norm of the exact logits."""
     wanted = exact.astype(np.float64)
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))

@@ -1,8 +1,8 @@
 """`python -m benchmarks.peers.folders`: GPT-2 and Gemma 3 from Hugging Face folders, compared with transformers.
 
-Decode after a short prompt: this engine with weights quantised on load and in float32, transformers in float32. Each of
-three sets has fresh processes, in which the contestants run several times, interleaved. The rows go to
-benchmarks/results/folders.jsonl. Run it on an idle machine; it takes some six minutes, and 12 GB of memory.
+Decode after a short prompt is measured: this engine with weights quantised on load and in float32, and transformers in
+float32. There are three sets; each starts fresh processes, in which the contestants run several times, interleaved. The
+rows go to benchmarks/results/folders.jsonl. Run it on an idle machine; it takes six minutes and 12 GB of memory.
 """
 
 from __future__ import annotations

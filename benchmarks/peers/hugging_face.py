@@ -24,7 +24,7 @@ GROUP, BITS = 32, 8
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`settings` as in config.json; `weights` is an iterator of (name, weight)."""
+    """A model: `settings` are those of config.json; `weights` yields (name, weight)."""
 
     settings: dict[str, Any]
     weights: Iterator[tuple[str, Weight]]
@@ -64,6 +64,6 @@ def repacked(name: str, weight: Weight) -> dict[str, np.ndarray]:
     return {
         name: quants.reshape(len(stored), -1).view("<u4"),
         stem + "scales": scales,
-        # 128 is a power of two: exact.
+        # This product is exact, because 128 is a power of two.
         stem + "biases": -128 * scales,
     }

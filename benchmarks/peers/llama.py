@@ -1,8 +1,8 @@
-"""llama.cpp through llama-cpp-python's C interface, so that the wrapper's own work is not timed.
+"""Run llama.cpp for the benchmarks, through llama-cpp-python's C interface, so that only llama.cpp's work is timed.
 
-Its defaults are kept (batches of 2,048 tokens in micro-batches of 512, 16-bit KV cache), except flash attention and the
-number of threads: the fastest setting differs from machine to machine. With several sequences, each has its own part of
-the KV cache. This is llama.cpp's default and is faster, because in a unified cache every sequence reads the cells of
+llama.cpp's defaults are kept (batches of 2,048 tokens in micro-batches of 512, 16-bit KV cache), except flash attention
+and the number of threads, whose fastest setting depends on the machine. With several sequences, each has its own part
+of the KV cache. This is llama.cpp's default and is faster, because in a unified cache every sequence reads the cells of
 all sequences.
 
 `python -m benchmarks.peers.llama MODEL PROMPT` prints the next token, as `cli.py generate --max-tokens 1` does: load,
@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.peers.loop import Answer, BatchPeer, Peer, Request, prompts
 
-# llama.cpp's values; with -1 llama.cpp chooses.
+# llama.cpp's values of the setting; -1 lets llama.cpp choose.
 FLASH_ATTENTION = {False: 0, True: 1, None: -1}
 BATCH = 2048
 

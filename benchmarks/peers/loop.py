@@ -15,7 +15,7 @@ from typing import Any
 Request = dict[str, Any]
 Answer = dict[str, Any]
 
-# Tokens of the pass from which the time of a longer prompt is estimated.
+# With a budget, a pass of this many tokens is timed first, to estimate the time of the whole prompt.
 PROBE = 16
 
 
@@ -37,14 +37,14 @@ class Peer(ABC):
         """Append ids to the sequence and return the most likely next id, on the host."""
 
     def fill(self, ids: Sequence[int]) -> None:
-        """Append ids to the empty sequence, or keys and values of any numbers: decode takes the same time."""
+        """Append ids to the empty sequence. Keys and values may be any numbers: decode takes the same time."""
         self.read(ids)
 
     @abstractmethod
     def logits(self, ids: Sequence[int]) -> Any:
         """Return float32 logits (T, V) at every position of a separate prompt."""
 
-    def use_threads(self, n: int | None) -> None:  # noqa: B027 - most engines take what they find
+    def use_threads(self, n: int | None) -> None:  # noqa: B027 - most engines always use all cores
         """Set the number of threads of later runs; None means all cores."""
 
     def session(self) -> AbstractContextManager[None]:
@@ -56,15 +56,18 @@ class Peer(ABC):
         return {}
 
     def read_rates(self) -> dict[str, list[float]]:
-        """Return bytes per second of reading the weights, by way of reading; empty if the engine cannot measure it."""
+        """Return the bytes per second at which the weights can be read, as `Entry` in `contests.py` has them.
+
+        Empty if the engine cannot measure this.
+        """
         return {}
 
 
 def run(peer: Peer, request: Request, clock: Callable[[], float] = time.perf_counter) -> Answer:
     """Run a test once: prefill of `n_prompt` tokens, then decode of `n_gen`, after `n_depth` cached tokens.
 
-    With a `budget` in seconds, a prompt that would not fit is read in part, and decode stops when the time is over.
-    The rest is extrapolated; `estimated` names the part that was measured.
+    With a `budget` in seconds, only a part of a prompt that would take longer is read, and decode stops when the time
+    is over. The rest is extrapolated; `estimated` names the part that was measured.
     """
     n_prompt, n_gen, budget = request["n_prompt"], request["n_gen"], request.get("budget")
     ids = random_ids(peer.n_vocab, max(n_prompt, 1), seed=1)
@@ -93,7 +96,7 @@ def run(peer: Peer, request: Request, clock: Callable[[], float] = time.perf_cou
 
 
 def affordable(peer: Peer, ids: Sequence[int], budget: float, clock: Callable[[], float]) -> int:
-    """Return the length of the prompt if the budget allows it, estimated from a short pass, else that pass's length."""
+    """Return how many tokens of a prompt to read: all if a short pass shows that they fit into the budget, or PROBE."""
     if len(ids) <= PROBE:
         return len(ids)
     start = clock()
@@ -116,7 +119,7 @@ def random_ids(n_vocab: int, n: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(n_vocab), k=n)
 
 
-# Steps before the timed ones: another process has evicted the weights from the processor's caches.
+# Steps that are run before the timed ones, because another process has evicted the weights from the processor's caches.
 WARM_STEPS = 1
 
 
@@ -129,7 +132,7 @@ class BatchPeer(ABC):
 
     @abstractmethod
     def begin(self, n_sequences: int, n_steps: int) -> None:
-        """Make the first sequences as long as their prompts, ready for so many steps; others are left out of steps."""
+        """Prepare `n_steps` steps of the first `n_sequences` sequences, each with its prompt in the KV cache."""
 
     @abstractmethod
     def step(self) -> None:

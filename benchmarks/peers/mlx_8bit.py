@@ -1,7 +1,8 @@
-"""mlx-lm on MLX's default device. It reads no GGUF: the same Q8_0 blocks are repacked without rounding.
+"""Run mlx-lm for the benchmarks, on MLX's default device.
 
-The type of the scales is that of the activations: float16 on a GPU, as mlx-lm's own folders have it, and float32 on a
-CPU, where 16-bit activations are far slower.
+mlx-lm cannot read GGUF files, so the Q8_0 blocks of the file are repacked to MLX's format, without rounding. The type
+of the scales determines the type of activations: float16 on a GPU, as in mlx-lm's own folders, and float32 on a CPU,
+where 16-bit activations are far slower.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""OpenVINO on the CPU, with the weights of a Qwen3 file compressed by NNCF to 8 or 4 bits in groups of 32.
+"""Run OpenVINO on the CPU for the benchmarks, with a Qwen3 file's weights compressed by NNCF to 8 or 4 bits.
 
-Its defaults are kept: activations rounded to 8 bits for products, other operations in the type that it chooses for the
-processor, keys and values in 8 bits. Its package `optimum-intel` makes a folder of the file once, beside the file.
+OpenVINO's defaults are kept: activations are rounded to 8 bits for products, other operations use the type that
+OpenVINO chooses for the processor, and keys and values have 8 bits. The package `optimum-intel` converts the file to a
+folder beside the file, once.
 
-The exported model computes the logits of all tokens. As OpenVINO GenAI does, the product with the head is moved behind
-the choice of the last token.
+The exported model computes the logits of all tokens. As in OpenVINO GenAI, the model is changed to select the last
+token's hidden state before the product with the head.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def compressed(path: Path, bits: int) -> Path:
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         from_qwen3(open_qwen3(path)).save_pretrained(part / "transformers")
-        # 8 bits are per row in NNCF, whatever the size of groups.
+        # For 8 bits, NNCF has one scale per row and no groups.
         groups = {} if bits == 8 else {"group_size": GROUP, "ratio": 1.0}
         config = OVWeightQuantizationConfig(bits=bits, sym=True, **groups)
         model = OVModelForCausalLM.from_pretrained(

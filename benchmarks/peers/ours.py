@@ -1,4 +1,4 @@
-"""mlx_engine and its scheduler, measured by the same loops as the other engines."""
+"""Run mlx_engine for the benchmarks, by the same loops as the other engines."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Ours(Peer):
         return self._backend.session()
 
     def rewind(self, length: int) -> None:
-        """Truncate the sequence. At length 0 begin another one in the same pool: a state cannot go back."""
+        """Truncate the sequence. At length 0, begin a new one in the same pool, because a state cannot be truncated."""
         if length:
             self._kv.truncate(length)
         else:
@@ -163,7 +163,7 @@ class OursBatch(BatchPeer):
             scheduler.submit(request)
         while any(request.times.first_token is None for request in requests):
             scheduler.step()
-        # Answers that began early get more steps than others; only their number of rows matters.
+        # Answers that began early have more tokens than others. The rate does not depend on this, only on their number.
         self._n = n_sequences
 
     def step(self) -> None:

@@ -1,4 +1,4 @@
-"""An engine's process, and the requests to it."""
+"""Start an engine's process (`child.py`), send requests to it, and read the replies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Process:
     """An engine's process. `facts` is the reply to the request that opened it.
 
     Raises:
-        PeerError: its package is not installed, or it failed.
+        PeerError: the engine's package is not installed, or the process failed.
     """
 
     def __init__(self, module: str, python: str, **request: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whole processes: seconds from the start to the first printed token, and peak resident memory.
+"""Measure whole processes: seconds from the start to the first printed token, and peak resident memory.
 
 Each engine does the same work once per process: load the file, read a prompt of a few tokens, print the next token.
 `stopwatch.py` measures the process.
@@ -59,7 +59,7 @@ def starts(started: Mapping[str, Sequence[str]], rounds: int) -> list[Start]:
 def sample(start: Start, command: Sequence[str], *, counts: bool) -> None:
     """Run one process, and add its figures if it counts."""
     watching = [sys.executable, "-m", "benchmarks.peers.stopwatch", *command]
-    # Without this variable Python keeps compiled modules, as it does for users; with it every start compiles again.
+    # With this variable, Python would compile all modules at every start. Without it, Python keeps them, as for users.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(watching, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""Time and peak memory of one process: `python -m benchmarks.peers.stopwatch COMMAND...` prints JSON.
+"""Measure one process's time and peak memory: `python -m benchmarks.peers.stopwatch COMMAND...` prints JSON.
 
 This is a separate program because it must be small: between fork and exec a new process has the memory of its parent,
 and the system counts that memory in the peak of the new process.
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-# Peak memory is reported in KiB, on macOS in bytes.
+# The unit of peak memory in bytes: Linux reports KiB, macOS bytes.
 UNIT = 1 if sys.platform == "darwin" else 1024
 
 

@@ -1,4 +1,4 @@
-"""transformers on PyTorch, eager, in float32, with the file's weights expanded."""
+"""Run transformers for the benchmarks, on PyTorch in eager mode, with the file's weights expanded to float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The backends by name: what each needs, and whether this machine has it. A backend is imported when it is created."""
+"""The list of backends by name: which of them this machine can run, and functions that create them.
+
+A backend's own module is imported only when the backend is created.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.errors import BackendUnavailableError, OptionError, listed, shown
 from mlx_engine.quant.key_values import DTYPES, default_type
 
-# The types of activations (docs/precision.md). Float32 is exact: every backend has it, and it is the default.
+# The types of activations (docs/precision.md). Float32 is exact and the default; every backend can compute with it.
 ACTIVATIONS = ("f32", "i16", "f16", "bf16")
 EXACT = ACTIVATIONS[0]
-# The types of keys and values in the cache; all backends have all of them (`quant/key_values.py` is the definition).
+# The types of keys and values in the cache, which `quant/key_values.py` defines. All backends can use all of them.
 KV_TYPES = tuple(DTYPES)
 _ON_CPU, _ON_MLX = (EXACT, "i16"), (EXACT, "f16", "bf16")
 
@@ -29,9 +32,10 @@ class Settings:
     Attributes:
         threads: the number of threads of CPU backends; None takes all cores that this process may use.
         jit: whether compiled CPU kernels are used, if they are available.
-        activations: the type of activations, one of `ACTIVATIONS` that the backend's entry lists.
-        needs: the kernels to compile at the same time: the storage types of the model's matrices, in lower case, and
-            "experts" and "states" if the model has them. Other kernels are compiled when they are first used.
+        activations: the type of activations; it must be in the `activations` of the backend's `Entry`.
+        needs: the CPU kernels that the model needs, so that they are compiled in parallel: the storage types of the
+            model's matrices, in lower case, and "experts" and "states" if the model has them. Other kernels are
+            compiled when they are first used.
     """
 
     threads: int | None = None
@@ -47,7 +51,7 @@ class Entry:
     Attributes:
         summary: a short description.
         create: creates the backend.
-        needs: returns the reason why this machine cannot run the backend, or None. It is fast and creates no backend.
+        needs: a fast function that returns the reason why this machine cannot run the backend, or None if it can.
         activations: the types of activations that the backend can compute with.
     """
 
@@ -99,10 +103,12 @@ def create_backend(
 
 
 def kv_type_of(activations: str, kv_type: str | None = None) -> str:
-    """Return the type of keys and values: the given one, else f16 or bf16 if the activations have it, else f32.
+    """Return the type of keys and values: `kv_type` if it is given.
+
+    The default is f16 or bf16 if the activations have this type, else f32.
 
     Raises:
-        OptionError: there is no such type.
+        OptionError: `kv_type` is not in `KV_TYPES`.
     """
     if kv_type is None:
         return default_type(activations)
@@ -139,7 +145,7 @@ def refused(name: str, activations: str, *, jit: bool = True) -> str | None:
         raise OptionError(message, option="activations", expected=listed(ACTIVATIONS), found=activations)
     if activations in activations_of(name):
         if activations == "i16" and not jit:
-            return f"activations i16 needs compiled kernels; --no-jit (jit=False) runs NumPy, which has {EXACT} alone"
+            return f"activations i16 needs compiled kernels; --no-jit (jit=False) runs NumPy, which only has {EXACT}"
         return None
     having = listed([other for other in backend_names() if activations in activations_of(other)])
     name = auto() if name == "auto" else name
@@ -184,10 +190,10 @@ def _parallel(settings: Settings) -> Backend:
 
 
 def _compiled(name: str, threads: int, settings: Settings) -> Backend | None:
-    """Return a backend with compiled kernels; None if NumPy is wanted, or there are no kernels.
+    """Return a backend with compiled kernels; None if `jit` is off, or if the kernels cannot be loaded or compiled.
 
     Raises:
-        OptionError: the activations are of a type that only compiled kernels have.
+        OptionError: there are no compiled kernels, and NumPy cannot compute with this type of activations.
     """
     from mlx_engine.backends.cpu.kernels import load_kernels
 
@@ -238,7 +244,7 @@ def _cuda(settings: Settings) -> Backend:
 
 
 def _emulated() -> bool:
-    """Whether the environment variable selects the emulator."""
+    """Return whether the environment variable MLX_ENGINE_METAL selects the emulator."""
     return os.environ.get(VARIABLE) == "emulate"
 
 
@@ -268,7 +274,7 @@ def _needs_executor(name: Literal["metal", "cuda", "emulator"]) -> str | None:
 
 
 VARIABLE = "MLX_ENGINE_METAL"
-# NVIDIA's driver on Linux, and on WSL. Checked before MLX is imported, which takes 0.1 seconds.
+# Device files of NVIDIA's driver on Linux, and on WSL. They are checked first, because importing MLX takes 0.1 seconds.
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 _ENTRIES = {

@@ -1,9 +1,9 @@
-"""The interface between models and backends ("the seam"): the operations that models are written in.
+"""The interface between models and backends: the operations that models call and backends implement.
 
 There are two levels of operations. *Primitives* (`primitives.py`) are abstract: every backend implements all of them.
-*Blocks* are the operations worth fusing. `Backend` composes each block from primitives, and a backend overrides a block
-where a fused implementation is faster. The unfused form defines the result. It is also the only form in which all named
-intermediate values can be tapped (see `observed.py`). Models call blocks, a few primitives, and `kv_append`.
+*Blocks* are groups of operations that are worth fusing. `Backend` composes each block from primitives, and a backend
+overrides the block if a fused implementation is faster. The composed form defines the result. Only the composed form
+passes all named intermediate values to taps (see `observed.py`). Models call blocks, a few primitives, and `kv_append`.
 
 Shapes are written in the axis letters of `primitives.py`.
 """
@@ -45,7 +45,7 @@ from mlx_engine.quant.weight import Weight
 
 
 class Layers(Protocol):
-    """The definition of all layers: a function that calls the operations of a backend."""
+    """The definition of a model's layers: a function that calls the operations of the backend `be`."""
 
     def __call__(self, be: Any, x: Array, batch: Any, *, want: Wanted) -> Array:
         """Return hidden states (T, D) of every token, or (R, D) of the wanted tokens."""
@@ -55,21 +55,28 @@ class Program(ABC):
     """All layers of a model, compiled for one backend. The model owns its program.
 
     Attributes:
-        reason: why the layers run operation by operation on a backend that could compile them; None if they do not.
+        reason: why a backend that usually compiles the layers runs them op by op; None if it does not.
     """
 
     reason: str | None = None
 
     @abstractmethod
     def run(self, x: Array, batch: Batch) -> Array:
-        """Return hidden states (R, D) after the last layer, of the wanted tokens, from (T, D) before the first layer.
+        """Run all layers, and return the hidden states (R, D) of the wanted tokens after the last layer.
 
-        Keys and values are written to the batch's slots. If no logits are wanted, the returned array is undefined.
+        The keys and values of all tokens are written to the batch's slots. If no logits are wanted, the returned array
+        is undefined.
+
+        Args:
+            x: the hidden states (T, D) before the first layer.
+            batch: the tokens, and the slots of their keys and values.
         """
 
 
 class Ranks(Protocol):
-    """The ranks that share a model; this process is one of them. Results are NumPy or MLX arrays, like the argument.
+    """The ranks (processes) that share a model, of which this process is one.
+
+    Methods take NumPy or MLX arrays, and return the same type.
 
     Attributes:
         rank: the number of this process.
@@ -80,7 +87,7 @@ class Ranks(Protocol):
     size: int
 
     def gather(self, array: Native) -> Native:
-        """Return the arrays of all ranks (size, ...), which have one shape, in the order of the ranks."""
+        """Return the arrays of all ranks as one array (size, ...), in rank order. They must have the same shape."""
 
     def sum(self, array: Native) -> Native:
         """Return the sum over all ranks, added in the order of the ranks."""
@@ -93,14 +100,15 @@ class Backend(Primitives):
     device: str = "cpu"
     # Whether operations only build a graph, which is evaluated when a result is needed, as in MLX.
     lazy: bool = False
-    # The type of activations: one of `backends.ACTIVATIONS`. On backends of MLX, results that docstrings call float32
-    # have this type. On other backends arrays are float32, and "i16" rounds only the inputs of products.
+    # The type of activations: one of `backends.ACTIVATIONS`. With "f16" or "bf16", which only backends that use MLX
+    # have, the results that docstrings call float32 have this type. With "i16", arrays are float32, and only the inputs
+    # of matrix products are rounded.
     activations: str = "f32"
     # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"
-    # Whether the bits of a row do not depend on the other rows of a pass; docs/exactness.md has exceptions.
+    # Whether the bits of a row are the same whatever the other rows of its pass are; docs/exactness.md has exceptions.
     fixes_bits: bool = False
-    # Set on the copy that `observed.py` makes; None on every other backend.
+    # The profiler, on a copy of a backend that `observed.profiled` has made; None on every other backend.
     profiler: Profiler | None = None
 
     def __init__(self) -> None:
@@ -118,21 +126,22 @@ class Backend(Primitives):
         """Convert a weight to this backend's own form: an (N, K) matrix, or a vector (a norm weight or a bias)."""
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Return the linear layers of X experts, which have one shape, in the form that `expert_linear` reads."""
+        """Return the linear layers of X experts, all of the same shape, in the form that `expert_linear` reads."""
         return tuple(linears)
 
-    # Whether the backend has `stack_some`.
+    # Whether the backend implements `stack_some`.
     holds_some_experts = False
 
     def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
-        """Return the linear layers of n experts, in the form that `expert_linear` reads; n_slots of them are in memory.
+        """Return the linear layers of n experts, of which at most `n_slots` are in memory at a time.
 
-        `read(e)` reads and prepares the layer of expert e, whenever it is chosen and not in memory.
+        The result has the form that `expert_linear` reads. `read(e)` reads and prepares the layer of expert e; the
+        backend calls it when the expert has been chosen and is not in memory.
         """
         raise NotImplementedError
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return whether `embed` reads this table in its stored type; if not, `embed` reads the result of `prepare`."""
+        """Return whether `embed` takes this `Weight` itself as its table. If not, it takes the result of `prepare`."""
         return False
 
     def discard(self, linear: Linear) -> None:
@@ -152,7 +161,7 @@ class Backend(Primitives):
         """Return a NumPy array as this backend's float32 array."""
 
     def as_activations(self, values: np.ndarray) -> Array:
-        """Return a NumPy array of activations, such as hidden states, as this backend's array of their type."""
+        """Convert activations, such as hidden states, from NumPy to this backend's array, of the type `activations`."""
         return self.array(values)
 
     @abstractmethod
@@ -160,17 +169,18 @@ class Backend(Primitives):
         """Return this backend's array as a float32 NumPy array of the same shape."""
 
     def sum_exp(self, row: np.ndarray, top: float) -> float:
-        """Return `sum(exp(row - top))` of a host row of logits (V,), whose largest is `top`.
+        """Return `sum(exp(row - top))` of a row of logits (V,) on the host; `top` is the largest logit.
 
-        Every implementation gives the same bits: `kernels/cpu/products/order_numpy.py` defines the order of the sum.
+        Every backend's implementation gives the same bits: `kernels/cpu/products/order_numpy.py` defines the order of
+        the sum.
         """
         return sum_exp(row, top)
 
     def row_sums(self, logits: Array) -> Array:
-        """Return a sum (R,) over each row of logits (R, V), or over their squares, without waiting for its value.
+        """Return for each row of logits (R, V) the sum of the logits or of their squares, (R,), for `bad_rows`.
 
-        The sum is a test: it is finite only if all logits are finite, because NaN and infinity propagate. The sum of
-        finite logits may overflow. The order of summation is not fixed.
+        A lazy backend does not wait for the values. If a logit is NaN or infinite, the sum is NaN or infinite, too. A
+        sum of finite logits may overflow. The order of summation is not fixed.
         """
         # BLAS takes 11 us for the sum of squares of 151,936 logits; NumPy takes 22 us for their sum.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -182,7 +192,7 @@ class Backend(Primitives):
         if all(map(math.isfinite, totals)):
             return {}
         rows = {r: self.host(logits)[r] for r, total in enumerate(totals) if not math.isfinite(total)}
-        # A sum over finite logits may overflow.
+        # The sum of a row of finite logits may have overflowed: check the row itself.
         return {r: row for r, row in rows.items() if not np.isfinite(row).all()}
 
     def token_id(self, token: Token) -> int:
@@ -190,10 +200,10 @@ class Backend(Primitives):
         return int(cast(int, token))  # a lazy backend overrides this
 
     def begin(self, x: Array | Token | Sequence[Array | Token]) -> None:
-        """Start the computation of x, which may be several arrays, without waiting. Only lazy backends override it."""
+        """Start to compute x, one or several arrays, without waiting for the result. Does nothing unless `lazy`."""
 
     def wait(self, x: Array | Token | Sequence[Array | Token]) -> None:
-        """Wait until x, which may be several arrays, has been computed. Only lazy backends override it."""
+        """Wait until x, one or several arrays, has been computed. Does nothing unless `lazy`."""
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -207,54 +217,61 @@ class Backend(Primitives):
         yield
 
     def close(self) -> None:
-        """End the backend's threads; all later sessions are refused. Waits for the pass of another thread."""
+        """End the backend's threads, after waiting for the pass of another thread. All later sessions are refused."""
         with self.guard.close():
             pass
 
     @dispatch
     def choose(self, logits: Array, draws: Sequence[Draw]) -> list[Token]:
-        """Return R ids, one for each row of (R, V) logits, by argmax or by sampling, according to the row's `Draw`."""
+        """Choose a token for each row of logits (R, V), by argmax or by sampling, as the row's `Draw` says.
+
+        Return R token ids; a lazy backend returns arrays.
+        """
         rows = [logits if len(draws) == 1 else self.take(logits, (r,)) for r in range(len(draws))]
         return [
             self.argmax(row) if draw.mask is None and draw.sampling.is_argmax else self.sample(row, draw)
             for row, draw in zip(rows, draws, strict=True)
         ]
 
-    # ---- KV stores: the cache assigns slots to sequences, the backend decides the memory layout ----
+    # ---- KV stores: the cache (`mlx_engine/cache`) assigns slots to sequences, and the backend chooses the memory
+    # layout ----
 
     @abstractmethod
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Array:
-        """Return a KV store of `n_slots` uninitialised slots; a slot holds keys and values (G, E) of one token.
+        """Return a KV store of `n_slots` uninitialised slots of the type `kv_type`.
 
-        With one array, keys are values, too. Slots are of the type `kv_type`.
+        A slot holds the keys (G, E) and the values (G, E) of one token. With `n_arrays` 1, it holds only keys, which
+        attention also reads as values.
         """
 
     @storage
     @abstractmethod
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
-        """Write keys and values (T, G, E) to slots (T,) int64 and return the store, which may be changed in place.
+        """Write keys and values (T, G, E) to slots (T,) int64, and return the store, which may be changed in place.
 
-        A store of one array gets the keys alone.
+        If the store has one array, only the keys are written.
         """
 
     @abstractmethod
     def kv_copy(self, store: Array, source: int, target: int, n: int) -> Array:
-        """Copy the keys and values of slots [source, source + n) to [target, target + n), which do not overlap.
+        """Copy the keys and values of slots [source, source + n) to slots [target, target + n), bit for bit.
 
-        Return the store, which may be changed in place. The copy has the same bits. May be called outside of sessions.
+        The two ranges do not overlap. Return the store, which may be changed in place. May be called outside of
+        sessions.
         """
 
     @abstractmethod
     def kv_read(self, store: Array, first: int, n: int) -> np.ndarray:
-        """Return slots [first, first + n) as they are stored (2 or 1, G, n, row): a view of the store, or a copy.
+        """Return the stored elements of slots [first, first + n): a view of the store, or a copy.
 
-        `quant/key_values.py` defines the elements. May be called outside of sessions. If the backend is not lazy,
-        another thread may call it while passes write to other slots.
+        The shape is (arrays, G, n, row). `quant/key_values.py` defines the elements and the length of a row. May be
+        called outside of sessions. If the backend is not lazy, another thread may call this while passes write to other
+        slots.
         """
 
     @abstractmethod
     def kv_restore(self, store: Array, first: int, values: np.ndarray) -> Array:
-        """Write what `kv_read` has returned to slots [first, first + n), and return the store.
+        """Write an array that `kv_read` has returned to slots [first, first + n), and return the store.
 
         The store may be changed in place. May be called outside of sessions.
         """
@@ -271,7 +288,7 @@ class Backend(Primitives):
             layers[layer] = store
         return KVView(store, batch.stores.page, group.spans, group.window)
 
-    # ---- states: the cache assigns slots to sequences, see `cache/states.py` ----
+    # ---- recurrent states: the cache assigns slots to sequences, see `cache/states.py` ----
 
     @abstractmethod
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Array:
@@ -279,22 +296,22 @@ class Backend(Primitives):
 
     @abstractmethod
     def state_read(self, store: Array, slot: int) -> np.ndarray:
-        """Return the array of a slot, float32: a view of the store, or a copy.
+        """Return the float32 array of a slot: a view of the store, or a copy.
 
-        May be called at the same times as `kv_read`.
+        May be called outside of sessions and, unless the backend is lazy, by another thread while passes run.
         """
 
     @abstractmethod
     def state_restore(self, store: Array, slot: int, values: np.ndarray) -> None:
-        """Write what `state_read` has returned to a slot. May be called outside of sessions."""
+        """Write an array that `state_read` has returned to a slot. May be called outside of sessions."""
 
     @abstractmethod
     def state_nbytes(self, store: Array) -> int:
         """Return the bytes that a store of states occupies."""
 
-    # ---- exchanges: every rank calls them in the same order, with arrays of the same shape ----
+    # ---- exchanges between ranks: every rank calls them in the same order, with arrays of the same shape ----
 
-    # The ranks that share the tensors of a model; None if this process has all of them.
+    # The ranks that share the tensors of the model; None if this process has whole tensors.
     group: Ranks | None = None
 
     @exchange
@@ -304,7 +321,7 @@ class Backend(Primitives):
 
     @exchange
     def all_columns(self, x: Array, n: int) -> Array:
-        """Return (T, n): the columns of all ranks side by side. The last rank may have fewer columns than others."""
+        """Return (T, n), the columns of all ranks side by side. The last ranks may have fewer columns than others."""
         if self.group is None:
             return x
         here, size = self.host(x), self.group.size
@@ -314,10 +331,11 @@ class Backend(Primitives):
 
     @exchange
     def all_best(self, x: Array, n: int, k: int) -> Array:
-        """Return (R, n) logits of all ranks as `all_columns` does, but only the k largest of each row are correct.
+        """Return logits (R, n) of all ranks as `all_columns` does, but only the k largest of each row are correct.
 
-        Every rank sends its k largest logits. All other values of a row are set at least 1 below the smallest of these.
-        A row is NaN if a logit of any rank is not finite.
+        To send fewer bytes, every rank sends only its k largest logits of each row. All other logits of a row are set
+        to one value, which is at least 1 below the smallest of the sent ones. If a logit of any rank is not finite, the
+        whole row is NaN.
         """
         if self.group is None:
             return x
@@ -325,12 +343,12 @@ class Backend(Primitives):
 
     # ---- blocks ----
 
-    # Called with the name and array of each intermediate value; `observed.py` sets it.
+    # A function that is called with the name and array of each intermediate value; `observed.py` sets it on its copies.
     tap: Callable[[str, Array], None] | None = None
 
     @dispatch
     def norm(self, x: Array, norm: Norm | None) -> Array:
-        """Return x normed by `norm`, an RMS norm or a layer norm; return x if `norm` is None."""
+        """Return x after `norm`, which is an RMS norm or a layer norm; return x itself if `norm` is None."""
         if norm is None:
             return x
         if isinstance(norm, RMSNorm):
@@ -339,22 +357,23 @@ class Backend(Primitives):
 
     @block
     def norm_project(self, x: Array, norm: Norm | None, projections: Sequence[Linear]) -> list[Array]:
-        """Return the projections (q, k and v, for example) of the normed x."""
+        """Return the products of the normed x with several matrices, for example those of queries, keys and values."""
         h = self.norm(x, norm)
         return [self.note(p.name, self.linear(h, p)) for p in projections]
 
     @block
     def project_norm(self, x: Array, projection: Linear, norm: Norm) -> Array:
-        """Return `norm(projection(x))`, for models that norm whole rows of queries or keys."""
+        """Return `norm(projection(x))`, for models that norm queries or keys before they are split into heads."""
         return self.norm(self.note(projection.name, self.linear(x, projection)), norm)
 
     @block
     def head_norm_rope(
         self, q: Array, k: Array, v: Array, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Array, Array, Array]:
-        """Split q (T, H*E), k (T, G*E) and v (T, G*E) into heads; norm (if `norms`) and rotate the heads of q and k.
+        """Split q (T, H*E), k (T, G*E) and v (T, G*E) into heads, and norm and rotate the heads of q and k.
 
-        Queries are rotated by `rope`, keys by `rope.keys`.
+        `norms` are the norms of the query heads and of the key heads, or None. Queries are rotated by `rope`, keys by
+        `rope.keys`.
         """
         q, k, v = self.heads(q, head_dim), self.heads(k, head_dim), self.heads(v, head_dim)
         if norms is not None:
@@ -365,7 +384,10 @@ class Backend(Primitives):
     def norm_rope(
         self, x: Array, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
     ) -> Array:
-        """Split x (T, N) into heads, norm and rotate them, as `head_norm_rope`, but for queries or keys alone."""
+        """Split x (T, N) into heads, and norm and rotate them, like `head_norm_rope` for queries or keys alone.
+
+        `norm` or `rope` may be None, to leave out this step.
+        """
         x = self.norm(self.heads(x, head_dim), norm)
         return x if rope is None else self.rope(x, rope, positions)
 
@@ -393,9 +415,9 @@ class Backend(Primitives):
 
     @block
     def norm_experts(self, x: Array, norm: Norm, experts: Experts) -> Array:
-        """Return the sum of `weight * expert(h)` over the experts that each token chooses; h is the normed x.
+        """Return, for each token, the sum of `weight * expert(h)` over its chosen experts, where h is the normed x.
 
-        The router may have a separate norm. The caller applies the norm after the sum.
+        If `experts.router_norm` is given, the router reads x after this norm. `experts.post_norm` is not applied.
         """
         h, gate, up, down = self.norm(x, norm), experts.gate, experts.up, experts.down
         routed = h if experts.router_norm is None else self.norm(x, experts.router_norm)
@@ -414,9 +436,9 @@ class Backend(Primitives):
 
     @block
     def norm_experts_add(self, x: Array, norm: Norm, experts: Experts, residual: Array | None = None) -> Array:
-        """Return `residual + norm_experts(x)`, with the norm after the sum, if there is one.
+        """Return `residual + post_norm(norm_experts(x))`, where `experts.post_norm` may be None.
 
-        The default of `residual` is x.
+        If `residual` is None, x is added.
         """
         y = self.norm_experts(x, norm, experts)
         return self.norm_add(y, experts.post_norm, x if residual is None else residual)
@@ -428,7 +450,10 @@ class Backend(Primitives):
 
     @block
     def shared_expert(self, h: Array, expert: SharedExpert) -> Array:
-        """Return `sigmoid(weight(h)) * down(activation(gate(h)) * up(h))`, (T, D), with or without weight and gate."""
+        """Return `sigmoid(weight(h)) * down(activation(gate(h)) * up(h))`, (T, D).
+
+        Without `expert.weight`, the first factor is left out; without `expert.gate`, return `down(activation(up(h)))`.
+        """
         if expert.gate is None:
             inner = self.norm_up(h, None, expert.up, expert.activation)
         else:
@@ -443,21 +468,21 @@ class Backend(Primitives):
 
     @block
     def short_conv(self, batch: Batch, layer: int, b: Array, c: Array, x: Array, conv: Convolution) -> Array:
-        """Return `c * convolution(b * x)`, (T, C), and write the layer's state."""
+        """Return `c * convolution(b * x)`, (T, C), and write the layer's state. Here C is the number of channels."""
         return self.multiply(c, self.convolve(self.multiply(b, x), conv, batch.state(layer, 0)))
 
     @block
     def delta_net(
         self, batch: Batch, layer: int, x: Array, gate: Array, beta: Array, step: Array, net: DeltaNet
     ) -> Array:
-        """Return the normed and gated delta rule (T, H*P) of the convolved x, and write the layer's state."""
+        """Convolve x, run the gated delta rule, norm and gate its output (T, H*P), and write the layer's state."""
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.delta_rule(mixed, beta, step, net.rule, batch.state(layer, 1))
         return self.multiply(self.merge(self.norm(y, net.norm)), self.silu(gate))
 
     @block
     def mamba2(self, batch: Batch, layer: int, gate: Array, x: Array, step: Array, net: Mamba2) -> Array:
-        """Return the gated, normed state space (T, H*P) of the convolved x, and write the layer's state."""
+        """Convolve x, run the state space, gate and norm its output (T, H*P), and write the layer's state."""
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.merge(self.state_space(mixed, step, net.space, batch.state(layer, 1)))
         y = self.multiply(y, self.silu(gate))
@@ -467,7 +492,7 @@ class Backend(Primitives):
 
     @block
     def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
-        """Return logits (R, V) of the hidden states (R, D)."""
+        """Return the logits (R, V) of the wanted tokens from their hidden states (R, D): norm, then head."""
         return self.linear(self.norm(x, norm), head)
 
     def compile(self, layers: Layers, width: int) -> Program:
@@ -478,7 +503,8 @@ class Backend(Primitives):
 
         Args:
             layers: the definition.
-            width: the width of the definition's input: D, plus the widths of the layers' own inputs.
+            width: the width of the definition's input: D, plus the widths of further inputs of the layers (Gemma 4's
+                per-layer inputs, and the masks of adapters).
         """
         return OpByOp(self, layers)
 
@@ -492,7 +518,7 @@ class Backend(Primitives):
 
     @dispatch
     def gated(self, gate: Array, up: Array, gating: Gating) -> Array:
-        """Return `activation(gate) * up`, in the variant that `gating` selects."""
+        """Return `activation(gate) * up`, or `clamped_swiglu(gate, up)` if `gating` is its name."""
         return (
             self.clamped_swiglu(gate, up)
             if gating == "clamped_swiglu"
@@ -507,7 +533,7 @@ class Backend(Primitives):
 
 
 class OpByOp(Program):
-    """A program that runs the definition, operation by operation."""
+    """A program that runs the definition of the layers op by op."""
 
     def __init__(self, backend: Backend, layers: Layers, reason: str | None = None) -> None:
         self._backend, self._layers = backend, layers

@@ -1,7 +1,8 @@
 """The input of a forward pass: the new tokens of one or more sequences, laid end to end, and their KV cache.
 
-A KV store holds a layer's keys and values in slots, one slot per token. A page is a run of slots of fixed length. Each
-sequence has a page table: the first slot of each of its pages. `mlx_engine/cache` assigns pages to sequences.
+A KV store is the memory for the keys and values of one layer. It is divided into slots, one for each token. A page is a
+fixed number of consecutive slots. Each sequence has a page table, which lists the first slot of each of its pages.
+`mlx_engine/cache` assigns pages to sequences, and backends read this file's classes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from mlx_engine.backends.parameters import Array, Native, Token
 from mlx_engine.kernels.cached import cached_property
 
-# The tokens whose logits a pass returns: every, some, or none (for a chunk of a long prompt that is not the last).
+# The tokens whose logits a pass returns: those of every token, of some tokens, or of none, as for all chunks of a long
+# prompt but the last one.
 Wanted = Literal["every", "some", "none"]
 
 
@@ -34,10 +36,11 @@ class KVSpan(NamedTuple):
     """The page table of one sequence in one pass.
 
     Attributes:
-        pages: (P,) int64, the first slot of each page; page i holds positions from i * (tokens per page) on. Entries
-            of pages that have left the layers' window, and of pages after the last token, are undefined.
+        pages: (P,) int64, the first slot of each of P pages; page i holds positions from i * (tokens per page) on.
+            Entries of pages that have left the layers' attention window, and of pages after the last token, are
+            undefined.
         length: number of tokens in the sequence, including the new tokens of this pass.
-        n_new: number of new tokens in this pass; they are the last ones.
+        n_new: number of new tokens in this pass; they are the sequence's last tokens.
     """
 
     pages: np.ndarray
@@ -55,10 +58,13 @@ class KVSpan(NamedTuple):
 
 
 def first_visible(window: int | None, position: int) -> int:
-    """Return the first position that the token at a position attends to.
+    """Return the first position that the token at `position` attends to.
 
-    A window is a number of latest tokens, the token itself included. A negative window -C is the token's chunk: chunks
-    have C tokens each, from position 0 on. None is all tokens.
+    Args:
+        window: a positive window W stands for the last W tokens, including the token itself. A negative window -C, for
+            Llama 4's chunked attention, stands for the token's chunk up to the token: the sequence is divided into
+            chunks of C tokens. None stands for all tokens up to the token.
+        position: the position of the token.
     """
     if window is None:
         return 0
@@ -90,9 +96,10 @@ class StateView(NamedTuple):
 
     Attributes:
         store: the layer's states of all sequences, by slot. The operation writes to the store in place.
-        runs: (n, 4) int64: first row, number of rows, source slot and target slot. Each run reads the state in its
-            source and writes the state after its rows to its target, which is another slot. The runs of a sequence are
-            in order, and each run reads the state that the run before it has written.
+        runs: (n, 4) int64, n runs of consecutive rows (tokens) of the pass: first row, number of rows, source slot and
+            target slot. A run reads the state before its first row from the source slot, and writes the state after its
+            last row to the target slot, which is another slot. The runs of a sequence are in order, and each run reads
+            the state that the run before it has written.
     """
 
     store: Native
@@ -155,9 +162,10 @@ class Batch:
         groups: the groups of layers, by window.
         runs: (n, 4) int64, the rows and slots of states: see `StateView`. Empty if no layer has a state.
         keeps_hidden: whether the hidden states of all tokens after the last norm are kept in `hidden`, (T, D).
-        best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks exchange only these;
-            see `Backend.all_best` and `distributed/pipeline.py`.
-        adapters: (B,) the adapter of each sequence, a row of `Adapters.masks`; 0 for the model alone.
+        best: the number of largest logits of each wanted row that the samplers need; None for all logits. Ranks send
+            each other only these logits; see `Backend.all_best` and `distributed/pipeline.py`.
+        hidden: the hidden states of all tokens after the pass, if `keeps_hidden` is true; else None.
+        adapters: (B,) the number of each sequence's adapter, an index of a row of `Adapters.masks`; 0 for none.
     """
 
     ids: Sequence[Token]
@@ -175,7 +183,7 @@ class Batch:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """Return (R,) the indices of the tokens whose logits are wanted, ascending."""
+        """The indices (R,) of the tokens whose logits are wanted, ascending."""
         if self.wanted == self.lengths:
             return tuple(range(len(self.positions)))
         ends = itertools.accumulate(self.lengths)
@@ -183,7 +191,7 @@ class Batch:
 
     @property
     def want(self) -> Wanted:
-        """Return which tokens' logits are wanted."""
+        """Whether the logits of every token, of some tokens or of none are wanted."""
         return "every" if self.wanted == self.lengths else "some" if any(self.wanted) else "none"
 
     def group(self, layer: int) -> KVGroup:
@@ -200,7 +208,7 @@ class Batch:
             kv.commit(n)
 
     def roll_back(self) -> None:
-        """Discard the new tokens of every sequence: undo the pass."""
+        """Discard the new tokens of every sequence, as if the pass had not run."""
         for kv, n in zip(self.kv, self.lengths, strict=True):
             kv.roll_back(n)
 

@@ -1,4 +1,7 @@
-"""The minimum cost of an operation (arithmetic and bytes), computed from its arguments and its result."""
+"""Compute the minimum cost of an operation, in arithmetic and bytes, from its arguments and its result.
+
+The profiler divides these costs by measured times.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
 
 
 def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Native) -> Cost:
-    """Return the cost of all products of experts. The bytes read are exact if the chosen experts are known."""
+    """Return the cost of a mixture of experts, or of one of its products.
+
+    If the arguments have the chosen experts, the bytes read are exact; otherwise they are an expected value.
+    """
     n = len(result)
     nbytes = nbytes_of(args[0]) + nbytes_of(result)
     if isinstance(of, ExpertLinear) and len(args) == 2:  # `head_linear`: each head has a matrix of its own
@@ -53,9 +59,14 @@ def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Nat
 
 
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
-    """Return the query-key pairs of one head: token i attends to all tokens up to i, at most a window of them.
+    """Return the number of query-key pairs of one head in causal attention.
 
-    Chunks (negative windows) count as windows: an upper bound.
+    For negative windows (chunks, see `first_visible`), the result is an upper bound.
+
+    Args:
+        n_tokens: the number of queries, which are the sequence's last tokens.
+        n_slots: the number of tokens in the sequence.
+        window: the attention window; None if tokens attend to all earlier tokens.
     """
     if not n_tokens:
         return 0
@@ -66,7 +77,7 @@ def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
 
 
 def _slots_nbytes(store: Native, n: int) -> float:
-    """Return the bytes of n slots. If the store is one array, its axis -2 has the slots."""
+    """Return the bytes of n slots of a KV store. Return 0 if the store is not one array with its slots in axis -2."""
     shape = shape_of(store)
     return nbytes_of(store) * n / shape[-2] if len(shape) == 4 else 0.0
 
@@ -101,7 +112,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def nbytes_of(x: Any) -> int:
-    """Return the bytes of an array or of several; 8 per float of a nested list, 0 for anything else."""
+    """Return the bytes of an array, of a tuple of arrays, or of a nested list (8 per float); 0 for anything else."""
     if isinstance(x, tuple | list) and x and hasattr(x[0], "nbytes"):
         return sum(map(nbytes_of, x))
     return int(x.nbytes) if hasattr(x, "nbytes") else 8 * math.prod(shape_of(x)) if isinstance(x, list) else 0

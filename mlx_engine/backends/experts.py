@@ -18,24 +18,23 @@ Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True)
 class Routing:
-    """How the router's logits (X,) of a token choose experts and their weights.
+    """The rule by which a token's experts and their weights follow from the router's logits (X,).
 
-    The C experts with the largest sums of score and bias are chosen; of experts with equal sums, the lowest. The weight
-    of an expert is its score without the bias; with `normalize`, it is divided by the sum of the chosen experts'
-    scores.
+    The C experts with the largest `score + bias` are chosen; among equal sums, those with the lowest index. The weight
+    of a chosen expert is its score, without the bias. With `normalize`, this is divided by the sum of the chosen
+    experts' scores.
 
     Attributes:
         n_used: C.
-        normalize: whether the weights of a token's experts add up to 1.
-        scales: (X,) factor of each expert's weight, after the division; None for 1. Prepared by `Backend.prepare`.
-        scoring: "softmax" or "sigmoid".
-        bias: (X,) added to the scores for the choice alone; None for 0. Prepared by `Backend.prepare`.
-        groups: (n, k) if the experts are divided into n groups, and experts are chosen from the k best groups only. A
-            group is rated by the sum of its two largest biased scores; of equal groups the first is better. None for no
-            groups.
+        normalize: whether the weights of a token's experts are divided by their sum.
+        scales: (X,) a factor of each expert's weight, applied last; None for 1. Prepared by `Backend.prepare`.
+        scoring: how scores are computed from logits: "softmax" or "sigmoid".
+        bias: (X,) added to the scores only to choose experts; None for 0. Prepared by `Backend.prepare`.
+        groups: (n, k) if the experts are divided into n groups, and a token's experts are chosen only from its k best
+            groups. Groups are ranked by the sum of their two largest biased scores; among equal groups, the first one
+            ranks higher. None for no groups.
         sum_eps: added to the sum by which `normalize` divides.
-        weighs_inputs: whether the weight of an expert is multiplied with its input and not with its output. A token
-            then chooses one expert.
+        weighs_inputs: whether an expert's input, and not its output, is multiplied by its weight. `n_used` is then 1.
     """
 
     n_used: int
@@ -48,27 +47,27 @@ class Routing:
     weighs_inputs: bool = False
 
     def __post_init__(self) -> None:
-        """Check that a token has one expert, if `weighs_inputs`."""
+        """Raise ValueError if `weighs_inputs` is true and a token has several experts."""
         if self.weighs_inputs and self.n_used != 1:
             raise ValueError(f"weighs_inputs: expected one expert per token, found {self.n_used}")
 
     @property
     def ranks_logits(self) -> bool:
-        """Whether experts can be chosen by the largest logits."""
+        """Whether the chosen experts are simply those with the largest logits."""
         return self.scoring == "softmax" and self.bias is None and self.groups is None
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertLinear:
-    """A linear layer of each expert: X matrices of one shape (N, K).
+    """One linear layer (gate, up or down) of all experts: X matrices of the same shape (N, K).
 
     Attributes:
-        name: the stem of the GGUF tensor ("blk.0.ffn_gate_exps").
+        name: the name of the GGUF tensor without ".weight" ("blk.0.ffn_gate_exps").
         weights: the result of `Backend.stack`.
         shape: (N, K).
         nbytes: bytes of all matrices.
         n_experts: X.
-        is_partial: whether the products are partial sums, which are added over all ranks.
+        is_partial: whether this rank has only some columns of each matrix, so that products must be summed over ranks.
     """
 
     name: str
@@ -84,8 +83,8 @@ class SharedExpert:
     """An FFN that every token uses, `sigmoid(weight(h)) * down(activation(gate(h)) * up(h))`.
 
     Attributes:
-        weight: a linear layer of one output, which scales the result; None for the factor 1.
-        gate: None for an FFN without a gate, `down(activation(up(h)))`.
+        weight: a linear layer with one output, whose sigmoid is a factor of the result; None for the factor 1.
+        gate: the gate projection; None for an FFN without a gate, `down(activation(up(h)))`.
     """
 
     weight: Linear | None
@@ -106,10 +105,10 @@ class Experts:
 
     Attributes:
         router: the linear layer that computes X logits, one for each expert.
-        gate: None for experts without a gate, `down(activation(up(h)))`.
-        shared: an expert that every token uses and whose result is added; None for none.
-        router_norm: the norm of the router's input; None for the norm of the experts' input.
-        post_norm: a norm of the weighted sum of the experts; None for none.
+        gate: the gate projections; None for experts without a gate, `down(activation(up(h)))`.
+        shared: an expert that every token uses, and whose output is added; None without one.
+        router_norm: the norm of the router's input; None if the router reads the same normed input as the experts.
+        post_norm: a norm of the weighted sum of the experts' outputs; None without one.
     """
 
     name: str
@@ -140,7 +139,7 @@ class Experts:
 
     @property
     def dense(self) -> tuple[Linear, ...]:
-        """The linear layers that every token uses: the router, and those of the shared expert."""
+        """The linear layers that every token uses: the router, and the layers of the shared expert."""
         return (self.router, *(self.shared.linears if self.shared else ()))
 
     @property
@@ -163,7 +162,10 @@ def share_missed(share: float) -> float:
 
 
 def share_read(share: float, n_tokens: int) -> float:
-    """Return the share of the experts that a pass reads: exact for one token, else expected for random choices."""
+    """Return the share of a layer's experts that a pass reads, if each token uses the share `share`.
+
+    The result is exact for one token, and an expected value for several tokens that choose independently.
+    """
     return 1 - (1 - share) ** n_tokens
 
 

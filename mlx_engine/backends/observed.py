@@ -1,8 +1,9 @@
-"""Copies of a backend that report what it computes, made on demand, so that other runs have no overhead.
+"""Make copies of a backend that report its operations or intermediate values; the backend itself has no overhead.
 
-`profiled` times and counts each operation and, at the trace level, logs it. Taps get each intermediate value of a
-forward pass: `tapped` replaces fused blocks by their composed forms, whose results may differ in the last bits.
-`observed` runs both: the composed form for the callback, and the backend's own block for the result of the pass.
+`profiled` returns a copy that times and counts each operation and, at the log level "trace", logs it. `tapped` and
+`observed` return copies that pass each intermediate value of a forward pass to a function, the tap. With `tapped`,
+fused blocks are replaced by their composed forms, so results may differ in the last bits. With `observed`, both forms
+run: the composed form for the tap, and the backend's own block for the result of the pass.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 B = TypeVar("B", bound=Backend)
 
 PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"], *OPERATIONS["exchange"])
-# The time of a composed block excludes its primitives, which are timed separately; a fused block is timed as a whole.
+# The primitives inside a composed block are timed separately, and not counted in the block's time. A fused block is
+# timed as a whole.
 BLOCKS = tuple(OPERATIONS["block"])
 
 LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 
 
 def with_methods(backend: B, prefix: str, methods: Mapping[str, Any]) -> B:
-    """Return a copy of `backend` with other methods; it shares the original's arrays.
+    """Return a copy of `backend` in which some methods are replaced. The copy shares the original's arrays.
 
-    Its class is derived from the original's, and its name is that of the original's after the prefix.
+    The class of the copy is derived from the original's class, and its name is `prefix` followed by the original name.
     """
     copied, kind = copy.copy(backend), type(backend)
     copied.__class__ = type(f"{prefix}{kind.__name__}", (kind,), dict(methods))
@@ -43,23 +45,26 @@ def with_methods(backend: B, prefix: str, methods: Mapping[str, Any]) -> B:
 def profiled(backend: Backend, profiler: Profiler) -> Backend:
     """Return a copy of `backend` whose operations report to `profiler`; it shares the original's arrays."""
     timed = {name: _timed(name, _method(backend, name), profiler) for name in PRIMITIVES + BLOCKS}
-    # A compiled program would get a single time, so the layers run op by op.
+    # A compiled program could only be timed as a whole, so the layers run op by op.
     timed["compile"] = lambda copied, layers, width: OpByOp(copied, layers)
     copied = with_methods(backend, "Profiled", timed)
     for name in PRIMITIVES + BLOCKS:
-        vars(copied).pop(name, None)  # it would hide the method
+        vars(copied).pop(name, None)  # an instance attribute would hide the timed method
     copied.profiler = profiler
     return copied
 
 
 def _method(backend: Backend, name: str) -> Callable[..., Any]:
-    """Return the instance attribute `name` if there is one, which hides the method; else the method."""
+    """Return the function that `backend.name` calls: an instance attribute of this name if there is one, or the method.
+
+    The result takes the backend as its first argument.
+    """
     own = vars(backend).get(name)
     return getattr(type(backend), name) if own is None else lambda self, *args, **kwargs: own(*args, **kwargs)
 
 
 def watched(backend: Backend) -> Backend:
-    """Return `backend`, or a profiled copy if the log level includes events of passes or operations."""
+    """Return a profiled copy of `backend` if the log level is "debug" or "trace", else `backend` itself."""
     return profiled(backend, Profiler()) if LOGGER.isEnabledFor(DEBUG) else backend
 
 
@@ -87,7 +92,10 @@ def _log(span: Span, args: tuple[Any, ...]) -> None:
 
 
 def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
-    """Return the layer index in the first parameter's name, and the rest of the name."""
+    """Return (3, "attn_q") if the first argument that is a parameter of a layer has the name "blk.3.attn_q".
+
+    Return (None, "") if there is no such argument.
+    """
     for arg in flattened(args):
         found = LAYER.match(getattr(arg, "name", ""))
         if found:
@@ -96,7 +104,7 @@ def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
 
 
 def _role(name: str, args: tuple[Any, ...]) -> str:
-    """Return an operation's role: its linear layers ("attn_q+k+v", "ffn_down", "head"), or its own name."""
+    """Return an operation's role in the profiler's table: its linear layers ("attn_q+k+v", "head") or its own name."""
     linears = [arg for arg in flattened(args) if isinstance(arg, Linear)]
     if linears:
         return role_of(linears)
@@ -106,23 +114,23 @@ def _role(name: str, args: tuple[Any, ...]) -> str:
 
 
 def role_of(linears: Sequence[Linear]) -> str:
-    """Return the joint role of linear layers with the same input, as "attn_q+k+v"."""
+    """Return the joint role of linear layers with the same input, such as "attn_q+k+v"."""
     names = [LAYER.match(linear.name) for linear in linears]
     stems = [found[2] if found else "head" for found in names]
     shared = stems[0][: stems[0].rfind("_") + 1]
     return "+".join([stems[0], *(stem.removeprefix(shared) for stem in stems[1:])])
 
 
-# The methods that note intermediate values; fused blocks and compiled programs do not.
+# The methods whose composed forms pass intermediate values to the tap, which fused blocks and compiled programs do not.
 COMPOSED = (*OPERATIONS["block"], *OPERATIONS["dispatch"], "note", "compile")
 
 
 def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     """Return a copy of `backend` that calls `tap(name, array)` for every named intermediate value.
 
-    Names are the GGUF stem of the norm or linear layer that computed the value ("blk.0.attn_norm", "blk.0.ffn_gate"),
-    and the names that models pass to `note` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The copy shares the
-    original's arrays.
+    The name of a value is the GGUF tensor name, without ".weight", of the norm or linear layer that computed it
+    ("blk.0.attn_norm", "blk.0.ffn_gate"), or the name that model code passes to `note` ("blk.0.q_rope",
+    "blk.0.attn_out", "blk.0.layer_out"). The copy shares the original's arrays.
     """
     copied = with_methods(backend, "Tapped", {name: getattr(Backend, name) for name in COMPOSED})
     copied.tap = tap
@@ -130,11 +138,12 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
 
 
 def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
-    """Return a copy of `backend` that calls `tap` as `tapped` does, and whose results have the bits of `backend`.
+    """Return a copy of `backend` that calls `tap` as `tapped` does, but whose results are bit-identical to `backend`'s.
 
     The composed forms use the backend's own norms and products, and their inputs are results of its fused blocks. So
-    their values are bit-identical to the values inside the fused blocks. There are two exceptions with compiled
-    kernels: inside experts and linear attention, NumPy computes the activations.
+    the tapped values are bit-identical to the values inside the fused blocks, with two exceptions on the compiled CPU
+    backend: inside experts and linear attention, NumPy computes the activation functions, which may differ in the last
+    bits.
     """
     blocks = {name: _twice(getattr(Backend, name), getattr(backend, name)) for name in OPERATIONS["block"]}
 
@@ -160,7 +169,7 @@ def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
 
 
 def _note_heads(observed: Backend, own: Backend, x: Array, head_dim: int, norm: RMSNorm) -> None:
-    """Note x (T, N) after the norm of its heads, by calling the block that norms and rotates heads without rotation."""
+    """Pass x (T, N) after the norm of its heads to the tap. The norm is computed by `norm_rope` without a rotation."""
     rows: Any = x
     observed.note(norm.name, own.norm_rope(x, head_dim, norm, None, [0] * len(rows)))
 

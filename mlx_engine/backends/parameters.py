@@ -1,7 +1,7 @@
-"""The parameters of operations: norms, linear layers, rotary embeddings. Their arrays are the backend's own.
+"""The parameters of operations: norms, linear layers, rotary embeddings and others, with arrays of the backend.
 
-`name` is the stem of the GGUF tensor ("blk.0.attn_q"), so that errors and taps can name the tensor in the file.
-Parameters are compared by identity, so that a backend can use them as keys of a dictionary of compiled blocks.
+A parameter's `name` is the name of its GGUF tensor without ".weight" ("blk.0.attn_q"), so that errors and taps can name
+the tensor in the file. Parameters are compared by identity, so that a backend can use them as dictionary keys.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mlx_engine.kernels.cached import cached_property
 
-# A backend's own type of array: nested Python lists, np.ndarray or mx.array. Implementations of operations use it in
-# place of `Array`, and so do parameters and KV views, which only backends read.
+# A backend's own type of array: nested Python lists, np.ndarray or mx.array. It stands in place of `Array` in the
+# signatures of backends, and in parameters and KV views, whose arrays only backends read.
 Native: TypeAlias = Any
 
 
 class Array:
     """A backend's array, as an opaque type for models, cache and loop, which never read its contents.
 
-    The class has no members and no instances. It makes `x.shape`, `x[0]` and `x + y` above the backends a type error.
+    The class has no members and no instances. So in code outside of the backends, mypy reports `x.shape`, `x[0]` and
+    `x + y` as errors.
     """
 
 
 class LazyToken:
-    """A chosen token of a lazy backend, whose id has not been computed yet. Like `Array`, without members."""
+    """A chosen token of a lazy backend, whose id has not been computed yet. It is opaque, like `Array`."""
 
 
-# A token id. Operations accept both forms; `Backend.token_id` waits for the id and returns the int.
+# A token: its id, or an array that a lazy backend has not computed yet. Operations accept both forms;
+# `Backend.token_id` waits for the id and returns the int.
 Token: TypeAlias = int | LazyToken
 
 # "gelu" is its tanh form, "gelu_erf" the form with the error function, "relu2" the square of ReLU.
@@ -62,15 +64,15 @@ class LayerNorm:
 
 Norm: TypeAlias = RMSNorm | LayerNorm
 
-# The norms of query and key heads; None where heads are not normed.
+# The norms of the query heads and of the key heads; None if heads are not normed.
 HeadNorms: TypeAlias = tuple[RMSNorm, RMSNorm] | None
 
 
 class LowRank(NamedTuple):
-    """The low-rank products of all adapters of a linear layer, side by side: see `weights/adapters.py`.
+    """The LoRA matrices of all adapters of a linear layer, side by side: see `weights/adapters.py`.
 
     Attributes:
-        a: (M, K).
+        a: (M, K), where M is the sum of the ranks of all adapters and of the padding between them.
         b: (N, M).
     """
 
@@ -83,8 +85,8 @@ class Linear:
     """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None.
 
     Attributes:
-        is_partial: whether the product is a partial sum, to be added over all ranks, because this rank has only some
-            columns.
+        is_partial: whether this rank has only some columns of the matrix, so that its product is a partial sum, which
+            must be added over all ranks.
         lora: the matrices of LoRA adapters (`weights/adapters.py`); None without adapters.
     """
 
@@ -97,13 +99,13 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores of attention: `score = scale * (query . key)`, with an optional soft cap.
+    """How attention computes its scores: `score = scale * (query . key)`, with an optional soft cap.
 
     Attributes:
-        scale: factor of the dot products.
-        softcap: each score becomes `softcap * tanh(score / softcap)`; None for no soft cap.
-        sinks: (H,) one additional logit for each query head. It counts in the maximum and the divisor of the softmax
-            and has no value. None for no sinks. Prepared by `Backend.prepare`.
+        scale: the factor of the dot products.
+        softcap: if given, each score becomes `softcap * tanh(score / softcap)`.
+        sinks: (H,) one additional score for each query head, or None. A sink counts in the maximum and the divisor of
+            the softmax, but no value vector belongs to it. Prepared by `Backend.prepare`.
     """
 
     scale: float
@@ -115,7 +117,9 @@ class Growth(NamedTuple):
     """Llama 4's attention scaling: queries at position p are multiplied by `1 + beta * ln(1 + (p + first) // length)`.
 
     Attributes:
-        first: the number of the first position: 0, or 1.
+        beta: how fast the factor grows.
+        length: the number of positions with the same factor.
+        first: the number with which positions are counted from: 0, or 1.
     """
 
     beta: float
@@ -137,7 +141,7 @@ class Rope:
 
     Attributes:
         lengths: a factor for each pair, by which its cosine and sine are multiplied; None for 1.
-        growth: a factor of queries that depends on the position; keys have no such factor.
+        growth: a factor by which queries, but not keys, are multiplied, depending on the position; None for 1.
     """
 
     frequencies: tuple[float, ...]
@@ -147,7 +151,7 @@ class Rope:
     @classmethod
     @cache
     def none(cls, head_dim: int) -> Rope:
-        """Return the rotation that changes nothing."""
+        """Return a rotation that changes nothing: all frequencies are 0."""
         return cls((0.0,) * (head_dim // 2))
 
     @classmethod
@@ -157,13 +161,16 @@ class Rope:
 
     @cached_property
     def keys(self) -> Rope:
-        """The rotation of keys: this rotation without `growth`."""
+        """The rotary embedding of keys: the same without `growth`."""
         return self if self.growth is None else replace(self, growth=None)
 
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A causal convolution of each channel over a sequence; weight (W, C), oldest token first; bias (C,)."""
+    """A causal convolution over the tokens of a sequence, separate for each of C channels.
+
+    `weight` is (W, C), from the oldest of W tokens to the newest; `bias` is (C,) or None.
+    """
 
     name: str
     weight: Native
@@ -172,19 +179,21 @@ class Convolution:
 
 @dataclass(frozen=True, eq=False)
 class DeltaRule:
-    """The gated delta rule: a matrix (E, P) per value head that each token decays, corrects and reads.
+    """The gated delta rule of linear attention: each value head has a matrix (E, P) as its state.
+
+    Each token multiplies the state by a decay, corrects it, and reads it. `Primitives.delta_rule` has the formula.
 
     Source: "Gated Delta Networks", arXiv 2412.06464.
 
     Attributes:
-        rate: (H,) logarithms of the decay per unit of time, which are negative.
+        rate: (H,) the logarithm of the decay factor for a time step of 1; it is below 0.
         dt_bias: (H,) added to the time step before softplus.
         n_key_heads: G.
         key_dim: E.
         n_value_heads: H, a multiple of G.
         value_dim: P.
-        are_neighbors: whether the value heads of a key head are adjacent: value head h reads key head h // (H / G)
-            instead of h % G.
+        are_neighbors: whether the value heads of one key head are adjacent. If so, value head h reads key head
+            h // (H / G), otherwise key head h % G.
     """
 
     name: str
@@ -203,14 +212,15 @@ class DeltaRule:
 
 @dataclass(frozen=True, eq=False)
 class DeltaNet:
-    """A gated delta network.
+    """A token mixer with linear attention: a gated delta net, as in Qwen3-Next.
 
     Attributes:
-        projections: to queries, keys and values; to the output gate; to beta; to the time step.
+        projections: four linear layers, to queries, keys and values; to the output gate; to beta; to the time step.
         conv: the convolution of queries, keys and values.
         rule: the delta rule.
         norm: the norm of each head's output, before the gate.
-        state: the shapes of the convolution's last inputs, (W - 1, C), and of the delta rule's matrices, (H, E, P).
+        state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, C), and the
+            delta rule's matrices, (H, E, P).
     """
 
     projections: tuple[Linear, Linear, Linear, Linear]
@@ -222,14 +232,16 @@ class DeltaNet:
 
 @dataclass(frozen=True, eq=False)
 class StateSpace:
-    """The state space of Mamba2 (SSD): a matrix (N, P) per head that each token decays, adds to and reads.
+    """The state space of Mamba2 (SSD): each head has a matrix (N, P) as its state.
+
+    Each token multiplies the state by a decay, adds to it, and reads it. `Primitives.state_space` has the formula.
 
     Source: "Transformers are SSMs", arXiv 2405.21060.
 
     Attributes:
-        rate: (H,) logarithms of the decay per unit of time, which are negative.
+        rate: (H,) the logarithm of the decay factor for a time step of 1; it is below 0.
         dt_bias: (H,) added to the time step before softplus.
-        skip: (H,) factors of the input that is added to the output.
+        skip: (H,) each head's input, multiplied by this factor, is added to its output.
         n_heads: H.
         head_dim: P.
         n_groups: G, a divisor of H; H / G adjacent heads read the same B and C.
@@ -248,16 +260,18 @@ class StateSpace:
 
 @dataclass(frozen=True, eq=False)
 class Mamba2:
-    """A Mamba2 mixer.
+    """A token mixer with a Mamba2 state space.
 
     Attributes:
-        projection: to the gate (H*P), to the convolution's channels (C), and to the time step (H), in this order.
+        projection: a linear layer to the gate (H*P columns), the convolution's channels (C columns) and the time step
+            (H columns), in this order.
         conv: the convolution of the input (H*P), B (G*N) and C (G*N).
         space: the state space.
         norm: the RMS norm (H*P,) of the gated output; None for no norm.
-        norm_groups: the number of groups of columns; each group is normed separately.
-        state: the shapes of the convolution's last inputs, (W - 1, C), and of the matrices, (H, N, P).
-        scales: factors of the gate and of the time step after their projection.
+        norm_groups: the number of groups of columns that are normed separately.
+        state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, C), and the
+            matrices, (H, N, P).
+        scales: two factors, by which the gate and the time step are multiplied after the projection.
     """
 
     projection: Linear

@@ -36,9 +36,10 @@ def _registering(kind: str) -> Callable[[Method], Method]:
     return register
 
 
-# One decorator for each kind of operation. Every backend implements the primitives and the storage of keys and values.
-# Blocks are composed of primitives, and a backend may fuse them. A dispatch method only chooses which operation to
-# call: `norm`, for instance, calls `rms_norm` or `layer_norm`. An exchange combines the arrays of several ranks.
+# A decorator for each kind of operation. Every backend implements the primitives, and the storage operation that writes
+# keys and values. Blocks are composed of primitives, and a backend may fuse them. A dispatch method only chooses which
+# operation to call: `norm`, for example, calls `rms_norm` or `layer_norm`. An exchange combines the arrays of several
+# ranks (processes that share a model).
 primitive, storage, block, dispatch, exchange = map(_registering, OPERATIONS)
 
 
@@ -75,7 +76,7 @@ class Primitives(ABC):
     def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
         """Apply rotary embedding to (T, H, E): rotate elements j and j + E/2 of row t for position `positions[t]`.
 
-        The rotated pair is multiplied by `rope.lengths[j]` and by `rope.growth.at(positions[t])`, where they exist.
+        The rotated pair is multiplied by `rope.lengths[j]` and `rope.growth.at(positions[t])`, if they are not None.
         """
 
     @primitive
@@ -83,9 +84,14 @@ class Primitives(ABC):
     def attention(self, q: Array, kv: KVView, counts: Sequence[int], scores: Scores) -> Array:
         """Return causal softmax attention (R, H, E) within each sequence; query head h reads KV head `h // (H // G)`.
 
-        q has the queries (R, H, E) of the last `counts[b]` tokens of each sequence b, end to end. A token attends to
-        itself and all earlier tokens. With a window, it attends to the last `window` of these tokens. `scores` has the
-        scale of the scores, their soft cap and sinks.
+        A token attends to itself and to all earlier tokens of its sequence or, with a window, only to the positions
+        from `first_visible` (`batch.py`) on.
+
+        Args:
+            q: the queries (R, H, E) of the last `counts[b]` tokens of each sequence b, end to end.
+            kv: the keys and values of all sequences, and the window.
+            counts: (B,).
+            scores: the scale of the scores, their soft cap and sinks.
         """
 
     @primitive
@@ -93,30 +99,31 @@ class Primitives(ABC):
     def convolve(self, x: Array, conv: Convolution, state: StateView) -> Array:
         """Return the causal convolution (T, C) within each sequence: row t is `sum_w weight[w] * x[t - W + 1 + w]`.
 
-        The bias is added, if there is one.
+        C is the number of channels here, and W the width of the convolution. The bias is added, if there is one.
 
-        The state has the W - 1 inputs before the first row, (W - 1, C), and is written for the rows of each run.
+        The state of a sequence is the W - 1 inputs before its first row, (W - 1, C). It is read and written for each
+        run of rows, see `StateView`.
         """
 
     @primitive
     @abstractmethod
     def delta_rule(self, x: Array, beta: Array, step: Array, rule: DeltaRule, state: StateView) -> Array:
-        """Return the gated delta rule (T, H, P), token by token within each sequence.
+        """Return the output (T, H, P) of the gated delta rule, computed token by token within each sequence.
 
-        A row of x has queries (G, E), keys (G, E) and values (H, P); beta and step are (T, H). With q and k scaled to
-        length 1 (`x / sqrt(sum(x**2) + 1e-6)`), each value head with its state M (E, P) computes
-        `M *= exp(rate * softplus(step + dt_bias))`, `M += outer(k, sigmoid(beta) * (v - k @ M))`, and the result
-        `q @ M / sqrt(E)`. The state (H, E, P) is written for the rows of each run.
+        A row of x has queries (G, E), keys (G, E) and values (H, P); beta and step are (T, H). Queries and keys are
+        scaled to length 1: `x / sqrt(sum(x**2) + 1e-6)`. Then each value head, with its state M (E, P), computes
+        `M *= exp(rate * softplus(step + dt_bias))`, `M += outer(k, sigmoid(beta) * (v - k @ M))`, and its output
+        `q @ M / sqrt(E)`. The state (H, E, P) is read and written for each run of rows, see `StateView`.
         """
 
     @primitive
     @abstractmethod
     def state_space(self, x: Array, step: Array, space: StateSpace, state: StateView) -> Array:
-        """Return the state space (T, H, P) of Mamba2, token by token within each sequence.
+        """Return the output (T, H, P) of Mamba2's state space, computed token by token within each sequence.
 
         A row of x has inputs (H, P), B (G, N) and C (G, N); step is (T, H). With `dt = softplus(step + dt_bias)`, each
-        head with its state M (N, P) computes `M = exp(rate * dt) * M + outer(B, dt * x)`, and the result
-        `C @ M + skip * x`. The state (H, N, P) is written for the rows of each run.
+        head, with its state M (N, P), computes `M = exp(rate * dt) * M + outer(B, dt * x)`, and its output
+        `C @ M + skip * x`. The state (H, N, P) is read and written for each run of rows, see `StateView`.
         """
 
     @primitive
@@ -157,7 +164,7 @@ class Primitives(ABC):
     @primitive
     @abstractmethod
     def clamped_swiglu(self, gate: Array, up: Array) -> Array:
-        """Return `(u + 1) * g / (1 + exp(-1.702 * g))`, where g is the gate, at most 7, and u is up, from -7 to 7."""
+        """Return `(u + 1) * g / (1 + exp(-1.702 * g))`, with `g = min(gate, 7)`, and u = up, clamped to [-7, 7]."""
 
     @primitive
     @abstractmethod
@@ -199,7 +206,7 @@ class Primitives(ABC):
     def route(self, logits: Array, routing: Routing) -> tuple[Array, Array]:
         """Return the experts that each token chooses, (T, C) ids in ascending order, and their weights (T, C).
 
-        `logits` is (T, X). The choice of a token depends on its row alone, as `Routing` defines.
+        `logits` is (T, X). `Routing` defines the choice, which depends only on the token's own row.
         """
 
     @primitive
@@ -207,8 +214,8 @@ class Primitives(ABC):
     def expert_linear(self, x: Array, linear: ExpertLinear, ids: Array) -> Array:
         """Return (T*C, N): for each token and each of its experts `ids` (T, C), the product with that expert's matrix.
 
-        x is (T, K), one row for all experts of a token, or (T*C, K), a row for each. Experts that no token has chosen
-        are not read.
+        x is (T, K), with one row for all experts of a token, or (T*C, K), with a row for each expert of a token. The
+        matrices of experts that no token has chosen are not read.
         """
 
     @primitive
@@ -229,7 +236,7 @@ class Primitives(ABC):
     @primitive
     @abstractmethod
     def argmax(self, logits: Array) -> Token:
-        """Return the index of the largest of (1, V) logits; if several are equal, the lowest index."""
+        """Return the index of the largest of (1, V) logits; of several equal ones, the lowest index."""
 
     @primitive
     @abstractmethod

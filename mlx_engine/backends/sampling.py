@@ -1,15 +1,16 @@
-"""Sampling of the next token: the definition that every backend implements.
+"""Sampling of the next token in NumPy: the definition of sampling, which other implementations must agree with.
 
-Steps have the order of Hugging Face transformers and vLLM: logits processors of the user (`loop/sampler.py`, before the
-functions here), logit bias, repetition penalty, frequency penalty, presence penalty, mask, temperature, top-k, top-p,
-min-p (vLLM: min-p before top-k), then one draw. So a bias shifts a logit before any option scales it, and no bias or
-penalty makes a token possible that the mask of a constraint forbids. Top-k and top-p select among the tokens that the
-mask allows. The caller passes the random number u in [0, 1) for the draw, so that one seed gives the same text on every
-backend.
+The steps have the order of Hugging Face transformers and vLLM. First come the user's logits processors, which
+`loop/sampler.py` calls. The functions in this file then apply logit bias, repetition penalty, frequency penalty,
+presence penalty, the mask of a constraint, temperature, top-k, top-p and min-p (vLLM: min-p before top-k), and draw one
+token. So a bias shifts a logit before any option scales it. No bias or penalty can allow a token that the mask forbids,
+and top-k and top-p select among the allowed tokens. The caller passes the random number u in [0, 1) for the draw, so
+that the same seed gives the same text on every backend.
 
-Ranks exchange only their largest logits (`packed`, `unpacked`), because greedy sampling and top-k need no others. An
-unpacked row has the candidates of all ranks, and smaller values in all other columns. So its k largest logits are the k
-largest of the whole row; among equal logits the first columns are chosen, as in `largest`.
+If the vocabulary is divided among ranks (processes that share a model), they send each other only their largest logits
+(`packed`, `unpacked`), because greedy sampling and top-k need no others. An unpacked row has the largest logits of all
+ranks, and a smaller value in all other columns. So its k largest logits are the k largest of the whole row; among equal
+logits, those in the first columns count as larger, as in `largest`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from numpy.typing import NDArray
 from mlx_engine.backends.parameters import Token
 from mlx_engine.options import Sampling
 
-# The smallest and the largest normal float32 number, as Python floats: logits and their penalties are float32.
+# The smallest and the largest normal float32 number. Penalties and penalised logits are clipped to this range.
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
-# For each byte, its 8 bits from the lowest: plus infinity for 1, minus infinity for 0.
+# A table for `masked`. For each byte, it has 8 numbers, from the lowest bit on: plus infinity for a bit that is 1, and
+# minus infinity for a bit that is 0.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 LIMITS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))
 
-# Groups of values in which `largest` looks for candidates.
+# The number of groups into which `largest` divides the values, to find a lower bound of the n largest.
 COLUMNS = 1024
 
 
@@ -41,10 +43,11 @@ class Draw:
 
     Attributes:
         sampling: the sampling options.
-        recent: all tokens before the choice, for the penalties: the prompt, then the generated tokens.
-        u: random number in [0, 1) that selects among the tokens that the options keep.
+        recent: all earlier tokens, for the penalties: the prompt, then the generated tokens.
+        u: a random number in [0, 1), which selects one of the tokens that the options keep.
         n_prompt: number of tokens of the prompt, which the frequency and presence penalties do not count.
-        mask: which tokens (V,) the constraint of the sequence allows, at least one; None without a constraint.
+        mask: (V,) True for each token that the constraint of the sequence allows, at least one; None without a
+            constraint.
     """
 
     sampling: Sampling
@@ -55,9 +58,9 @@ class Draw:
 
 
 def adjust(logits: np.ndarray, draw: Draw) -> np.ndarray:
-    """Return (V,) logits after the bias, all penalties and the mask; `logits` itself, unchanged, if none applies.
+    """Return (V,) logits after bias, penalties and mask, or `logits` itself if none applies. `logits` is not changed.
 
-    The ids in `draw` must be ints.
+    The tokens in `draw.recent` must be ints.
     """
     sampling, recent = draw.sampling, cast(Sequence[int], draw.recent)
     logits = add_bias(logits, sampling.logit_bias)
@@ -69,14 +72,14 @@ def adjust(logits: np.ndarray, draw: Draw) -> np.ndarray:
 
 
 def masked(logits: np.ndarray, mask: NDArray[np.bool_]) -> np.ndarray:
-    """Return (V,) logits that are minus infinity where the mask (V,) allows no token."""
-    # A third of the time of np.where: 40 us for 152,000 tokens.
+    """Return (V,) logits, with minus infinity for each token that the mask (V,) does not allow."""
+    # This takes a third of the time of np.where: 40 us for 152,000 tokens.
     limits = LIMITS.take(np.packbits(mask, bitorder="little"), axis=0).reshape(-1)[: len(mask)]
     return np.asarray(np.minimum(logits, limits))
 
 
 def add_bias(logits: np.ndarray, bias: Sequence[tuple[int, float]]) -> np.ndarray:
-    """Return (V,) logits with a number added to the logits of some ids."""
+    """Return (V,) logits after adding each bias to the logit of its id; `bias` has pairs (id, number)."""
     if not bias:
         return logits
     ids, values = zip(*bias, strict=True)
@@ -120,7 +123,7 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     likely = p[order]
     likely /= likely.sum()
     if sampling.top_p < 1:
-        # The token whose probability makes the sum reach top_p is kept, so compare the sum before each token.
+        # The token with which the sum reaches top_p is kept, too. So compare the sum of the tokens before it.
         reached = np.cumsum(likely) - likely
         likely = likely[: max(1, int(np.count_nonzero(reached < sampling.top_p)))]
     n_kept = max(1, int(np.count_nonzero(likely >= sampling.min_p * likely[0])))
@@ -130,10 +133,11 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def largest(values: np.ndarray, n: int) -> np.ndarray:
-    """Return the indices of the n >= 1 largest of (V,) values, largest first; of equal ones, the lowest first."""
+    """Return the indices of the n >= 1 largest of (V,) values, largest first; of equal ones, the lowest index first."""
     if n >= len(values):
         return np.argsort(-values, kind="stable")
-    # Sorting a vocabulary takes milliseconds. At least n values are >= `least`; only these are sorted.
+    # Sorting a whole vocabulary takes milliseconds. So find a number, `least`, that at least n values reach, and sort
+    # only these values. The n-th largest of the groups' maxima is such a number.
     maxima = _maxima(values)
     maxima = maxima if n <= len(maxima) else values
     least = np.partition(maxima, len(maxima) - n)[len(maxima) - n]
@@ -142,7 +146,7 @@ def largest(values: np.ndarray, n: int) -> np.ndarray:
 
 
 def _maxima(values: np.ndarray) -> np.ndarray:
-    """Return the largest value of each of COLUMNS groups, and the values after the last full group."""
+    """Return the largest value of each of `COLUMNS` groups, and the values that are left over, if V is no multiple."""
     whole = len(values) // COLUMNS * COLUMNS
     if not whole:
         return values
@@ -153,19 +157,21 @@ def draw(p: np.ndarray, u: float) -> int:
     """Return the first id at which the cumulative sum of `p` exceeds u times the total."""
     total = np.cumsum(p)
     found = int(np.searchsorted(total, u * total[-1], side="right"))
-    # For u close to 1, rounding may leave no token above u; then the last possible token is chosen.
+    # For u close to 1, rounding may have the effect that no sum exceeds u times the total. Then choose the last token
+    # that is not filtered out.
     return min(found, int(np.flatnonzero(p)[-1]))
 
 
 def packs(k: int | None, n: int) -> bool:
-    """Return whether the k largest of n logits and their columns take fewer bytes than all n; False if k is None."""
+    """Return whether k logits and their columns take fewer bytes than all n logits; False if k is None."""
     return k is not None and 2 * k < n
 
 
 def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """Return (R, 2, k): the k largest of a rank's logits (R, N), and their columns, which are exact in float32.
+    """Return (R, 2, k): the k largest of a rank's logits (R, N), and their columns as float32, in which they are exact.
 
-    If the rank has fewer than k columns, minus infinities follow. If a row is not finite, the first value is NaN.
+    If the rank has fewer than k columns, the rest is filled with minus infinity. If a row is not finite, its first
+    value is NaN.
     """
     found = np.full((len(logits), 2, k), -np.inf, dtype=np.float32)
     for row, out in zip(logits, found, strict=True):
@@ -178,9 +184,9 @@ def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
 
 
 def unpacked(gathered: NDArray[np.float32], n: int) -> NDArray[np.float32]:
-    """Return (R, n) logits from the packed logits of all ranks, (size, R, 2, k).
+    """Return (R, n) logits from the packed logits (size, R, 2, k) of all ranks, where `size` is the number of ranks.
 
-    Each rank has ceil(n / size) columns.
+    Each rank but the last ones has ceil(n / size) columns.
     """
     size, n_rows = gathered.shape[:2]
     made = np.empty((n_rows, n), dtype=np.float32)

@@ -1,6 +1,7 @@
-"""The guard of a backend's sessions. A session is a context in which forward passes run.
+"""The guard of a backend's sessions: checks that a forward pass may run here, and lets one thread at a time run passes.
 
-The guard refuses sessions of closed backends, and sessions in forked processes in which the backend does not work.
+A session is a `with` block in which forward passes run (`Backend.session`). The guard refuses sessions of closed
+backends, and sessions in forked processes in which the backend does not work.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from mlx_engine.machine.forks import abandoned, kept_over_forks
 
 
 class SessionGuard:
-    """Checks sessions and, for backends that need it, lets one thread at a time hold one.
+    """Checks sessions; backends that use `held` allow only one thread at a time to have a session.
 
     Copies of a backend share the guard of the original.
     """
 
     def __init__(self, name: str, *, survives_fork: bool = True) -> None:
-        # The only process that may have sessions; None if forked processes may have sessions too.
+        # The id of the only process that may have sessions; None if forked processes may have sessions, too.
         self._name, self._process = name, None if survives_fork else os.getpid()
         self._lock, self._is_closed = threading.RLock(), False
         if survives_fork:
@@ -51,28 +52,28 @@ class SessionGuard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the only session. A thread may hold it several times.
+        """Wait for the session of another thread to end, and hold the only session. One thread may nest these blocks.
 
         Raises:
             ClosedError, BackendUnavailableError: as `check`.
         """
         self.check()
         with self._lock:
-            self.check()  # another thread may have closed the backend while this one waited
+            self.check()  # another thread may have closed the backend while this thread waited
             yield
 
     @contextmanager
     def close(self) -> Iterator[None]:
         """Refuse all later sessions, wait until the current session ends, and hold the session in the `with` block."""
         self._is_closed = True
-        # In a forked process, a thread that does not exist any more may hold the session.
+        # In a forked process, the session may be held by a thread of the parent, which does not exist here.
         is_lost = self._process not in (None, os.getpid()) or self._lock in abandoned
         with nullcontext() if is_lost else self._lock:
             yield
 
     def hold_for_ever(self, seconds: float) -> bool:
-        """Hold the session until the process ends.
+        """Hold the session until the process ends, so that no thread runs a pass during the exit.
 
-        Return False if another thread does not release it within the given seconds.
+        Return False if another thread does not end its session within the given seconds.
         """
         return self._process in (None, os.getpid()) and self._lock.acquire(timeout=seconds)

@@ -66,10 +66,11 @@ class TimedTest:
             pool = model.new_pool(self.request.longest, longest_pass=self.request.longest, kept=False)
             self._scheduler = Scheduler(model, pool, clock=clock)
         else:
-            # A pool and its prefix cache refer to each other. Collect those of the last test, so that their memory is
-            # used again. Page faults of new memory took 120 of the 1,380 ms of 512 tokens of the 0.6B shape.
+            # Free the pool and the prefix cache of the last test, which refer to each other, so that this test uses
+            # their memory again. Without this, page faults of new memory took 120 of the 1,380 ms in which the shape of
+            # Qwen3 0.6B prefills 512 tokens.
             gc.collect()
-            # The prefix cache holds the context, and the sequence a copy of its last page.
+            # Room for two sequences: the prefix cache holds the context, and the sequence a copy of the last page.
             pool = model.new_pool(self.request.longest, n_sequences=2 if self._n_cached else 1)
             prefix = PrefixCache(pool) if self._n_cached else None
             self._scheduler = Scheduler(model, pool, prefix=prefix, overlap=overlap, clock=clock)
@@ -110,7 +111,7 @@ def _request(ids: Sequence[int], n_new: int, clock: Callable[[], float]) -> Requ
     return Request(ids, options, [Output(options, max_tokens=n_new, text=NoText(), end_ids=())], metrics=Metrics(clock))
 
 
-# Prompt lengths that are measured to estimate the time of a longer prompt; the second length only if there is time.
+# To estimate the time of a long prompt, prompts of these lengths are measured, the second only if there is time.
 PROBES = (4, 64)
 
 
@@ -128,11 +129,11 @@ def measure(
 ) -> Result:
     """Run a test `repetitions` times, after a warm-up run.
 
-    A `budget` in seconds for warm-up and repetitions reduces the repetitions; if only the warm-up run fits into it, the
-    warm-up run is the result. If the test does not fit even once, a part is run and the rest extrapolated;
-    `Result.estimated` names the part. Without `overlap`, a lazy backend starts a pass only after the previous one has
-    ended. `between` is called before every run and after the last one, to measure the machine's limits at the same
-    time.
+    `budget` limits the seconds of warm-up and repetitions: fewer repetitions are run, and if only the warm-up run fits
+    into the budget, its times are the result. If the test does not fit even once, a part of it is run and the rest is
+    extrapolated; `Result.estimated` names the part. Without `overlap`, a lazy backend starts a pass only after the
+    previous pass has ended. `between` is called before every run and after the last one, to measure the machine's
+    limits at the same time.
 
     Raises:
         OptionError: the test is empty, or does not fit the model's context.
@@ -183,7 +184,10 @@ def check(test: Test, engine: Engine | CheckedCheckpoint) -> None:
 
 
 def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]:
-    """Time a prompt shorter than `ids`. Return its length and seconds per token, of its second run if there is time."""
+    """Time the beginnings of `ids` with the lengths PROBES, each twice, until the deadline.
+
+    Return the length and the seconds per token of the last run.
+    """
     probed, per_token = 0, 0.0
     with engine.backend.session():
         for n in PROBES:
@@ -199,7 +203,7 @@ def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]
 def _estimate(
     engine: Engine, test: Test, first: list[int], per_token: float, *, kv: bool, overlap: bool, deadline: float
 ) -> Result:
-    """Estimate a test whose prefill exceeds the budget; decode is tried after a single token."""
+    """Estimate a test whose prefill exceeds the budget. Decode is measured after a single token."""
     result = Result(test, [per_token * test.n_prompt], [])
     if test.n_gen:
         part = _run(engine, Test(n_gen=test.n_gen), first, kv=kv, overlap=overlap, deadline=deadline)

@@ -1,7 +1,7 @@
-"""Clients that submit requests: to an engine's scheduler, without HTTP and in one thread, or to a server.
+"""Benchmark clients that submit requests to an engine's scheduler (`Scheduled`) or to an HTTP server (`Served`).
 
 Each client runs a closed loop: it submits its next request when its last one has ended. `Load` makes the prompts, and
-`figures` computes the figures of a run.
+`figures` computes rates and latencies from the times of a run. `concurrency.py` repeats such runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scheduled:
         slots: the largest number of clients.
         longest: tokens of the longest prompt and its answer.
         prefix_cache: keep prompts and answers for later requests that share a prefix.
-        overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
+        overlap: on a lazy backend, submit each pass before the tokens of the previous pass are on the host.
         clock: read for all times.
     """
 
@@ -54,8 +54,8 @@ class Scheduled:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine, self._sizes, self._clock = engine, sizes, clock
-        # Room for one sequence more than there are clients, because the prefix cache also keeps a prompt that no client
-        # runs.
+        # Room for one sequence more than there are clients, because the prefix cache may also keep the prompt of a
+        # request that has ended.
         n_tokens = (slots + 1) * (longest + PAGE)
         self._settings = {
             "slots": slots,
@@ -156,7 +156,7 @@ class _Clients:
 
 # Seconds without a byte from the server after which it counts as dead.
 PATIENCE = 300.0
-# Sets of parameters that not every server accepts, the most useful set first, the empty set last.
+# Sets of parameters that not every server accepts. `_accepted` tries them in this order, the empty set last.
 EXTRAS: tuple[dict[str, Any], ...] = (
     {"ignore_eos": True, "stream_options": {"include_usage": True}},
     {"stream_options": {"include_usage": True}},
@@ -222,7 +222,7 @@ class Served:
         return Run(found, self._clock() - start, was_cut=any(cuts))
 
     def _client(self, queue: deque[Prompt], n_gen: int, deadline: float | None, found: list[RequestTimes]) -> bool:
-        """Send requests until there are no more; return whether the deadline ended one."""
+        """Send requests until there are no more prompts; return whether the deadline ended a request."""
         connection = self._connection()
         try:
             while True:
@@ -427,8 +427,8 @@ def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
 def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
     """Return the rows per step, the bytes and operations per second of a run, and its shares of both limits.
 
-    A limit in tokens per second is the rate that the run would have if its steps took only the time to read all
-    weights, keys and values at the memory bandwidth, or only the time of all arithmetic at the peak.
+    There are two limits in tokens per second: the rate of the run if its steps took only the time to read all weights,
+    keys and values at the memory bandwidth, and the rate if they took only the time of all arithmetic at the peak.
     """
     found: Figures = {
         "n_steps": steps.n,
@@ -449,7 +449,7 @@ def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """Return the median for q = 0.5, else the smallest value that a share q of all values does not exceed."""
+    """Return the median for q = 0.5. For another q, return the smallest value that a share q of all does not exceed."""
     if not values:
         return None
     if q == 0.5:
@@ -524,7 +524,7 @@ class Load:
         }
 
     def draws(self, number: int, n_clients: int) -> random.Random:
-        """Return the random numbers of a round: no two runs have a prompt in common."""
+        """Return the random numbers of a run. Each run has its own seed, so no two runs have a prompt in common."""
         return random.Random(f"{self.seed} {number} {n_clients}")
 
     def prompts(self, target: Target, draws: random.Random, n_clients: int) -> list[Prompt]:

@@ -1,7 +1,7 @@
-"""Compare measurements: two files of `bench`, or a bottleneck report with an earlier one of the same model and machine.
+"""Compare measurements: two files of `bench`, or two bottleneck reports of the same model and machine.
 
-All values are times, so a factor above 1 means faster. If the samples or the quartiles of both overlap, the table marks
-the factor: the difference may be noise.
+All values are times, so a factor above 1 means faster. If the samples of both measurements overlap (in reports, the
+quartiles), the difference may be noise, and the table marks the factor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def change(title: str, before: float | None, after: float | None, note: str = ""
 
 
 def component_tables(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
-    """Compare parts of the model, then operations, by time now; name the component with the largest change."""
+    """Compare the parts of the model, then its operations, the longest first. Name the one with the largest change."""
     before, after = _as_is(old.get("ms")), _as_is(new.get("ms"))
     for title in ("parts", "ops"):
         ours, theirs = _named(old.get(title)), _named(new.get(title))

@@ -64,7 +64,7 @@ def warm_up(target: Target, plan: Plan) -> None:
 def interleaved(
     plan: Plan, sample: Callable[[int, int, float | None], Sample], announce: Announce
 ) -> Iterator[dict[int, list[Sample]]]:
-    """Yield all samples so far by number of clients, after each round.
+    """Run the rounds; after each, yield all samples so far by number of clients.
 
     Args:
         plan: the settings.
@@ -84,7 +84,7 @@ def interleaved(
             one = sample(number, n, left)
             spent[n] += plan.clock() - start
             one.figures["others_share"] = others.share()
-            # A run that was cut off counts only if there is no complete run.
+            # A run that the budget has cut off counts only if there is no complete run.
             if not (found[n] and one.was_cut):
                 found[n].append(one)
         yield found
@@ -129,7 +129,7 @@ def shared_prefix(target: Target, plan: Plan, announce: Announce) -> Iterator[li
         deadline = None if left is None else plan.clock() + left
         runs: list[Run] = []
         for clients, prompts in ((1, [first]), (n, rest), (n, control)):
-            if len(runs) != 1:  # the second run finds the prefix of the first
+            if len(runs) != 1:  # before a warm run, do not forget the prefix that the cold run has cached
                 target.forget()
             seconds = None if deadline is None else deadline - plan.clock()
             runs.append(target.run(clients, prompts, load.n_gen, seconds=seconds))
@@ -194,7 +194,7 @@ def engine_rows(
         target = Scheduled(bench.engine, bench.sizes, prefix_cache=prefix_cache, **settings)
         rows: list[Row] = []
         for measured in target_rows(target, plan, bench.limits, announce):
-            # The processes of other ranks may run on this machine.
+            # Ranks of this run may be processes on this machine, so the load of other processes is not reported.
             unknown = fields(None) if bench.engine.model.is_shared else {}
             rows = [{**about, **bench.about(), **row, **unknown} for row in measured]
             yield [*found, *rows]
@@ -206,7 +206,7 @@ def server_rows(server: Served, plan: Plan, *, announce: Announce = lambda *repo
     """Yield all rows so far, after each round: one per number of clients of a server."""
     common = {**origin(), "model_name": server.model, "model_size": None, "model_n_params": None, "quant": "keep"}
     common |= {"backend": "HTTP", "url": server.url, "device": None, "threads": None, "unavailable": None, "kv": True}
-    # The server may be one of the other processes of this machine.
+    # The server may be a process on this machine, so the load of other processes is not reported.
     common |= fields(None)
     for rows in target_rows(server, plan, None, announce):
         yield [{**row, **common} for row in rows]

@@ -1,6 +1,7 @@
-"""Count the GPU dispatches of one decode step: this project's kernels at launch, MLX's operations from a table.
+"""Count the GPU dispatches (kernel launches) of one decode step, for the command `backends -m MODEL`.
 
-On a small model, the latency of a dispatch that depends on the previous one exceeds the time to read its bytes.
+This project's kernels are counted when they are launched, MLX's operations by a table. The number matters for small
+models: each dispatch waits for the previous one, and this latency exceeds the time to read the dispatch's bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def _launches(backend: Any, kernel: str) -> bool:
 
 
 def _product(backend: Any, weight: Any) -> int:
-    """Count a matrix product that MLX computes. Without our kernel, scales and biases are computed first."""
+    """Count the dispatches of a matrix product that MLX computes; 0 if our kernel does.
+
+    For MLX, the scales and biases of a `SplitMatrix` are computed first.
+    """
     if not isinstance(weight, SplitMatrix):
         return 0 if _launches(backend, "dense") and weight.shape[1] >= NARROWEST else 1
     return 3 if "matvec" in weight.kernels.refused else 0
@@ -133,7 +137,7 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
             kv.begin(depth)
             kv.commit(depth)
         batch = begin([SequenceInput([0], kv)])
-        _choose(model, batch)  # the first pass compiles and checks the kernels
+        _choose(model, batch)  # not counted: the first pass compiles and checks the kernels
         layers.clear()
         around.clear()
         with counted() as launches:
@@ -145,7 +149,7 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
 
 
 def _choose(model: Model, batch: Batch) -> None:
-    """Build the graph of a pass with the check of its logits and the choice of a token."""
+    """Build the MLX graph of a pass, of the sum that checks its logits, and of the choice of a token."""
     logits = wanted_logits(model.forward(batch))
     model.backend.row_sums(logits)
     model.backend.argmax(logits)

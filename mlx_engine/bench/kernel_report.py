@@ -36,7 +36,7 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 # The tests of a model: prefill and decode.
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
-# The types of activations that have kernels of their own for prompts, and these kernels: with and without `matmul2d`.
+# The types of activations that have their own kernels for prompts; and the kernels' names, with and without `matmul2d`.
 ROUNDED = ("f16", "bf16")
 WAYS = {"on": "matmul2d", "off": "simdgroup_matrix"}
 # The backends to time, by executor: MLX alone, and this project's kernels.
@@ -101,7 +101,8 @@ def add_models(
 ) -> None:
     """Add the model's tokens per second with MLX's operations, and with this project's kernels.
 
-    They are measured with each type of activations; on a GPU with accelerators also with both kernels for prompts.
+    The rates are measured with each type of activations. On a GPU with neural accelerators, each 16-bit type is
+    measured with both kernels for prompts.
     """
     names, executor = BACKENDS[found["executor"]], found["executor"]
     found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))
@@ -213,7 +214,7 @@ def _prompts(found: Row) -> str:
 
 
 def _by_type(tokens: Sequence[Row]) -> Iterator[tuple[tuple[str, str], list[Row]]]:
-    """Yield the rows of each type of activations and kernel for prompts; float32 has no choice of kernels."""
+    """Yield the rows of each type of activations with each kernel for prompts; for float32 there is only one kernel."""
     for key, ours in groupby(tokens, lambda row: (str(row.get("activations")), str(row.get("tensors", "")))):
         yield key, list(ours)
 

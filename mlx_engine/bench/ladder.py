@@ -1,4 +1,7 @@
-"""The ladder: a list of backends with settings (rungs), slowest first; their speedups, and the report of a sweep."""
+"""The ladder of `bench --sweep`: a list of backends with settings (rungs), slowest first, and the report about it.
+
+The report has a table of rates and the speedup from each rung to the next.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ RUNGS = (
     Rung("metal", "metal"),
     Rung("cuda", "cuda"),
 )
-# Suffix for the best rung measured without a cache, which is not a rung of its own.
+# The suffix of a row that measures the best rung without a KV cache. Such a row does not count as a rung of its own.
 NO_CACHE = ", no cache"
 
 
@@ -192,7 +195,7 @@ def in_cache(rows: Sequence[Row]) -> str | None:
         return None
     return (
         f"The weights in {' and in '.join(fitting)} fit into the processor's cache of {size / 2**20:.0f} MiB: "
-        "GB/s and the share of it are the cache's, and say nothing about memory."
+        "GB/s and its share are those of the cache, not of memory."
     )
 
 

@@ -1,6 +1,6 @@
 """Describe the origin of a measurement: machine, time, versions, commit, model digest, and the load of other processes.
 
-Above a limit of this load the figures are not usable.
+If other processes used more than a share MOST of the cores during a measurement, its figures are marked as not usable.
 """
 
 from __future__ import annotations
@@ -134,12 +134,14 @@ def describe(checkpoint: Checkpoint) -> dict[str, object]:
 MOST = 0.05
 # Core seconds that are ignored, because the system counts the time of cores and processes in ticks of 10 ms.
 TICKS = 0.05
-# Fields of idle time, and fields whose time is also part of `user` and `nice`.
+# psutil's fields of idle time; and fields to leave out, because their time is also part of `user` and `nice`.
 IDLE, TWICE = ("idle", "iowait"), ("guest", "guest_nice")
 
 
 class OtherProcesses:
-    """Counts from now on the core time of all processes except this one and its ended children.
+    """Counts the core time of all other processes, from the creation of this object on.
+
+    The time of this process and of its ended children does not count.
 
     Only the cores that this process may use are counted. Time that the host takes from a virtual machine counts, too.
     """

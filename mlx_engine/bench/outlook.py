@@ -1,4 +1,7 @@
-"""Whether a model would run on this machine: its memory, and the rate of decode that the memory bandwidth allows."""
+"""Predict, without loading weights, whether a model fits this machine's memory, and how fast it would decode.
+
+The command `inspect` prints the result. The rate is the memory bandwidth divided by the bytes read per token.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from mlx_engine.weights.outline import need_of, outlined
 
 # The default number of tokens for the sizes; most conversations are shorter.
 USUAL_CONTEXT = 4096
-# The weights of these backends are Python objects: arithmetic and not the bandwidth is their limit.
+# Backends whose rate is unknown: their weights are Python objects, so arithmetic limits the rate, not the bandwidth.
 NOT_BOUND = ("scalar",)
 
 
@@ -120,7 +123,10 @@ def outlook(
 
 
 def machine_bandwidth(threads: int) -> float | None:
-    """Return the bytes per second at which this many threads read memory; None if they mostly read their cache."""
+    """Return the bytes per second that this many threads read from memory.
+
+    None if the size of the caches is unknown, or so large that the caches would serve most reads.
+    """
     cache = cache_bytes()
     if cache is None or 2 * cache > MOST_BYTES:
         return None

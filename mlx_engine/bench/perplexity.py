@@ -1,4 +1,4 @@
-"""Perplexity of a text in strided windows, and how far a model's probabilities are from those of a reference.
+"""Measure the perplexity of a text in strided windows, and how far a model's probabilities are from a reference's.
 
 The definition is that of Hugging Face's guide to perplexity. A window has up to `context` tokens; the next window
 begins `stride` tokens later. Each token is scored once, in the first window that contains it, from the tokens before it
@@ -6,8 +6,8 @@ in this window. A token that is the first one of its first window is not scored.
 negative log-likelihood (NLL) of all scored tokens. The guide's code weights the mean of each window by its number of
 new tokens minus 1, which differs a little where windows overlap; `Result.guide` is that perplexity.
 
-The reference is another model, or a file with the log-probabilities of one. A file has a line of JSON, then a record
-per scored token: the token's exact log-probability, and 16 bits for every token of the vocabulary.
+The reference is another model, or a file with a model's log-probabilities. Such a file has a line of JSON, then a
+record per scored token: the token's exact log-probability, and 16 bits for every token of the vocabulary.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Result:
         logprobs: the log-probability of each scored token.
         ids: the scored tokens.
         windows: the windows.
-        kl: against a reference: the Kullback-Leibler divergence KL(reference || model) at each scored token.
-        same_top: whether the most likely tokens agree.
+        kl: the Kullback-Leibler divergence KL(reference || model) at each scored token; empty without a reference.
+        same_top: at each scored token, whether the model and the reference have the same most likely token.
         references: the reference's log-probability of each scored token.
         squares: sums of squares of the difference of the logits, and of the reference's logits, at each scored token;
             empty if the reference is a file, which has no logits.
@@ -91,7 +91,7 @@ class Result:
 
     @property
     def logits_error(self) -> float | None:
-        """The relative error of the logits against the reference's, in the Frobenius norm; None without its logits."""
+        """The relative error of the logits in the Frobenius norm; None if the reference's logits are unknown."""
         wrong, size = np.sum(self.squares, axis=0) if self.squares else (0.0, 0.0)
         return math.sqrt(wrong / size) if size else None
 
@@ -127,7 +127,7 @@ class Result:
 
 
 def _standard_error(values: np.ndarray) -> float | None:
-    """Return the standard error of the mean; None of a single value."""
+    """Return the standard error of the mean; None for a single value."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
@@ -300,15 +300,19 @@ def _compare(found: Result, row: np.ndarray, logprob: float, reference: np.ndarr
 
 
 def _record(n_vocab: int) -> np.dtype[Any]:
-    """Return a token's record: its log-probability, the range of all log-probabilities, and each as 16 bits in it."""
+    """Return the NumPy type of a token's record.
+
+    It has the token's exact log-probability, and the log-probability of every token of the vocabulary, rounded to
+    `least + step * code` with a 16-bit code.
+    """
     return np.dtype([("logprob", "<f4"), ("least", "<f4"), ("step", "<f4"), ("codes", "<u2", (n_vocab,))])
 
 
 @contextmanager
 def saving(target: Path, text: Text, n_vocab: int) -> Iterator[Callable[[np.ndarray, float], None]]:
-    """Write a reference file, which appears when it is complete.
+    """Write a reference file in a `with` block. The file appears under its name when the block has ended.
 
-    The block gets a function that appends a token, from its logits (V,) and its log-probability.
+    The block gets a function that appends a token's record, given the logits (V,) and the token's log-probability.
 
     Raises:
         SourceError: the file cannot be written.

@@ -68,7 +68,7 @@ def passes(rows: Sequence[Row]) -> Figure | None:
 
 
 def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return pairs of rows (with a cache, without) of one test and rung, slowest rung first."""
+    """Return pairs of rows (with a cache, without a cache) of the same test and rung, slowest rung first."""
     without = {(row["rung"].removesuffix(NO_CACHE), row["weights"], row["test"]): row for row in rows if not row["kv"]}
     keys = {(row["rung"], row["weights"], row["test"]): row for row in rows if row["kv"]}
     return [(row, without[key]) for key, row in keys.items() if key in without]

@@ -2,8 +2,8 @@
 
 `Limits` samples both between the repetitions of a test, because they may change by half within minutes. The bandwidth
 is measured by reading the model's matrices on as many threads as the backend has, the arithmetic by multiply-adds in
-registers (`kernels/cpu/roofline.py`). `read_bandwidth` and `product_rate` take a fraction of a second and need no
-compiler.
+registers (`kernels/cpu/roofline.py`). `read_bandwidth` and `product_rate` are quick estimates for the server and the
+command `plan`: they take a fraction of a second and compile nothing.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ SMALL = 64 << 20
 
 
 def matrices(engine: Engine, checkpoint: Checkpoint) -> list[np.ndarray]:
-    """Return the matrices that a pass reads, each once; if NumPy can view none of them, return the file's tensors."""
+    """Return the backend's matrices, each once, or the file's tensors if NumPy can view none of the matrices."""
     found: dict[int, np.ndarray] = {}
     for value in vars(engine.model).values():
         for linear in linears(value):
@@ -197,12 +197,12 @@ def in_words(array: np.ndarray) -> np.ndarray:
 def side_by_side(words: list[np.ndarray]) -> list[np.ndarray]:
     """Return the arrays, or, if they have fewer than `SMALL` bytes in total, one array with a copy of all of them.
 
-    The copy has as many bytes as the arrays, so a cache holds the same share of it.
+    The copy has as many bytes as the arrays, so the same share of it fits into the processor's cache.
     """
     return [in_words(np.concatenate(words))] if sum(w.nbytes for w in words) < SMALL else words
 
 
-# The most bytes that one reading reads, so that all readings take 0.2 s at 10 GB/s.
+# The most bytes of one measurement, so that all measurements of `bandwidth_of` take 0.2 s at 10 GB/s.
 MOST_BYTES = 512 << 20
 READINGS = 4
 
@@ -210,8 +210,8 @@ READINGS = 4
 def read_bandwidth(engine: Engine) -> float | None:
     """Return the bytes per second at which the backend's threads read the model's weights, the best of `READINGS`.
 
-    Return None where this would not be the backend's memory bandwidth: NumPy cannot view all weights, half of them fit
-    into the processor's cache, or the size of the cache is unknown.
+    Return None if the result would not be the backend's memory bandwidth, because NumPy cannot view all weights, half
+    of them fit into the processor's cache, or the size of the cache is unknown.
     """
     held = {id(linear.weight): linear.weight for value in vars(engine.model).values() for linear in linears(value)}
     words = [in_words(weight.data) for weight in held.values() if isinstance(weight, Matrix)]
@@ -224,7 +224,7 @@ def read_bandwidth(engine: Engine) -> float | None:
 def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
     """Return the bytes per second at which threads read int64 arrays, the best of `READINGS`.
 
-    Only the first arrays are read, up to `MOST_BYTES` in total, but the first one always and as a whole.
+    Arrays are read in order, up to `MOST_BYTES` in total; the first is always read as a whole.
     """
     ends = itertools.accumulate(array.nbytes for array in words)
     some = [array for array, end in zip(words, ends, strict=True) if end <= MOST_BYTES] or [words[0]]
@@ -243,7 +243,8 @@ def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
     return max(rates)
 
 
-# The product of a chunk of a prompt with a matrix of a usual size; it takes some milliseconds on two cores.
+# The default sizes of `product_rate`: a chunk of a prompt, and a matrix of a usual size. The product takes some
+# milliseconds on two cores.
 PRODUCT_ROWS, PRODUCT_SIDE = 512, 2048
 PRODUCTS = 5
 

@@ -1,4 +1,4 @@
-"""Run all cells of a benchmark: every backend with every test. A row has the samples and their origin."""
+"""Run all cells of a benchmark: every test on every backend. Each cell gives a row: its samples and their origin."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def engines(
     `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
-    if len(backends) > 1:  # of several backends, those without these activations are listed; a single one is an error
+    # Among several backends, those without these activations are listed. For a single backend, they are an error.
+    if len(backends) > 1:
         reasons = {name: reason or refused(name, activations, jit=jit) for name, reason in reasons.items()}
     path = resolve(model)
     checkpoint = open_model(path, allow_settings)
@@ -143,8 +144,8 @@ class Bench:
         be = engine.backend
         self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(be, type_), quant, be.kv_type)
         self.threads = threads_of(engine.backend)
-        # Limits are measured on the processor, so they do not apply to other devices.
-        # One of several machines has only a part of the weights.
+        # Limits are measured on the processor, so they do not apply to other devices. They do not apply to a model on
+        # several machines either, because this one has only a part of the weights.
         on_cpu = engine.backend.device == "cpu" and not engine.model.is_shared
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
@@ -167,7 +168,7 @@ class Bench:
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
         others = OtherProcesses()
         result = measure(self.engine, test, **how, between=between, progress=progress)
-        # The processes of other ranks may run on this machine.
+        # Ranks of this run may be processes on this machine, so the load of other processes is not reported.
         share = None if self.engine.model.is_shared else others.share()
         row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv), **fields(share)}
         if profile and kv:
@@ -215,7 +216,7 @@ def threads_of(backend: Backend) -> int | None:
 
 
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
-    """Return the type of most weights on the backend: the loaded type, or that of dequantised weights."""
+    """Return the type that most weights have on the backend: the type on load, or the one they are expanded to."""
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)

@@ -147,11 +147,16 @@ ENOUGH = 8
 
 
 def rest(passes: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    """Estimate the seconds of the missing passes from the measured ones and the lengths of all.
+    """Estimate the seconds of the passes that were not run.
 
-    With a KV cache every pass has length 1 and takes the same time. Without one, time is a constant (reading the
-    weights) plus a part proportional to the length: a line is fitted to the later half of the passes, since short
-    lengths use other kernels. With only a few passes, time is taken to be proportional to the length.
+    With a KV cache, every pass has length 1 and takes the same time. Without a cache, the time is a constant (to read
+    the weights) plus a part proportional to the length. A line is fitted to the later half of the measured passes,
+    because short lengths use other kernels. With fewer than ENOUGH passes, the time is taken to be proportional to the
+    length.
+
+    Args:
+        passes: the seconds of the passes that were run.
+        lengths: the tokens that each pass computes, of the passes in `passes` and then of the missing ones.
     """
     n = len(passes)
     missing = lengths[n:]

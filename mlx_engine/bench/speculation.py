@@ -1,11 +1,15 @@
 """Measure speculative decoding: each text of a file is answered with and without proposed tokens, interleaved.
 
-A file has a JSON object per line: `prompt`, a text or messages; and optionally `name`, `max_tokens`, `prediction`, and
-`right`, a probability. A prompt is answered `copies` times at once; with `prompts` in place of `prompt`, a list of
-different prompts is answered at once. Each drafter that is loaded gets a row. With `right`, the tokens of the answer
-without proposals are proposed, and each is right with this probability. This measures the factor at a given acceptance
-rate, also of a model with random weights. With `drafter`, "mtp" or "draft", this drafter runs too, so that its time is
-counted. Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
+The file has a JSON object per line, with these keys:
+
+- `prompt`: a text or messages, answered `copies` times at once; or `prompts`: several prompts, answered at once.
+- `name`, `max_tokens`, `prediction`: optional.
+- `right`, optional: a fraction. The tokens of the answer without proposals are then proposed, and this fraction of them
+  is right. So the speedup at a given acceptance rate can be measured, also with random weights.
+- `drafter`, optional: "mtp" or "draft". Without it, every loaded drafter gets a row. With `right`, the drafter runs and
+  its time counts, but its tokens are replaced as above.
+
+Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
 """
 
 from __future__ import annotations
@@ -40,14 +44,16 @@ RECORDED = "recorded"
 
 
 class Recorded:
-    """The drafter of an answer that is known: each token that it proposes is right with a given probability.
+    """Proposes the tokens of a known answer, with some of them replaced by wrong ones.
 
-    Wrong tokens have the same positions in every run.
+    Wrong tokens have random positions, which depend on `seed` alone. Their number is exact: if each token were drawn by
+    itself, 76 % of the 256 tokens of one answer would be right where 80 % are meant.
     """
 
-    def __init__(self, answer: Sequence[int], right: float) -> None:
-        rng = random.Random(0)
-        self._ids, self._n = [i if rng.random() < right else i + 1 for i in answer], 0
+    def __init__(self, answer: Sequence[int], right: float, seed: int = 0) -> None:
+        n_wrong = round(len(answer) * (1 - right))
+        wrong = set(random.Random(seed).sample(range(len(answer)), n_wrong))
+        self._ids, self._n = [i + (at in wrong) for at, i in enumerate(answer)], 0
 
     def extend(self, ids: Sequence[int]) -> None:
         """Add new ids of the answer."""
@@ -69,8 +75,9 @@ class Recordings:
         self._answers, self._right = answers, right
 
     def __call__(self, sequence: AnswerSequence) -> Recorded:
-        """Return a drafter."""
-        return Recorded(self._answers[sequence.request], self._right)
+        """Return a drafter; each request has wrong tokens at other positions."""
+        seed = list(self._answers).index(sequence.request)
+        return Recorded(self._answers[sequence.request], self._right, seed)
 
     def end(self, sequence: AnswerSequence) -> None:
         """Keep nothing."""
@@ -83,10 +90,12 @@ class RecordedPasses:
         self.name, self.most, self.share = drafter.name, drafter.most, drafter.share
         self.costs, self.n_hidden = drafter.costs, drafter.n_hidden
         self._drafter = drafter
-        self._recorded = {request: Recorded(answer, right) for request, answer in answers.items()}
+        self._recorded = {
+            request: Recorded(answer, right, seed) for seed, (request, answer) in enumerate(answers.items())
+        }
 
     def propose(self, wanted: Mapping[AnswerSequence, int], budget: int) -> Mapping[AnswerSequence, Sequence[int]]:
-        """Run the drafter, and return as many ids of the known answer as it proposes."""
+        """Run the drafter. In place of the tokens that it proposes, return as many of the known answer."""
         found = self._drafter.propose(wanted, budget)
         return {
             one: self._recorded[one.request].after(len(one.output.token_ids), len(ids)) for one, ids in found.items()
@@ -101,7 +110,7 @@ def texts_of(file: Path) -> list[Row]:
     """Return the texts of a file.
 
     Raises:
-        OptionError: a line is no JSON object with a prompt and known keys, or there is none.
+        OptionError: a line is not a JSON object with a prompt and known keys, or the file has no text.
     """
     found = []
     for n, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
@@ -134,7 +143,7 @@ def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row
                 off = _answered(engine, text, None, ())
                 on = _answered(engine, text, way, off["ids"])
                 if on["ids"] != off["ids"]:
-                    depends = f"on {engine.backend.name} the bits of this model's rows depend on their number"
+                    depends = f"on {engine.backend.name} the bits of this model's results depend on a pass's length"
                     why = "report this as a bug" if fixes_rows(engine.model) else depends
                     raise EngineError(f"{text['name']}: the answer with proposals differs; {why}")
                 if repetition:  # the first repetition compiles kernels
@@ -189,7 +198,9 @@ def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Specula
 
 
 def _answered(engine: Engine, text: Row, way: str | None, known: Sequence[Sequence[int]]) -> Row:
-    """Answer the prompts of a text at once; return ids, counts and times, from when every prompt has a first token.
+    """Answer the prompts of a text at once; return ids, counts and times.
+
+    The times count from the moment at which every prompt has its first token.
 
     Args:
         engine: the engine.

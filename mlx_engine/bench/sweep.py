@@ -1,7 +1,7 @@
-"""The sweep: every rung of the ladder with float32 and with the stored weights, for several prompt lengths.
+"""`bench --sweep`: measure every backend setting (rung, see `ladder.py`) with float32 and with the stored weights.
 
 A rung that is unavailable on this machine, or that would exceed the budget with one token, is listed with the reason.
-Finally the best rung decodes a longer text with and without a cache, to show the duration of every pass.
+Finally, the fastest rung decodes a longer text with and without a KV cache, to show the duration of every pass.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.weights.model import architecture_of, open_model
 
-# Seconds per cell: all rungs of the built-in model then take two to three minutes.
+# Seconds per cell, which is one test on one rung. All rungs of the built-in model then take two to three minutes.
 BUDGET = 10.0
 # Number of passes of the long decode test, with and without a cache.
 PASSES = 256
@@ -168,7 +168,8 @@ class Sweep:
     def _attempts(self, rung: Rung) -> list[tuple[Conversion, str | None]]:
         """Return the conversions of weights to measure, each with the reason to skip it or None.
 
-        One conversion if the rung dequantises all weights to float32, else two.
+        Usually there are two: F32_LAYERS converts all layers to float32, STORED converts none. There is only one if
+        `plan.quant` names it, if the rung expands all weights to float32 anyway, or if the rung is unavailable.
         """
         reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations, jit=rung.jit)
         if reason is not None:
@@ -224,7 +225,7 @@ class Sweep:
 
 
 def seconds_per_weight(backend: Backend) -> float:
-    """Estimate a backend's seconds per weight from a small matrix: within a small factor of the real time."""
+    """Measure a backend's seconds per weight with a small matrix. A large model differs by a small factor."""
     shape = (32, 512)
     zeros = np.zeros(shape, dtype=np.float32)
     linear: Any = Linear("small", backend.prepare(Weight.pack("small", zeros, F32)))

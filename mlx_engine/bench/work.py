@@ -1,4 +1,6 @@
-"""The minimum work of a test, computed from sizes: bytes read from memory, and arithmetic operations.
+"""Compute the minimum work of a test from the sizes of a model: bytes read from memory, and arithmetic operations.
+
+The benchmarks divide this work by the measured time, to compare it with the machine's limits.
 
 Every pass reads each matrix once, for any number of tokens; of a layer's experts it reads the share that its tokens are
 expected to choose. Embedding lookups are neglected. A tied embedding table counts once, as the output head. The head,
@@ -42,8 +44,8 @@ class Sizes:
     """Sizes of the weights and caches that a pass reads.
 
     Attributes:
-        layers: number of weights in the layers that each token is multiplied with; of the experts, only the chosen ones
-            count.
+        layers: number of weights that each token is multiplied with, over all layers; of the experts, only the chosen
+            ones count.
         head: number of weights of the head.
         nbytes: bytes of layers and head without experts, as the backend holds them.
         cached: bytes of keys and values per token that attention reads, over all layers.

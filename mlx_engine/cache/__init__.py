@@ -1,4 +1,4 @@
-"""The KV cache: pages (`pool.py`), states (`states.py`), sequences (`sequence.py`), the prefix cache (`prefix.py`)."""
+"""The KV cache: pages (`pool.py`), recurrent states (`states.py`), sequences, and cached prefixes (`prefix.py`)."""
 
 from mlx_engine.cache.pool import CacheLayer, KVLayer, KVPool
 from mlx_engine.cache.prefix import PrefixCache

@@ -1,22 +1,24 @@
-"""Prefixes on disk: the pages and states of the prefix cache as files, which later processes reuse.
+"""Keep pages and states of the prefix cache in files, so that later processes need not compute known prompts again.
 
-A file has one whole page of one group of layers, or the states of all layers after a whole page. Its name is the end of
-a chain of SHA-256 digests over the token ids up to and including its page, so a prefix is found by walking its pages.
-The files of one *identity* are in a folder of their own: one model, one order of sums, one type of keys and values and
-one size of pages. A header repeats all of this, and a checksum covers header and contents.
+A file has one whole page of one group of layers, or the recurrent states of all layers after a whole page. Its name is
+a *chain digest*: the SHA-256 digest of the digest of the page before and of this page's token ids. So the name stands
+for all tokens up to the end of the page, and a prefix is found by computing the digests of its pages one after the
+other. Files that belong together have the same *identity*: model, backend, types, source code and format. Each identity
+has a folder of its own. A header in each file repeats the identity and the digest, and a checksum covers header and
+contents.
 
-Pages are written soon after the prompt has been run, not when they are evicted. So the files survive if the process is
-killed, and eviction needs no write. A thread writes the pages. On an eager backend the thread reads a page in place
-while passes run, and then compares the page's *generation* with the one before. A page of the prefix cache does not
-change until the cache drops the page, which increments the generation; then the thread discards what it has read. So
-the writer holds no reference to a page, and no step waits for the writer. A lazy backend copies pages when they are
-offered, up to `MOST_COPIED` bytes.
+Pages are written soon after the prompt has been run, and not when they are evicted. So the files exist even if the
+process is killed, and evictions need no writes. A thread writes the files. On an eager backend, the thread reads a page
+in place while passes run. A page of the prefix cache does not change until the cache drops the page, and this
+increments the page's *generation*, a counter. If the generation has changed while the thread read the page, the thread
+discards the bytes. So the thread holds no reference to a page, and passes never wait for the thread. On a lazy backend,
+pages are copied when they are offered, up to `MOST_COPIED` bytes.
 
-A file that fails its checks is removed, and its part of the prompt is computed. Files are read into memory and not
-mapped, for two reasons: if another program truncated a mapped file, this process would be killed; and the bytes that
-were checked must be the bytes that are used. Drafts are renamed when they are complete. Several processes may share a
-folder: the least recently used files are removed when all files together are larger than the bound; the pages of a
-prefix go from its end.
+If a file fails its checks, it is removed, and its tokens are computed again. Files are read into memory and not
+memory-mapped, for two reasons. If another program truncated a mapped file, this process would be killed. And a mapped
+file could change between the check and the use. A file is first written under another name, and renamed when it is
+complete. Several processes may share a folder. If all files together are larger than a bound, the least recently used
+ones are removed; of a prefix, the last pages are removed first.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from mlx_engine.kernels.files import draft, remove_dead
 from mlx_engine.observe import log
 from mlx_engine.quant.key_values import DTYPES, row_length
 
-# The default bound of a folder.
+# The default bound on the bytes of all files in a folder.
 DEFAULT_NBYTES = 20 << 30
 MAGIC, VERSION = b"mlxekv\r\n", 1
 ENDING = ".kv"
@@ -73,14 +75,15 @@ MOST_JOBS, MOST_COPIED = 4096, 256 << 20
 MOST_READ = 64 << 20
 # The threads that read files ahead.
 READERS = 2
-# Seconds without a write after one has failed, and between two marks of a file as used.
+# Seconds for which nothing is written after a write has failed; and the seconds after which a file that is in use is
+# marked as used again.
 PAUSE, TOUCHED = 60.0, 60.0
 # Each page of a prefix is marked as used this much earlier than the page before it, so that pages are removed from the
 # end of the prefix.
 STEP_NS = 1_000_000_000
-# Seconds that a process waits for the writer when it ends.
+# Seconds that a process waits for the writing thread when it ends.
 PATIENCE = 20.0
-# Seconds that the first prompt waits for the folder to be open.
+# Seconds that the first prompt waits until the folder has been opened.
 BRIEFLY = 0.5
 _HEADER = struct.Struct("<8sI32s32s8sQ")
 MAGIC_FILE, _FILE = b"mlxekvs\n", struct.Struct("<8sI32sQ")
@@ -89,19 +92,31 @@ STATE = "s"
 
 
 class Key(NamedTuple):
-    """A page of one group of layers, or with `part` "s" the states after a page. The chain digest has 32 bytes."""
+    """The key of a file.
+
+    Attributes:
+        chain: the chain digest at the end of the page, 32 bytes.
+        part: the number of the group of layers whose page it is, as text; or `STATE` for the states after the page.
+    """
 
     chain: bytes
     part: str
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of the file."""
         return f"{self.chain[:16].hex()}-{self.part}{ENDING}"
 
 
 class Piece(NamedTuple):
-    """An array of a file: a layer's page (2, G, page, row), or an array of a layer's state."""
+    """An array in a file: a layer's page (2 or 1, G, page, row), or an array of a layer's state.
+
+    Attributes:
+        layer: the index of the layer.
+        number: the index of the array in the layer's state; 0 for a page.
+        shape: the shape.
+        dtype: the type of the elements.
+    """
 
     layer: int
     number: int
@@ -110,21 +125,22 @@ class Piece(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """The bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass
 class DiskStats:
-    """Counters since the start.
+    """Counters since the start of the process.
 
     Attributes:
-        tokens: tokens of prompts that were read from files.
-        read: files that were read.
-        written: files that were written.
-        dropped: files that were not written: the queue was full, the page was evicted first, or a write failed.
-        damaged: files that were removed because they failed their checks.
-        removed: files that were removed, because all files together were too large.
+        tokens: number of tokens of prompts that were read from files.
+        read: number of files that were read.
+        written: number of files that were written.
+        dropped: number of files that were not written, because the queue was full, the page was evicted before, or the
+            write failed.
+        damaged: number of files that were removed because they failed their checks.
+        removed: number of files that were removed because all files together were too large.
         nbytes: bytes of all files, as far as this process knows.
     """
 
@@ -138,7 +154,7 @@ class DiskStats:
 
 
 def chains(ids: np.ndarray, page: int) -> list[bytes]:
-    """Return the chain at the end of each whole page of token ids (n,)."""
+    """Return the chain digest at the end of each whole page of token ids (n,)."""
     found, last = [], struct.pack("<q", page)
     numbers = np.ascontiguousarray(ids, dtype="<i8")
     for first in range(0, len(ids) - page + 1, page):
@@ -148,7 +164,7 @@ def chains(ids: np.ndarray, page: int) -> list[bytes]:
 
 
 def pieces(pool: KVPool) -> dict[str, list[Piece]]:
-    """Return the arrays in the file of each part: the groups "0", "1", ..., and "s" for states."""
+    """Return the arrays in the file of each part of a pool: "0", "1", ... for pages of a group, and "s" for states."""
     parts: dict[str, list[Piece]] = {str(group): [] for group in range(len(pool.windows))}
     states: list[Piece] = []
     for i, layer in enumerate(pool.layers):
@@ -163,7 +179,8 @@ def pieces(pool: KVPool) -> dict[str, list[Piece]]:
 def source_digest() -> str:
     """Return a digest of the source code that determines the bits of keys and values.
 
-    Most edits do not change bits, so prefixes are sometimes computed again without need. Wrong bits would be worse.
+    Every edit changes the digest, although most edits do not change bits. So prefixes are sometimes computed again
+    without need, but prefixes with other bits are never used.
     """
     total = hashlib.sha256()
     for package in ("backends", "models", "weights", "config", "quant", "kernels"):
@@ -182,10 +199,10 @@ def source_digest() -> str:
 
 
 def backend_identity(be: Backend) -> dict[str, str]:
-    """Return the properties of a backend on which the bits of keys and values depend, as texts by name.
+    """Return the properties of a backend on which the bits of keys and values depend, by name.
 
-    Compiled kernels give the same bits on every processor; the results of other backends depend on their libraries and
-    on the device.
+    Compiled CPU kernels give the same bits on every processor. The results of other backends also depend on the
+    versions of their libraries and on the device.
     """
     found = {"backend": type(be).__name__, "activations": be.activations, "kv_type": be.kv_type, "format": str(VERSION)}
     if type(be).__name__ == "CompiledBackend":
@@ -206,8 +223,8 @@ class SavedPrefixes:
 
     Attributes:
         stats: counters.
-        identity: the digest of the model, version and types of keys and values; empty if it is not known yet.
-        saved: the file of each page and state, and where it begins there, by name.
+        identity: the digest of the identity (`identity_of`); empty if it is not known yet.
+        saved: by the name of a page or state, its file and the offset in this file.
     """
 
     def __init__(self, identity: bytes = b"") -> None:
@@ -218,7 +235,7 @@ class SavedPrefixes:
         """Use a file that `Saver` has written, and return its token ids.
 
         Raises:
-            FormatError: `Saver` has not written the file, or for another model, version or type of keys and values.
+            FormatError: the file was not written by `Saver`, or for another model, version or type of keys and values.
             OSError: the file cannot be read.
         """
         ids, records = opened(path, identity)
@@ -228,32 +245,32 @@ class SavedPrefixes:
 
     @property
     def is_here(self) -> bool:
-        """Whether pages can be written."""
+        """Whether pages can be written: never in this class."""
         return False
 
     def wait_briefly(self) -> None:
-        """Wait once, for a limited time, until it is known which pages exist."""
+        """At the first call, wait for a limited time until the folder is open. Does nothing in this class."""
 
     def flush(self) -> None:
-        """Wait until every offered page and state has been written or dropped."""
+        """Wait until every offered page and state has been written or dropped. Does nothing in this class."""
 
     def close(self) -> None:
-        """Write the queued pages and states, and end the thread."""
+        """Write the queued pages and states, and end the thread. Does nothing in this class."""
 
     def has(self, key: Key) -> bool:
         """Return whether a page or a state is on disk."""
         return key.name in self.saved
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the file of a page or a state, its position there, and how many bytes after its end are also read."""
+        """Return where a page or a state is: its file, its offset, and the number of bytes to read after its end."""
         found = self.saved.get(key.name)
         return None if found is None else (*found, 0)
 
     def contents(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
-        """Return the contents (nbytes,) uint8 of a page or a state, in a buffer of `room(nbytes)` bytes.
+        """Read a page or a state into a buffer of `room(nbytes)` bytes, and return its contents (nbytes,) uint8.
 
-        Return None if it is missing, damaged or of another identity. Several threads may call this method; the thread
-        of passes then calls `count`.
+        Return None if the page or state is missing, damaged or of another identity. Several threads may call this
+        method. The thread that runs passes then calls `count` for each result.
         """
         if (place := self.place(key)) is None:
             return None
@@ -265,7 +282,7 @@ class SavedPrefixes:
         return sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
 
     def count(self, key: Key, is_sound: bool) -> None:
-        """Count a page or a state that was read; forget a damaged one."""
+        """Count a page or a state that was read. If it is damaged, do not use it again."""
         if is_sound:
             self.stats.read += 1
         elif self.saved.pop(key.name, None) is not None:
@@ -273,31 +290,31 @@ class SavedPrefixes:
 
 
 class PrefixFolder(SavedPrefixes):
-    """The files of one identity in a folder, a bound on the files of all identities, and the thread that writes.
+    """A folder of prefixes: reads the files of one identity, writes new ones in a thread, and bounds the folder's size.
 
     Attributes:
-        path: the folder.
-        max_nbytes: the bound.
+        path: the folder, which has a folder for each identity.
+        max_nbytes: the largest number of bytes of all files, of all identities.
         stats: counters.
-        identity: the digest of what keys and values depend on besides token ids; empty until the folder is open.
-        ours: the folder of the identity; None until it is open, and if it cannot be used.
+        identity: the digest of the identity; empty until the folder is open.
+        ours: the folder of the identity; None until it is open, or if it cannot be used.
     """
 
     def __init__(self, path: Path, max_nbytes: int, model: str, identify: Callable[[Path], Mapping[str, str]]) -> None:
         """Begin to open the folder, in a thread.
 
         Args:
-            path: the folder, which is made if there is none.
-            max_nbytes: the bound on the bytes of all files in it.
-            model: the name of the model, for the user.
-            identify: returns the identity. Its argument is a folder in which it may keep the digest of the model's
-                files, because computing the digest reads all files.
+            path: the folder, which is created if it does not exist.
+            max_nbytes: the bound on the bytes of all files in the folder.
+            model: the name of the model, with which the name of the identity's folder begins.
+            identify: a function that returns the identity. It takes a folder in which it may keep the digest of the
+                model's files, because computing this digest reads all files of the model.
         """
         super().__init__()
         self.path, self.max_nbytes = path, max_nbytes
         self.ours: Path | None = None
-        # Names of files that exist, with the time of the last update of their use; names that are about to be written;
-        # and names of files that can neither be used nor removed.
+        # Names of existing files, with the time when this process last marked the file as used; names of files that are
+        # about to be written; and names of damaged files that could not be removed.
         self._known: dict[str, float] = {}
         self._claimed: set[str] = set()
         self._bad: set[str] = set()
@@ -316,7 +333,10 @@ class PrefixFolder(SavedPrefixes):
         return self._is_open.wait(seconds) and self.ours is not None
 
     def wait_briefly(self) -> None:
-        """Wait once until the folder is open. This takes milliseconds if the model's digest is known."""
+        """At the first call, wait at most `BRIEFLY` until the folder is open.
+
+        Opening takes milliseconds if the digest of the model's files is already known.
+        """
         if not self._has_waited and self.is_here:
             self._has_waited = True
             self._is_open.wait(BRIEFLY)
@@ -336,7 +356,7 @@ class PrefixFolder(SavedPrefixes):
         return self._end.alive and self._process == os.getpid()
 
     def do(self, job: Callable[[], None]) -> bool:
-        """Have the thread run a job; return False if too many wait."""
+        """Queue a job for the thread; return False if the queue is full."""
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
@@ -344,10 +364,10 @@ class PrefixFolder(SavedPrefixes):
         return True
 
     def open(self, model: str, about: Mapping[str, str]) -> None:
-        """Find or make the folder of an identity, which only this user can read.
+        """Find or create the folder of an identity, which only this user can read.
 
         Raises:
-            OSError: it cannot be made, or another user could read or change it.
+            OSError: the folder cannot be created, or another user could read or change it.
         """
         self._about, self.identity = identity_of(about)
         plain = "".join(c if c.isalnum() or c in "-._" else "_" for c in model).lstrip(".")[:60]
@@ -362,7 +382,10 @@ class PrefixFolder(SavedPrefixes):
         self.ours = ours
 
     def _mark(self, ours: Path) -> None:
-        """Write the files that describe the folders, unless they exist. Folders without them are not bounded."""
+        """Write the files that describe the folders, unless they exist.
+
+        `bound` only removes files from folders with such a description.
+        """
         for file, content in ((self.path / README, TEXT), (ours / ABOUT, self._about)):
             if not (file.exists() if file.name == README else is_ours(ours)):
                 with draft(file) as new:
@@ -381,19 +404,22 @@ class PrefixFolder(SavedPrefixes):
         return name in self._known
 
     def claim(self, key: Key) -> bool:
-        """Return whether this file neither exists nor is about to be written, and mark it as about to be written."""
+        """Mark a file as about to be written. Return False if it already exists or is already about to be written."""
         if key.name in self._known or key.name in self._claimed or key.name in self._bad:
             return False
         self._claimed.add(key.name)
         return True
 
     def forget(self, key: Key) -> None:
-        """Undo a claim: the file was not written."""
+        """Undo `claim`, because the file was not written."""
         self._claimed.discard(key.name)
         self.stats.dropped += 1
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """As in the base class. A file of one page is read with one byte more, to notice that the file is too long."""
+        """Return where a page or a state is, as in the base class.
+
+        Of a file with a single page, one byte more is read, to notice if the file is too long.
+        """
         found = super().place(key)
         return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
 
@@ -410,8 +436,8 @@ class PrefixFolder(SavedPrefixes):
         path = self.ours / key.name
         self._known.pop(key.name, None)
         if not os.path.lexists(path):
-            # Another process has removed this file, and perhaps many. Each one that is tried costs a look-up in which
-            # all files of the prefix are read again.
+            # Another process has removed this file, and perhaps many others. List the folder again, because each
+            # missing file would cost a look-up in which all files of the prefix are read again.
             self._known = {name: self._known.get(name, 0.0) for name in _names(self.ours)}
             return
         self.stats.damaged += 1
@@ -421,10 +447,10 @@ class PrefixFolder(SavedPrefixes):
             self._bad.add(key.name)
 
     def write(self, key: Key, content: np.ndarray, used: int) -> None:
-        """Write a file with a time of its last use in ns, and remove others if all are too large.
+        """Write a file, with `used` as the time of its last use in ns. If all files are too large, remove some.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         assert self.ours is not None  # noqa: S101 - the writer starts when it is known
         header = header_of(self.identity, key, content.nbytes)
@@ -440,14 +466,14 @@ class PrefixFolder(SavedPrefixes):
         self.stats.written += 1
         self.stats.nbytes += content.nbytes + len(header) + _CHECK
         self._n_new += content.nbytes
-        # Other processes also write to the folder, so the bytes are counted again now and then.
+        # Other processes also write to the folder, so count the bytes of all files again from time to time.
         if self.stats.nbytes > self.max_nbytes or self._n_new > self.max_nbytes // 16:
             self.bound()
 
     def bound(self, *, is_full: bool = False) -> None:
-        """If all files take more than the bound, remove the least recently used until they take 15/16 of it.
+        """If all files take more than the bound, remove the least recently used ones, until they take 15/16 of it.
 
-        If the disk is full, remove files until they take 15/16 of what they took.
+        With `is_full`, because the disk is full, remove files until they take 15/16 of their present size.
         """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)
@@ -467,7 +493,7 @@ class PrefixFolder(SavedPrefixes):
                 self._known.pop(path.name, None)
 
     def use(self, chain: Sequence[bytes], parts: Sequence[str]) -> None:
-        """Mark the files of a prefix as used; files nearer to its end are marked as used earlier."""
+        """Mark the files of a prefix as used now. Files nearer to the end of the prefix get an earlier time."""
         now, at = time.monotonic(), time.time_ns()
         for i, key in ((i, Key(end, part)) for i, end in enumerate(chain) for part in parts):
             if self.ours is not None and now - self._known.get(key.name, now) > TOUCHED:
@@ -476,10 +502,9 @@ class PrefixFolder(SavedPrefixes):
                     os.utime(self.ours / key.name, ns=(at - i * STEP_NS, at - i * STEP_NS))
 
     def keep(self, key: Key, content: np.ndarray, used: int) -> None:
-        """Write a file.
+        """Write a file. If this fails, warn, and write nothing for `PAUSE` seconds.
 
-        If the write fails, forget the file and write nothing for a while. If the disk is full, make room, because the
-        bound may be larger than the disk.
+        If the disk is full, remove other files, because the bound may be larger than the disk.
         """
         if time.monotonic() < self._paused_until:
             self.forget(key)
@@ -491,11 +516,11 @@ class PrefixFolder(SavedPrefixes):
             self.warn(error)
             self._paused_until = time.monotonic() + PAUSE
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                with contextlib.suppress(OSError):  # the description of a folder is not written on a full disk
+                with contextlib.suppress(OSError):  # on a full disk, the description of the folder cannot be written
                     self.bound(is_full=True)
 
     def warn(self, error: Exception) -> None:
-        """Warn once that prefixes are not kept."""
+        """Warn that prefixes are not kept, once in this process."""
         if not self._has_warned:
             self._has_warned = True
             reason = getattr(error, "strerror", None) or error
@@ -503,10 +528,10 @@ class PrefixFolder(SavedPrefixes):
 
 
 class DiskPrefixes:
-    """Prefixes on disk for the prefix cache of one pool. All methods are called by the thread that runs passes.
+    """Reads and writes prefixes on disk for the prefix cache of one pool. Used only by the thread that runs passes.
 
     Attributes:
-        folder: the folder.
+        folder: the files.
     """
 
     def __init__(self, pool: KVPool, folder: SavedPrefixes) -> None:
@@ -518,28 +543,35 @@ class DiskPrefixes:
 
     @property
     def stats(self) -> DiskStats:
-        """Counters of the folder since the start."""
+        """The counters of the folder."""
         return self.folder.stats
 
     @property
     def piece(self) -> int:
-        """The largest number of pages that are read between two passes if other requests wait."""
+        """The largest number of pages that are read at a time if other requests wait.
+
+        A prefix with windows or states can end at few positions, so it is always read as a whole.
+        """
         if STATE in self._pieces or any(window is not None for window in self._pool.windows):
             return sys.maxsize
         return max(1, MOST_READ // max(1, sum(self._nbytes.values())))
 
     def chain(self, ids: np.ndarray) -> list[bytes]:
-        """Return the chain at the end of each whole page of token ids (n,)."""
+        """Return the chain digest at the end of each whole page of token ids (n,)."""
         return chains(ids, self._pool.page)
 
     # ---- reading ----
 
     def reach(self, chain: Sequence[bytes], first: int, most: int) -> int:
-        """Return how many pages of a prefix can be used, at least the `first` pages that are in memory already.
+        """Return the number of pages of a prefix that can be used, if the missing ones are read from files.
 
-        At most `most` tokens are used, which may end inside the last page. Groups without a window need the file of
-        every page after `first`, groups with a window those that later tokens read. Models with states need the states
-        after the last page.
+        Groups without a window need every page, and groups with a window only the pages that later tokens read. Models
+        with recurrent states need the states after the last page.
+
+        Args:
+            chain: the chain digests of the prefix's pages.
+            first: the number of pages that are in memory already; the result is at least this.
+            most: the largest number of tokens that will be used, which may end inside the last page.
         """
         n = len(chain)
         self.folder.wait_briefly()
@@ -547,7 +579,8 @@ class DiskPrefixes:
             if window is None:
                 n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
         page, windows = self._pool.page, self._pool.windows
-        # A prefix with states ends after a page. A window may reach back one more page if the prefix ends inside one.
+        # A prefix of a model with states must end at the end of a page. If a prefix ends inside a page, a window may
+        # reach back one more page.
         reaches = any(first_visible(of, most) // page < first_visible(of, n * page) // page for of in windows)
         if n * page > most and (STATE in self._pieces or reaches):
             n -= 1
@@ -556,7 +589,7 @@ class DiskPrefixes:
         return n
 
     def _ends_at(self, chain: Sequence[bytes], first: int, n: int) -> bool:
-        """Return whether the pages that windows need after n pages exist, and the states."""
+        """Return whether a prefix can end after n pages: whether files have the pages in windows and the states."""
         for group, window in enumerate(self._pool.windows):
             begin = n if window is None else max(first, first_visible(window, n * self._pool.page) // self._pool.page)
             if not all(self.folder.has(Key(chain[p], str(group))) for p in range(begin, n)):
@@ -564,7 +597,7 @@ class DiskPrefixes:
         return STATE not in self._pieces or self.folder.has(Key(chain[n - 1], STATE))
 
     def _needed(self, chain: Sequence[bytes], first: int, n: int) -> dict[int, list[Key]]:
-        """Return the files for pages `first` to n - 1 of a prefix, by page number."""
+        """Return the keys of the files that are needed for pages `first` to n - 1 of a prefix, by page number."""
         page, windows = self._pool.page, self._pool.windows
         begins = [max(first, first_visible(window, n * page) // page) for window in windows]
         keys = {p: [Key(chain[p], str(g)) for g, begin in enumerate(begins) if p >= begin] for p in range(first, n)}
@@ -573,7 +606,7 @@ class DiskPrefixes:
         return keys
 
     def fill(self, kv: KVSequence, chain: Sequence[bytes]) -> bool:
-        """Append the pages of a prefix to a sequence that has its first pages; return False if a file is damaged.
+        """Append the missing pages of a prefix to a sequence with its first pages; return False if a file is damaged.
 
         Raises:
             CacheFullError: the pool has too few free pages.
@@ -593,9 +626,10 @@ class DiskPrefixes:
         return True
 
     def _read(self, keys: Sequence[Key]) -> Generator[np.ndarray | None]:
-        """Yield the contents of files, each valid until the next; None for one that cannot be used.
+        """Yield the contents of files, or None for a file that cannot be used. Each result is valid until the next one.
 
-        Threads read and check the next files meanwhile: a checksum takes longer than reading and copying together.
+        Threads read and check the following files in advance, because computing a checksum takes longer than reading
+        and copying a file.
         """
         waiting, left = deque[tuple[Future[np.ndarray | None], np.ndarray]](), iter(keys)
         with ThreadPoolExecutor(READERS, "prefix-reader") as readers:
@@ -616,7 +650,10 @@ class DiskPrefixes:
                 readers.shutdown(cancel_futures=True)
 
     def _restore(self, key: Key, content: np.ndarray | None, slot: int) -> bool:
-        """Copy a file to a page, given its first slot, or to a slot of states; return False if it cannot be used."""
+        """Copy the contents of a file to a page or to a slot of states; return False if there are none (None).
+
+        `slot` is the first slot of the page, or the slot of states.
+        """
         self.folder.count(key, content is not None)
         if content is None:
             return False
@@ -633,14 +670,15 @@ class DiskPrefixes:
     # ---- writing ----
 
     def offer(self, chain: Sequence[bytes], part: str, slot: int, generations: np.ndarray, number: int) -> None:
-        """Queue a page or states to be written, unless their file exists already.
+        """Queue a page or states to be written, unless their file already exists.
 
         Args:
-            chain: the chain up to the end of the page.
+            chain: the chain digests of the prefix, up to this page.
             part: the group of layers, or `STATE`.
             slot: the first slot of the page, or the slot of the states.
-            generations: while entry `number` has the same value, the contents of the slots are unchanged.
-            number: the number of the page or the slot.
+            generations: the generations of all pages of the group, or of all slots of states. As long as item `number`
+                has the same value, the contents are unchanged.
+            number: the number of the page or of the slot.
         """
         key, generation = Key(chain[-1], part), generations[number]
         folder = self.folder
@@ -667,7 +705,7 @@ class DiskPrefixes:
             folder.do(partial(folder.use, chain, tuple(self._pieces)))
 
     def copied(self, part: str, slot: int) -> np.ndarray:
-        """Return a copy of the bytes of a page or of states."""
+        """Return a copy of a page or of states as a vector of bytes, in the order of a file."""
         content, at = np.empty(self._nbytes[part], dtype=np.uint8), 0
         for piece in self._pieces[part]:
             if part == STATE:
@@ -688,7 +726,10 @@ class DiskPrefixes:
         content: np.ndarray | None,
         used: int,
     ) -> None:
-        """Write a file in the writer's thread."""
+        """Write a file, in the writing thread, unless the page has been dropped.
+
+        `content` is a copy of the page, or None if the page is to be read now.
+        """
         if content is not None:
             self._n_copied -= content.nbytes
         if content is None and is_current():
@@ -711,7 +752,7 @@ def header_of(identity: bytes, key: Key, nbytes: int) -> bytes:
 
 
 def sound(header: bytes, read: np.ndarray, nbytes: int) -> np.ndarray | None:
-    """Return the contents (nbytes,) of a file that was read; None if header, length or checksum are not as expected."""
+    """Return the contents (nbytes,) of the bytes read from a file; None if header, length or checksum are wrong."""
     start = len(header) + _CHECK
     content = read[start:]
     is_sound = len(content) == nbytes and bytes(read[:start]) == header + check(header, content)
@@ -726,22 +767,22 @@ def write_all(file: RawIOBase, content: bytes | memoryview) -> None:
 
 
 def room(nbytes: int) -> int:
-    """Return the size of a file with contents of `nbytes` bytes, plus one byte to detect a file that is too long."""
+    """Return the size of a buffer for a file with `nbytes` bytes of contents; one byte more detects longer files."""
     return _HEADER.size + _CHECK + nbytes + 1
 
 
 def check(header: bytes, content: np.ndarray) -> bytes:
-    """Return the checksum of a file."""
+    """Return the checksum of a file with this header and these contents."""
     total = hashlib.sha256(header)
     total.update(content.data)
     return total.digest()
 
 
 def read_into(path: Path, buffer: memoryview, at: int = 0) -> int:
-    """Read a regular file from a position on, until a buffer is full, and return how many bytes were read.
+    """Read a regular file from offset `at` on, until the buffer is full or the file ends; return the bytes read.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: the file cannot be read, or is no regular file.
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags), "rb", 0) as file:
@@ -758,7 +799,7 @@ def check_private(folder: Path) -> None:
     """Check that no other user can read or change a folder.
 
     Raises:
-        PermissionError: another user can.
+        PermissionError: another user can read or change the folder, or it is no folder.
     """
     found = folder.lstat()
     is_ours = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
@@ -775,7 +816,7 @@ def _names(ours: Path) -> list[str]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether a folder is of an identity: its name ends with the digest of its description."""
+    """Return whether this module made a folder for an identity: its name ends with the digest of its description."""
     try:
         text = (folder / ABOUT).read_bytes() if not folder.is_symlink() else b""
     except OSError:
@@ -784,7 +825,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def files_in(path: Path) -> list[tuple[int, int, Path]]:
-    """Return the time of the last use in ns, the bytes and the path of each file of a folder of prefixes."""
+    """Return the time of the last use in ns, the size in bytes and the path of each file in a folder of prefixes."""
     found = []
     with contextlib.suppress(OSError):
         for ours in sorted(path.iterdir()):
@@ -801,7 +842,7 @@ def files_in(path: Path) -> list[tuple[int, int, Path]]:
 
 
 class Saver:
-    """Writes the pages and states that a prefix cache offers to one file."""
+    """Writes the pages and states that a prefix cache offers to a single file, for `Engine.save_prefix`."""
 
     def __init__(self, file: RawIOBase, disk: DiskPrefixes, identity: bytes, ids: np.ndarray) -> None:
         self._file, self._disk, self._identity = file, disk, identity
@@ -811,12 +852,12 @@ class Saver:
         write_all(file, head + hashlib.sha256(head).digest())
 
     def chain(self, ids: np.ndarray) -> list[bytes]:
-        """Return the chain at the end of each whole page of token ids (n,)."""
+        """Return the chain digest at the end of each whole page of token ids (n,)."""
         return self._disk.chain(ids)
 
     def offer(self, chain: Sequence[bytes], part: str, slot: int, generations: np.ndarray, number: int) -> None:
-        """Write a page or states."""
-        _ = generations, number  # no pass runs meanwhile
+        """Write a page or states. The arguments are those of `DiskPrefixes.offer`."""
+        _ = generations, number  # not needed, because no pass runs meanwhile
         content, key = self._disk.copied(part, slot), Key(chain[-1], part)
         header = header_of(self._identity, key, content.nbytes)
         write_all(self._file, header + check(header, content))
@@ -827,11 +868,11 @@ class Saver:
 def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
     """Return the token ids in a file that `Saver` has written, and the offset of each page and state by its name.
 
-    Pages after a damaged header are left out. Contents are checked when they are read.
+    Pages after a damaged header are left out. The contents of pages are checked later, when they are read.
 
     Raises:
-        FormatError: `Saver` has not written the file, or for another model, version or type of keys and values.
-        OSError: it cannot be read.
+        FormatError: the file was not written by `Saver`, or for another model, version or type of keys and values.
+        OSError: the file cannot be read.
     """
     where, again = str(path), "remove it, or name another file"
     with path.open("rb") as file:
@@ -859,9 +900,9 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return what this module made in a folder of prefixes: folders of identities and of digests, and a README.
+    """Return the files and folders that this module made in a folder of prefixes.
 
-    The user may have other files and folders there.
+    These are the folders of identities, the folder of digests, and a README. The user may have other files there.
     """
     digests, readme = path / DIGESTS, path / README
     try:
@@ -874,7 +915,10 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None]) -> None:
-    """Run jobs until the queue returns None. The thread has a low priority, because passes need the cores."""
+    """Run `begin`, and then jobs until the queue returns None. This is the writing thread.
+
+    The thread has a low priority, because passes need the cores.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
@@ -882,9 +926,9 @@ def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None
     while (job := jobs.get()) is not None:
         try:
             job()
-        except Exception as error:  # whatever it is, it must not end the thread: `flush` waits for it
+        except Exception as error:  # no error may end the thread, because `flush` waits for its jobs
             log.warn(f"prefixes on disk: {error}")
-        del job  # it holds the pool
+        del job  # it refers to the pool, whose memory would otherwise stay in use
         jobs.task_done()
 
 
@@ -894,7 +938,7 @@ def _opened(
     model: str,
     identify: Callable[[Path], Mapping[str, str]],
 ) -> None:
-    """Open a folder in the writer's thread, unless the folder is garbage-collected meanwhile."""
+    """Open a folder, in the writing thread, unless the `PrefixFolder` is garbage-collected meanwhile."""
     given = folder()
     path = Path() if given is None else given.path
     del given
@@ -906,7 +950,7 @@ def _opened(
         about = identify(private)  # reads the model's files
         if (still := folder()) is not None:
             still.open(model, about)
-    except Exception as error:  # of the disk, or of the model's files, which may be gone
+    except Exception as error:  # an error of the disk, or the model's files have been removed
         if (still := folder()) is not None:
             still.warn(error)
     finally:
@@ -916,7 +960,7 @@ def _opened(
 def _ended(
     jobs: queue.Queue[Callable[[], None] | None], thread: threading.Thread, is_open: threading.Event, process: int
 ) -> None:
-    """End the writer's thread when it has done its jobs."""
+    """Tell the writing thread to end after its jobs, and wait for it. In a forked process, do nothing."""
     if process != os.getpid():
         return
     with contextlib.suppress(queue.Full):

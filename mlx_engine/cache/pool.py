@@ -1,12 +1,12 @@
-"""The KV pool: the memory of all keys and values, as a fixed number of pages that sequences allocate and free.
+"""The KV pool: the memory for the keys and values of all sequences, divided into pages.
 
-Layers that have a state in place of keys and values have no pages; `states.py` has their slots.
+Layers with the same attention window form a group, and each group has its own pages. A page is a number of consecutive
+slots, one per token, in the KV store of every layer of the group. Sequences allocate and free pages. Keys and values
+are written once and never moved. Layers that have a recurrent state in place of keys and values have no pages; their
+states are in the slots of a `StatePool` (`states.py`).
 
-Layers with the same attention window form a group, and each group has its own pages. A page is `page` consecutive
-slots, one per token, in the KV store of every layer of the group. Keys and values are written once and never moved.
-
-Each page has a reference count: several sequences and a prefix cache may hold the same page. A page without a reference
-is free.
+Each page has a reference count, because several sequences and a prefix cache may hold the same page. A page without a
+reference is free.
 """
 
 from __future__ import annotations
@@ -30,16 +30,22 @@ PAGE = 64
 # Default for the largest number of new tokens of a sequence in one forward pass. For each sequence, a group with a
 # window needs pages for the window and for these tokens.
 LONGEST_PASS = 512
-# Upper limit of the search in `tokens_that_fit`, because with windows in all layers the cache stops growing.
+# Upper limit of the result of `tokens_that_fit`: if all layers have windows, any number of tokens may fit.
 MOST_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
 class KVLayer:
-    """One layer's KV cache: `n_kv_heads` heads of `head_dim`, the window (None for all tokens), and the type.
+    """The properties of one layer's KV cache.
 
-    With one array, keys are values, too: a latent, of which values are the first elements.
-    A layer with a mixer beside its attention has a state, too.
+    Attributes:
+        n_kv_heads: the number of KV heads.
+        head_dim: the dimension of a head.
+        window: the attention window, see `first_visible`; None for all tokens.
+        type: the type of keys and values.
+        n_arrays: 2 for keys and values. 1 if only keys are stored, whose first elements are also the values (the latent
+            of multi-head latent attention).
+        state: the recurrent state, for a layer with another token mixer beside its attention; else None.
     """
 
     n_kv_heads: int
@@ -55,26 +61,27 @@ class KVLayer:
         return self.n_arrays * self.n_kv_heads * row_nbytes(self.head_dim, self.type)
 
 
-# The cache of a layer for one sequence: keys and values, or a state, which is empty for a layer without a mixer.
+# What a layer keeps of a sequence: keys and values, or a recurrent state. For a layer without a token mixer, this is a
+# `StateLayer` without arrays.
 CacheLayer: TypeAlias = KVLayer | StateLayer
 
 
 class KVPool:
-    """Pages for up to `n_sequences` sequences with `n_tokens` tokens in total.
+    """The memory for the keys, values and states of up to `n_sequences` sequences, with `n_tokens` tokens in total.
 
     Attributes:
-        backend: the backend of the stores.
+        backend: the backend that allocates the stores.
         layers: the cache of each layer.
         stores: the KV stores and states of all layers, for forward passes.
-        states: the slots of states; it has none if no layer has a state.
+        states: the slots of recurrent states; no slots if no layer has a state.
         windows: the window of each group of layers.
         page: tokens per page.
-        n_tokens: tokens that fit into the pool.
+        n_tokens: the number of tokens that fit into the pool.
         longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
         n_pages: the number of pages of each group, free or in use.
         page_nbytes: bytes of a page of each group.
-        reclaim: called as `reclaim(group, n)` if fewer than n pages of a group are free, to make them free. A prefix
-            cache sets it; None if there is no prefix cache.
+        reclaim: a function that the prefix cache sets, or None. If fewer than n pages of a group are free,
+            `reclaim(group, n)` is called to free cached pages.
         adapter: the adapter of new sequences, see `KVSequence.adapter`.
     """
 
@@ -97,13 +104,13 @@ class KVPool:
             backend: allocates the KV stores.
             layers: the cache of each layer: keys and values, or a state.
             n_tokens: tokens of all sequences in total.
-            n_sequences: the largest number of sequences at the same time. Layers with a window have pages for this many
-                sequences; a prefix cache uses the pages of sequences that do not run.
+            n_sequences: the largest number of sequences at the same time. Layers with a window get pages for this many
+                sequences. While fewer sequences run, a prefix cache can use the other pages.
             page: tokens per page.
             longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
-            kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
-                shape and window share one store: each layer overwrites the keys and values of the layer before.
-            n_proposed: the largest number of proposed tokens in a pass, for layers with a state.
+            kept: whether later passes read the keys and values of earlier passes. If not, layers with the same
+                `KVLayer` share one store, in which each layer overwrites the keys and values of the layer before.
+            n_proposed: the largest number of proposed tokens in a pass, which need slots in models with states.
             adapter: the adapter of new sequences.
         """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
@@ -133,7 +140,7 @@ class KVPool:
             page * sum(layer.token_nbytes for layer in with_kv if layer.window == window) for window in self.windows
         )
         self.reclaim: Callable[[int, int], object] | None = None
-        # For each group, a stack of the first slots of free pages, and the reference count of each page.
+        # For each group: a stack of the free pages, each as its first slot; and the reference count of each page.
         self._free = [np.arange(n - 1, -1, -1, dtype=np.int64) * page for n in pages]
         self._n_free = pages
         self._references = [np.zeros(n, dtype=np.int64) for n in pages]
@@ -157,11 +164,11 @@ class KVPool:
         return self.n_pages[group] - self._n_free[group]
 
     def references(self, group: int, pages: np.ndarray) -> np.ndarray:
-        """Return how often each page of a group is held (n,), given their first slots (n,)."""
+        """Return the reference counts (n,) of pages of a group, given the first slots (n,) of the pages."""
         return np.asarray(self._references[group][pages // self.page])
 
     def make_room(self, needs: Sequence[int]) -> bool:
-        """Reclaim pages if a group has too few; return whether each group then has the needed number of free pages."""
+        """Reclaim cached pages until each group has as many free pages as it needs; return whether this succeeded."""
         if self.reclaim is not None:
             for group, need in enumerate(needs):
                 if self._n_free[group] < need:
@@ -180,7 +187,7 @@ class KVPool:
         return pages
 
     def retain(self, group: int, pages: np.ndarray) -> None:
-        """Add a reference to each of several different pages of a group that are in use, given their first slots."""
+        """Add a reference to each of several different pages that are in use, given their first slots (n,)."""
         self._references[group][pages // self.page] += 1
 
     def give_back(self, group: int, pages: np.ndarray) -> None:
@@ -191,7 +198,7 @@ class KVPool:
             pages: their first slots (n,), in the order of the page table.
 
         Raises:
-            ValueError: one of the pages is free; nothing has changed.
+            ValueError: one of the pages is free. Then nothing has changed.
         """
         references, numbers = self._references[group], pages // self.page
         left = references[numbers] - 1
@@ -204,7 +211,10 @@ class KVPool:
         self._n_free[group] = first + len(freed)
 
     def copy(self, group: int, source: int, target: int, n: int) -> None:
-        """Copy the first n tokens of a page to another page in all layers of a group, given the first slots of both."""
+        """Copy the keys and values of a page's first n tokens to another page, in all layers of a group.
+
+        `source` and `target` are the first slots of the two pages.
+        """
         layers = self.stores.layers
         for i, of in enumerate(self.stores.group_of):
             if of == group:
@@ -223,12 +233,14 @@ def kv_layers(layers: Sequence[CacheLayer]) -> list[KVLayer]:
 
 
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:
-    """Return how many pages a group of layers needs for sequences of `n_tokens` tokens in total.
+    """Return the number of pages that a group of layers needs for sequences of `n_tokens` tokens in total.
 
-    Without a window: the last page of each sequence may be almost empty. So the sequences need at most `n_sequences -
-    1` pages more than one sequence of `n_tokens` tokens. With a window, or chunks of its size: a sequence keeps at most
-    `window - 1 + longest_pass` tokens. The first of them may be anywhere in its page, so each sequence needs one page
-    more than the number of pages that these tokens fill.
+    Without a window, the last page of each sequence may be almost empty. So the sequences need at most
+    `n_sequences - 1` pages more than one sequence of `n_tokens` tokens.
+
+    With a window (or chunks of the same size), a sequence keeps at most `window - 1 + longest_pass` tokens. The first
+    of these tokens may be anywhere in its page, so each sequence needs one page more than the number that these tokens
+    fill.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:
@@ -268,7 +280,7 @@ def tokens_that_fit(
     *,
     most: int = MOST_TOKENS,
 ) -> int:
-    """Return how many tokens fit into a `KVPool` of `nbytes`, rounded down to whole pages, at most `most`.
+    """Return the number of tokens that fit into a `KVPool` of `nbytes`, in whole pages, at most `most`.
 
     Return 0 if not even one page of tokens fits.
     """
@@ -294,22 +306,22 @@ class CacheSize:
 
     @property
     def whole(self) -> int:
-        """Bytes if every layer kept every token, without unused slots in pages."""
+        """Bytes of the keys, values and state if every layer kept every token, and no page had unused slots."""
         return sum(layer.token_nbytes * self.n_tokens for layer in kv_layers(self.layers)) + self.state
 
     @property
     def state(self) -> int:
-        """Bytes of the state, which does not grow."""
+        """Bytes of the recurrent state, which do not grow with the sequence."""
         return state_nbytes(self.layers)
 
     @property
     def held(self) -> int:
-        """Bytes of the pages of a pool for one such sequence; layers with a window have fewer pages."""
+        """Bytes of a pool for one such sequence, in which layers with a window have fewer pages."""
         return pool_nbytes(self.layers, self.n_tokens, 1, self.page, self.longest_pass)
 
     @property
     def saved(self) -> int:
-        """Bytes that windows save."""
+        """Bytes by which a pool is smaller because some layers have windows."""
         without = [replace(layer, window=None) if isinstance(layer, KVLayer) else layer for layer in self.layers]
         return pool_nbytes(without, self.n_tokens, 1, self.page, self.longest_pass) - self.held
 

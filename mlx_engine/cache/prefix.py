@@ -1,27 +1,28 @@
-"""The prefix cache: keys and values of earlier prompts and answers, reused by sequences with the same first tokens.
+"""The prefix cache: keeps keys and values of earlier prompts and answers for sequences with the same first tokens.
 
-Each edge of a `RadixTree` is a run of tokens; the node at its end holds the pages of these tokens. Nodes need not begin
-at the first slot of a page. If a node begins inside a page, its first page also has the tokens before the node. So for
-each page of a path, the deepest node that holds the page has all tokens of the page up to the node's end.
+The cache is a `RadixTree` over token ids. A node has a run of tokens, which follow the tokens of its parent, and holds
+the pages of these tokens. A node may begin inside a page. Its first page then also has the tokens before the node. So
+of all nodes on a path that hold the same page, the deepest one has all the tokens of the page up to its own end.
 
-The longest common prefix is found down to the token. Its whole pages are shared; a partly used page is copied into a
-page of the new sequence. With `whole_pages`, only full pages are kept and reused. Without it, a client could guess
+The longest common prefix is found exactly, to the token. Its whole pages are shared, and a partly used page is copied
+to a page of the new sequence. With `whole_pages`, only full pages are kept and reused. Otherwise a client could guess
 another client's prompt token by token, from the counts of cached tokens or from latency. The last token of a prompt is
-always computed, for its logits. If it is the last of a page that is held, the page's other tokens are reused.
+always computed, because its logits are needed. If this token is the last one of a cached page, the page's other tokens
+are reused.
 
 When the pool has too few free pages, or the cache exceeds its bound, the cache drops its references to pages, least
-recently used first. A page that no sequence holds is then free; one that a sequence also holds stays allocated. The
-order of uses is recorded with a counter, not with the time of day.
+recently used first. A page that no sequence holds is then free; a page that a sequence also holds stays allocated. The
+order of uses is recorded with a counter, not with the clock.
 
 In layers with a window, a sequence frees the pages that have left the window. So a prefix can be reused only if the
-tree still holds the pages just before the prefix's end. The caller must therefore call `insert` after each prompt
-chunk.
+tree still holds the pages just before the prefix's end. The caller must therefore call `insert` after each chunk of a
+prompt.
 
-A model with a state needs the state at exactly the end of the prefix. `insert` keeps the states that the sequence has:
-the state after the last token, and the state at the last page boundary in its last chunk. So a prefix ends where a
-prompt chunk or an answer ended, or at such a boundary. States are shared, not copied; `nbytes` includes them.
-When slots run out, a state is freed first if its own node also holds a state for a longer prefix. Among the others, the
-least recently used is freed first.
+A model with recurrent states can reuse a prefix only if the state at exactly the end of the prefix is cached. `insert`
+keeps the states that the sequence has: the state after its last token, and the state at the last page boundary in its
+last chunk. So a prefix can only end where a prompt chunk or an answer ended, or at such a boundary. States are shared,
+not copied; `nbytes` includes them. When slots for states run out, those states are freed first whose node also holds a
+state of a longer prefix, and among equals the least recently used ones.
 """
 
 from __future__ import annotations
@@ -43,18 +44,19 @@ from mlx_engine.errors import CacheFullError
 
 @dataclass(eq=False)
 class Node:
-    """A run of tokens.
+    """A node of the radix tree: a run of tokens, and the pages and states that the cache holds for them.
 
     Attributes:
         start: position of the node's first token.
         ids: (n,) int64 token ids.
-        pages: for each group of layers (P,), the first slots of pages `start // page` to `(end - 1) // page`; -1 for a
-            page that is not held, in groups with a window only.
+        pages: for each group of layers an array (P,): the first slots of pages number `start // page` to
+            `(end - 1) // page`. In groups with a window, -1 stands for a page that is not held.
         parent: the node of the tokens before; None for the root, and for a node that was removed.
-        children: by their first token id.
-        last_use: the clock of the prefix cache at the last use.
-        evicted: the first token id of the child that was evicted last; None if no child was evicted.
-        states: the slots of states that are held, by the number of tokens of the prefix, from start + 1 to end.
+        children: the following nodes, by their first token id.
+        last_use: the value of the prefix cache's counter at the last use.
+        evicted: the token that followed this node and was evicted last; None if none was evicted.
+        states: the slots of the held states, by the number of tokens after which they are the state: from start + 1 to
+            end.
     """
 
     start: int
@@ -68,16 +70,16 @@ class Node:
 
     @property
     def end(self) -> int:
-        """Position after its last token."""
+        """The position after the node's last token."""
         return self.start + len(self.ids)
 
 
 class RadixTree:
-    """The nodes, and the references to their pages and states.
+    """The nodes of the prefix cache, and their references to pages and states.
 
     Attributes:
-        root: the node without tokens.
-        held: the pages of all nodes.
+        root: the root, which has no tokens.
+        held: counts the references of all nodes to pages.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -86,9 +88,9 @@ class RadixTree:
         self.root = Node(0, np.empty(0, dtype=np.int64), [np.empty(0, dtype=np.int64) for _ in pool.windows], None)
 
     def walk(self, ids: np.ndarray) -> tuple[list[Node], int]:
-        """Return the path of nodes that match ids (n,), and the length of the match.
+        """Return the path of nodes that agree with ids (n,), and the number of agreeing tokens.
 
-        The last node may match in part.
+        Of the last node, perhaps only the first tokens agree.
         """
         node, path, n = self.root, list[Node](), 0
         while n < len(ids) and (child := node.children.get(int(ids[n]))) is not None:
@@ -102,20 +104,28 @@ class RadixTree:
     def usable(
         self, path: Sequence[Node], n: int, step: int, most: int
     ) -> tuple[int, list[np.ndarray], Snapshot | None]:
-        """Return the length of the longest prefix of a path's n tokens whose pages are held, and these pages.
+        """Return the longest prefix of a path's n tokens that can be reused: its length, its pages and its state.
 
-        If the model has a state, the state after the prefix must be held too, and is returned. The length is a multiple
-        of `step`, which is 1 or a page, or it is `most`, its bound, if the whole page there is held.
+        All pages that later tokens read must be held. In a group with a window, these are only the pages of the last
+        tokens. If the model has recurrent states, the state after the prefix must be held, too.
 
-        In a group with a window, later tokens attend to the last tokens of the prefix; only their pages are needed.
-        Pages are given for each group (P,); -1 where a page is not held.
+        Args:
+            path: the nodes, from a child of the root on.
+            n: the number of tokens of the path that may be reused.
+            step: 1, or the tokens per page to reuse only whole pages. The length is a multiple of `step`, or `most` if
+                the whole page there is held.
+            most: the largest length.
+
+        Returns:
+            The length; for each group of layers the first slots (P,) of the pages, -1 for a page that is not held; and
+            the state, None for models without states.
         """
         n = min(n - n % step, most)
         tables = [self.table(group, path, n) for group in range(len(self._windows))]
         held = [Snapshot(length, slot) for node in path for length, slot in node.states.items()]
         found = [snapshot for snapshot in held if snapshot.length <= n and snapshot.length % step == 0]
         state, length = None, 0 if self._states.n_slots else self._reaches(n, tables)
-        while length % step and length < most:  # a window lacks the page after the end of a node
+        while length % step and length < most:  # in a group with a window, a page after the end of a node is missing
             length = self._reaches(length - length % step, tables)
         for snapshot in sorted(found, reverse=True):
             if self._reaches(snapshot.length, tables) == snapshot.length:
@@ -124,7 +134,10 @@ class RadixTree:
         return length, [pages[: -(-length // self._page)] for pages, _ in tables], state
 
     def _reaches(self, n: int, tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        """Return the length of the longest prefix, of n tokens, for which every group has the pages that are needed."""
+        """Return the length of the longest prefix of n tokens for which every group holds all pages that are needed.
+
+        `tables` has the result of `table` for each group.
+        """
         length, before = n, -1
         while length != before:
             before = length
@@ -133,7 +146,10 @@ class RadixTree:
         return length
 
     def table(self, group: int, path: Sequence[Node], n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pages (P,) that cover n tokens of a path, and the position (P,) up to which each has tokens."""
+        """Return the pages of a group for the first n tokens of a path, and the end of the tokens that each page has.
+
+        Both are arrays (P,): first slots of pages, -1 for a page that is not held; and positions.
+        """
         size = -(-n // self._page)
         pages, starts = np.full(size, -1, dtype=np.int64), np.arange(size) * self._page
         reach = starts.copy()
@@ -146,9 +162,9 @@ class RadixTree:
         return pages, reach
 
     def insert(self, ids: np.ndarray, pages: Sequence[np.ndarray]) -> list[Node]:
-        """Add token ids (n,), hold their pages where the tree has none, and return their path.
+        """Add token ids (n,) to the tree, hold their pages if the tree does not have them, and return their path.
 
-        Pages are given for each group (P,); -1 where a page does not exist any more.
+        `pages` has, for each group of layers, the first slots (P,) of the pages; -1 for a page that has been freed.
         """
         path, n = self.walk(ids)
         if path and n < path[-1].end and (n < len(ids) or self._lacks(path[-1], n)):
@@ -166,7 +182,7 @@ class RadixTree:
         return parent.children[first]
 
     def _extend(self, leaf: Node, more: np.ndarray, pages: Sequence[np.ndarray]) -> None:
-        """Append tokens to a leaf. Replace its partly filled last page by the new page, which has its tokens."""
+        """Append tokens to a leaf. A partly filled last page is replaced by the new page, which has the same tokens."""
         n_whole = leaf.end // self._page - leaf.start // self._page
         for group, new in enumerate(pages):
             new = new[leaf.end // self._page :]
@@ -176,7 +192,10 @@ class RadixTree:
         leaf.ids, leaf.evicted = np.concatenate((leaf.ids, more)), None
 
     def _split(self, node: Node, at: int) -> Node:
-        """Split a node at a position inside it, and return the new upper node. Both nodes hold the page at the cut."""
+        """Split a node at a position inside it, and return the new upper node.
+
+        If the position is inside a page, both nodes hold this page.
+        """
         first, parent = node.start // self._page, node.parent
         upper = Node(node.start, node.ids[: at - node.start], [], parent, {int(node.ids[at - node.start]): node})
         for group, pages in enumerate(node.pages):
@@ -192,7 +211,7 @@ class RadixTree:
         return upper
 
     def _ends_in_a_window(self, leaf: Node, pages: Sequence[np.ndarray]) -> bool:
-        """Return whether a leaf holds its partly filled last page, and the new pages lack that page."""
+        """Return whether a leaf holds its partly filled last page, but the new pages do not have this page."""
         at = leaf.end // self._page
         is_partial = leaf.end % self._page > 0
         return is_partial and any(old[-1] >= 0 > new[at] for old, new in zip(leaf.pages, pages, strict=True))
@@ -203,7 +222,7 @@ class RadixTree:
         return n % self._page > 0 and any(pages[at] < 0 for pages in node.pages)
 
     def _fill(self, path: Sequence[Node], pages: Sequence[np.ndarray], n: int) -> None:
-        """Hold pages of n tokens where nodes on their path lack them, in groups with a window."""
+        """In groups with a window, hold pages of n tokens that the nodes on their path do not hold yet."""
         for group, window in enumerate(self._windows):
             for node in path if window is not None else ():
                 first = node.start // self._page
@@ -215,14 +234,14 @@ class RadixTree:
                 of_node[gaps] = new[gaps]
 
     def keep(self, path: Sequence[Node], state: Snapshot) -> None:
-        """Hold a state of the prefix of a path, unless a state of the same length is held."""
+        """Hold a state after some tokens of a path, unless a state after the same tokens is already held."""
         for node in path:
             if node.start < state.length <= node.end and state.length not in node.states:
                 self._states.retain(state.slot)
                 node.states[state.length] = state.slot
 
     def cut(self, leaf: Node) -> None:
-        """Drop the last page of a leaf and its tokens there; remove the leaf if no token is left."""
+        """Drop the last page of a leaf, and the leaf's tokens in this page. If no token is left, remove the leaf."""
         for group, pages in enumerate(leaf.pages):
             self.held.drop(group, pages[-1:])
             leaf.pages[group] = pages[:-1]
@@ -237,14 +256,21 @@ class RadixTree:
 
 
 def _agreeing(a: np.ndarray, b: np.ndarray) -> int:
-    """Return how many first entries of a and b are equal."""
+    """Return the length of the longest common prefix of a and b."""
     n = min(len(a), len(b))
     (differing,) = (a[:n] != b[:n]).nonzero()
     return int(differing[0]) if len(differing) else n
 
 
 def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> int:
-    """Return the largest number of tokens, at most `length`, for which a group has the pages that are needed."""
+    """Return the largest number of tokens, at most `length`, for which a group holds all pages that are needed.
+
+    Args:
+        length: the number of tokens.
+        window: the group's window.
+        reach: (P,) the end of the tokens that each page has, from `RadixTree.table`.
+        page: tokens per page.
+    """
     while True:
         first = first_visible(window, length)
         numbers = np.arange(first // page, -(-length // page) if first < length else first // page)
@@ -255,15 +281,15 @@ def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> i
 
 
 class HeldPages:
-    """The references of a tree to pages of a pool; several nodes may refer to the same page.
+    """Counts the references of a tree's nodes to pages of a pool. Several nodes may refer to the same page.
 
-    The methods take the first slots (n,) of different pages; entries of -1 are skipped.
+    The methods take the first slots (n,) of different pages; items that are -1 are skipped.
 
     Attributes:
         pool: the pool of the pages.
-        n_pages: the number of different pages held in each group.
-        generations: how often each page of a group has been dropped. While this number is the same, the contents of a
-            held page are unchanged.
+        n_pages: the number of different pages that are held in each group.
+        generations: for each group, the number of times that each page has been dropped. As long as a page's number is
+            the same, the contents of the page are unchanged.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -274,11 +300,11 @@ class HeldPages:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pages held, in float32."""
+        """Bytes of the held pages."""
         return sum(n * of_page for n, of_page in zip(self.n_pages, self.pool.page_nbytes, strict=True))
 
     def add(self, group: int, pages: np.ndarray) -> None:
-        """Add a reference to pages of a group, which are in use."""
+        """Add a reference to each page. The pages must be in use."""
         pages = pages[pages >= 0]
         counts, numbers = self._counts[group], pages // self.pool.page
         self.n_pages[group] += int((counts[numbers] == 0).sum())
@@ -286,7 +312,7 @@ class HeldPages:
         self.pool.retain(group, pages)
 
     def drop(self, group: int, pages: np.ndarray) -> None:
-        """Remove a reference from pages of a group, and free the pages whose count is then 0."""
+        """Remove a reference from each page. A page that no node and no sequence refers to any more is free."""
         pages = pages[pages >= 0]
         counts, numbers = self._counts[group], pages // self.pool.page
         counts[numbers] -= 1
@@ -295,23 +321,23 @@ class HeldPages:
         self.pool.give_back(group, pages)
 
     def in_use(self, group: int, pages: np.ndarray) -> np.ndarray:
-        """Return which of the pages (n,) of a group, all held here, are held by a sequence too."""
+        """Return for each of some held pages (n,) whether a sequence holds the page, too."""
         held: np.ndarray = self._counts[group][pages // self.pool.page]
         return np.asarray(self.pool.references(group, pages) > held)
 
     def unused(self, group: int) -> int:
-        """Return the number of pages of a group that are held here and by no sequence."""
+        """Return the number of pages of a group that the tree holds, but no sequence."""
         counts, page = self._counts[group], self.pool.page
         (numbers,) = counts.nonzero()
         return int((self.pool.references(group, numbers * page) == counts[numbers]).sum())
 
 
-# The reason why no more tokens can be reused: see `Match.end`.
+# The reason why not more tokens can be reused, see `Match.end`.
 End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
 # The number of token ids that `Match.expected` and a node of `snapshot` show.
 SHOWN = 8
-# The bits of a node's ids that are the token's; those above are the adapter's.
+# The tree's ids have the token id in their low bits, which this mask selects, and the number of the adapter above them.
 ID = (1 << 32) - 1
 
 
@@ -320,18 +346,18 @@ class Match(NamedTuple):
 
     Attributes:
         length: number of tokens that can be reused.
-        agreeing: number of tokens that the tree has in common with the ids. It is larger than `length` if needed
+        agreeing: number of first tokens that the tree has in common with the ids. This is more than `length` if needed
             pages or the state are not held, if `whole_pages` rounds `length` down, or if no page was free for a copy.
-        pages: for each group of layers (P,), the first slot of each page that covers some of `length` tokens.
-        expected: the ids, at most 8, with which the tree continues after `agreeing` tokens; of several branches the
-            most recently used one.
-        end: why no more tokens can be reused. "whole": all ids are held. "new": the tree has nothing after them.
-            "differs": the tree continues with other tokens. "evicted": the next token was held, and was evicted.
-            "window": pages that a window needs are not held. "state": no state is held for more tokens. "memory": no
-            page was free for a copy.
+        pages: for each group of layers an array (P,): the first slot of each page of the `length` tokens.
+        expected: the ids, at most 8, with which the tree continues after `agreeing` tokens; of several branches, those
+            of the most recently used one.
+        end: the reason why not more tokens can be reused. "whole": all ids are cached. "new": the tree has nothing
+            after the agreeing tokens. "differs": the tree continues with other tokens. "evicted": the next token was
+            cached, and has been evicted. "window": pages that a window needs are not cached. "state": no state after
+            more tokens is cached. "memory": no page was free for a copy.
         state: the state after `length` tokens, for models that have one.
-        from_disk: how many of the `length` tokens were read from files by this look-up.
-        has_more: whether files have more tokens, which the next look-up reads.
+        from_disk: number of the `length` tokens that this look-up has read from files.
+        has_more: whether files have more tokens, which the next look-up will read.
     """
 
     length: int
@@ -351,10 +377,10 @@ class PrefixStats:
     Attributes:
         queries: calls of `attach`.
         hits: calls of `attach` that found at least one token.
-        queried_tokens: tokens that were looked up.
-        cached_tokens: tokens that were found, and so are not computed again.
-        evicted_pages: pages, over all groups, that the cache has dropped because the pool lacked free pages or
-            `max_nbytes` was exceeded; sequences may still hold some of them.
+        queried_tokens: number of tokens that were looked up.
+        cached_tokens: number of tokens that were found, and so are not computed again.
+        evicted_pages: number of pages, of all groups, that the cache has dropped because the pool had too few free
+            pages or `max_nbytes` was exceeded. Sequences may still hold some of them.
     """
 
     queries: int = 0
@@ -365,15 +391,15 @@ class PrefixStats:
 
 
 class PrefixCache:
-    """The prefixes that are held in the pages of a pool. The pool reclaims pages from it when they run out.
+    """The prefix cache of a pool. When the pool's free pages run out, the cache gives pages back to the pool.
 
     Attributes:
         pool: the pool.
-        max_nbytes: the most bytes of pages and states that the cache holds, None for no bound. Pages that sequences
-            also hold are included.
+        max_nbytes: the largest number of bytes of pages and states that the cache holds, including pages that sequences
+            hold, too; None for no bound.
         whole_pages: whether only whole pages are kept and reused.
         stats: counters of look-ups, hits and evictions.
-        disk: the files of prefixes that a later start finds again, or None.
+        disk: the prefixes on disk, which later processes can reuse; or None.
     """
 
     def __init__(
@@ -390,8 +416,8 @@ class PrefixCache:
         self.disk = disk
         self.whole_pages, self._step = whole_pages, pool.page if whole_pages else 1
         self._tree = RadixTree(pool)
-        # All nodes but the root, least recently used first. A use marks the deepest node first, so children come before
-        # their parents.
+        # All nodes but the root, least recently used first. When a path is used, its deepest node is marked first, so
+        # children stand before their parents.
         self._nodes: dict[Node, None] = {}
         self._clock = 0
         pool.reclaim, pool.states.reclaim = self._reclaim, self._reclaim_states
@@ -425,11 +451,11 @@ class PrefixCache:
         return self._tree.held.unused(group)
 
     def match(self, ids: Sequence[int] | np.ndarray) -> Match:
-        """Return the longest prefix of ids that can be reused. Nothing is marked as used."""
+        """Return the longest prefix of ids that can be reused, without marking it as used."""
         return self._match(ids)[0]
 
     def _match(self, ids: Sequence[int] | np.ndarray, most: int | None = None) -> tuple[Match, list[Node]]:
-        """Return the match, of which at most `most` tokens are reused, and the nodes of its `length` tokens."""
+        """Return the match of ids, with a length of at most `most`, and the nodes of its `length` tokens."""
         most = len(ids) if most is None else most
         path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
         length, pages, state = self._tree.usable(path, n, self._step, most)
@@ -448,7 +474,7 @@ class PrefixCache:
         return n == node.end and node.evicted == token
 
     def _after(self, path: Sequence[Node], n: int) -> tuple[int, ...]:
-        """Return the first ids after n tokens of a path."""
+        """Return the first ids, at most `SHOWN`, with which the tree continues after n tokens of a path."""
         node = path[-1] if path else self._tree.root
         found = node.ids[n - node.start :]
         while len(found) < SHOWN and node.children:
@@ -459,11 +485,18 @@ class PrefixCache:
     def attach(self, kv: KVSequence, ids: Sequence[int], most: int | None = None, *, is_busy: bool = False) -> Match:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
-        At most `most` tokens are reused: logits are not cached, so the last token of a prompt must be computed. The
-        ids after them are compared up to the end of their page: if the whole page is held, its first tokens are reused.
         If nothing is found, the sequence stays empty. If no page is free for the copy of a partly used page, the prefix
-        ends before that page. With `is_busy`, because other requests wait for this thread, files are read in pieces;
-        `has_more` asks for another look-up.
+        ends before that page.
+
+        Args:
+            kv: the sequence.
+            ids: the tokens of the prompt.
+            most: the largest number of tokens to reuse. The last token of a prompt must not be reused, because its
+                logits are needed, which are not cached. Ids after the first `most` ones are compared up to the end of
+                their page, because with `whole_pages` the tokens before `most` can be reused only if the whole page is
+                held.
+            is_busy: whether other requests wait for this thread. If so, only a part of the prefix is read from files,
+                and `Match.has_more` tells the caller to look up again.
         """
         self._check(kv)
         first, end, has_more = 0, 0, False
@@ -486,12 +519,16 @@ class PrefixCache:
         return found
 
     def _load(self, disk: DiskPrefixes, ids: np.ndarray, most: int, *, is_busy: bool) -> tuple[int, int, bool]:
-        """Add to the tree what the disk has of a prefix of ids, of which at most `most` tokens will be reused.
+        """Read the pages of a prefix of ids that are on disk, but not in the tree, and add them to the tree.
 
-        Return the range of its tokens, and whether there are more.
+        Return the range [first, end) of the tokens that were read, and whether the files have more tokens.
 
-        With `is_busy`, add one piece. A prefix with windows or states can end at few positions, so it is a single
-        piece.
+        Args:
+            disk: the prefixes on disk.
+            ids: the tokens.
+            most: the largest number of tokens that will be reused.
+            is_busy: whether to read only one piece of the prefix. If the model has windows or states, a prefix can end
+                at few positions, so it is always read as a whole.
         """
         page, chain = self.pool.page, disk.chain(ids)
         path, n = self._tree.walk(ids)
@@ -518,7 +555,7 @@ class PrefixCache:
     def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence, *, on_disk: bool = True) -> None:
         """Add the first tokens of a sequence to the cache, by sharing its pages and the slots of its states.
 
-        The sequence may continue. Calls with longer and longer prefixes of one sequence cost little more than one.
+        The sequence may continue. Several calls with growing prefixes of a sequence cost little more than one call.
 
         Args:
             ids: (N,) the first N tokens of the sequence, all committed.
@@ -542,12 +579,12 @@ class PrefixCache:
         return path
 
     def save(self, saver: Saver, ids: np.ndarray) -> None:
-        """Offer what the cache holds of token ids (n,) to a file."""
+        """Write the cached pages and states of a prefix of token ids (n,) to a file, with a `Saver`."""
         path, n = self._tree.walk(ids)
         self._offer(saver, ids[:n], path)
 
     def _offer(self, disk: DiskPrefixes | Saver, ids: np.ndarray, path: Sequence[Node]) -> None:
-        """Offer the whole pages of a path to the disk, and the states that are held after a whole page."""
+        """Offer the whole pages of a path to the disk, and the cached states at the ends of whole pages."""
         page, held, states = self.pool.page, self._tree.held, self.pool.states
         chain = disk.chain(ids)
         for group in range(len(self.pool.windows)):
@@ -573,13 +610,13 @@ class PrefixCache:
             self._nodes[node] = None
 
     def _reclaim(self, group: int, n: int) -> None:
-        """Free pages, least recently used first, until n pages of a group are free or sequences hold all others."""
+        """Drop pages, least recently used first, until n pages of a group are free or sequences hold all the rest."""
         if self.pool.windows[group] is not None:
             self._thin(group, n)
             return
         held = self._tree.held
-        # The first round skips pages that sequences use. The second round also drops nodes whose pages are in use
-        # from the tree, to reach ancestors with unused pages.
+        # The first round keeps pages that sequences use. The second round also removes nodes with such pages from the
+        # tree, to reach their ancestors, whose pages may be unused.
         for spared in (True, False):
             for node in list(self._nodes):
                 while self.pool.free_pages(group) < n and len(node.ids) and not node.children:
@@ -588,7 +625,7 @@ class PrefixCache:
                     self._cut(node)
 
     def _reclaim_states(self, n: int) -> None:
-        """Free slots of states until n are free or sequences hold all others."""
+        """Drop cached states until n slots are free or sequences hold all the rest."""
         states = self.pool.states
         held = [
             (length < max(node.states), -node.last_use, -length, node)
@@ -602,9 +639,9 @@ class PrefixCache:
             states.give_back(node.states.pop(-length))
 
     def _thin(self, group: int, n: int) -> None:
-        """Free pages of a group with a window, but keep their nodes.
+        """Drop pages of a group with a window until n pages are free, but keep the nodes.
 
-        Within a node, the pages at its end are freed last.
+        Within a node, the pages at its end are dropped last, because reuse needs the last pages of a prefix.
         """
         for node in self._nodes:
             pages = node.pages[group]
@@ -633,12 +670,12 @@ class PrefixCache:
         self._tree.root.evicted = None
 
     def snapshot(self, most: int | None = None) -> list[dict[str, Any]]:
-        """Return the nodes as plain data, each after its parent and the most recently used first, at most `most`.
+        """Return the `most` most recently used nodes as dictionaries, each after its parent.
 
         Keys: `parent`, the parent's index in this list, or -1; `start`, the position of the node's first token;
-        `n_tokens`, its number of tokens; `ids`, its first token ids, at most 8; `pages`, the number of pages held in
-        each group; `in_use`, how many of these sequences hold too; `references`, the most references to one of its
-        pages; `last_use`.
+        `n_tokens`, its number of tokens; `ids`, its first token ids, at most 8; `pages`, the number of held pages of
+        each group; `in_use`, the number of these pages that sequences hold, too; `references`, the largest reference
+        count of its pages; `last_use`.
         """
         found: list[dict[str, Any]] = []
         index: dict[Node, int] = {}
@@ -663,7 +700,10 @@ class PrefixCache:
 
 
 def _of_adapter(ids: Sequence[int] | np.ndarray, adapter: int) -> np.ndarray:
-    """Return the ids (n,) by which the tree knows tokens: keys and values depend on the adapter that computed them."""
+    """Return the ids (n,) that the tree uses for tokens, which contain the number of the adapter.
+
+    Keys and values depend on the adapter that computed them, so two adapters must not share pages.
+    """
     return np.asarray(ids, dtype=np.int64) + (adapter << ID.bit_length())
 
 

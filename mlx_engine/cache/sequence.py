@@ -1,13 +1,14 @@
-"""The KV cache of a sequence (page tables, length, pending tokens), and the batch of a pass over several.
+"""The KV cache of a sequence (page tables, length, pending tokens), and the batch of a pass over several sequences.
 
-A forward pass of n tokens calls `begin(n)`, which allocates pages; the n tokens are then pending. `commit(n)` adds them
-to the sequence; `roll_back(n)` discards them if the pass has failed or if other tokens follow. Several passes may begin
-before the first is committed, because a lazy backend submits a pass before the token of the previous pass has reached
-the host.
+Before a forward pass of n tokens, `begin(n)` allocates pages, and the n tokens are then pending. After the pass,
+`commit(n)` makes them part of the sequence. `roll_back(n)` discards them if the pass has failed, or if the sequence
+continues with other tokens. Several passes may begin before the first is committed, because a lazy backend submits a
+pass before the token of the previous pass has reached the host.
 
-Whole pages may be shared with other sequences and with a prefix cache. `lend` returns pages for another holder, `adopt`
-begins a sequence with another holder's pages, `fork` does both. A shared page is copied before a token is overwritten
-in it. New tokens after the lent ones are written into the same page, because no other holder reads their slots.
+Whole pages may be shared with other sequences and with a prefix cache, the other holders of the page. `lend` returns
+pages for another holder, `adopt` begins a sequence with pages of another holder, and `fork` does both. If a token
+in a shared page must be overwritten, the page is copied first. New tokens after the lent ones are written into the
+same page, because no other holder reads their slots.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ if TYPE_CHECKING:
 
 
 class KVSequence:
-    """The page table of each group of layers, and the length. Made by `KVPool.sequence`.
+    """The KV cache of one sequence. Made by `KVPool.sequence`.
 
     Attributes:
-        pool: the pool of its pages.
+        pool: the pool that has the sequence's pages.
         length: number of committed tokens, which is the position of the next token.
-        pending: number of tokens that were begun and neither committed nor rolled back.
+        pending: number of tokens that were begun, and neither committed nor rolled back.
         capacity: the largest number of tokens.
-        state: the states of layers that have no keys and values.
-        tables: each group's page table: the first slot of each page, -1 for a page that is not allocated.
-        adapter: the adapter with which its tokens are computed, a row of `Adapters.masks`; 0 for the model alone.
+        state: the recurrent states of layers that have one.
+        tables: the page table of each group of layers: the first slot of each page, -1 for a page that is not
+            allocated.
+        adapter: the number of the LoRA adapter with which the tokens are computed, an index of a row of
+            `Adapters.masks`; 0 for the model without adapter.
     """
 
     def __init__(self, pool: KVPool, capacity: int) -> None:
@@ -50,22 +53,22 @@ class KVSequence:
         self.tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
         self._firsts, self._end = [0] * len(pool.windows), 0
-        # Other holders of the pages may read the tokens before this position.
+        # Other holders of the pages may read the tokens before this position, so these tokens must not be overwritten.
         self._lent = 0
 
     @property
     def n_pages(self) -> int:
-        """Number of allocated pages, in all groups."""
+        """Number of allocated pages, of all groups together."""
         return sum(self._end - first for first in self._firsts)
 
     def begin(self, n: int, *, each: bool = False) -> int:
         """Allocate pages for n more tokens, which are then pending, and return the position of the first.
 
-        With `each`, the state after every token is kept, so that any number of them may be committed. If the first of
-        these tokens overwrites a token that another holder of the page reads, the page is copied first.
+        With `each`, the recurrent state after every token is kept, so that only some of the tokens may be committed. If
+        the first of these tokens overwrites a token that another holder of the page reads, the page is copied first.
 
         Raises:
-            CacheFullError: the capacity is exceeded, or the pool has too few free pages; nothing has changed.
+            CacheFullError: the capacity is exceeded, or the pool has too few free pages. Then nothing has changed.
         """
         if n < 1:
             raise ValueError(f"begin: expected at least one token, found {n}")
@@ -80,7 +83,8 @@ class KVSequence:
         if end > self._end or first < self._lent:
             self._allocate(first, n, end)
         if self._has_state:
-            # Keep the state at the last page boundary, because clients often replace the end of a prompt.
+            # Keep the state at the last page boundary for the prefix cache, because the next prompt of a client often
+            # differs in its end.
             inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
             self.state.begin(first, n, inside, each=each)
         self.pending += n
@@ -110,8 +114,8 @@ class KVSequence:
         """Discard the tokens from position `length` on, and free their pages.
 
         Raises:
-            ValueError: the sequence is shorter, has pending tokens, has a state, which cannot be rewound, or has
-                already freed pages that would be inside a layer's window again.
+            ValueError: the sequence is shorter or has pending tokens; or it has a recurrent state, which cannot be
+                rewound; or it has freed pages that would be inside a layer's window again.
         """
         if not 0 <= length <= self.length or self.pending:
             raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
@@ -120,15 +124,15 @@ class KVSequence:
                 needed = f"a layer with a window of {abs(window)} needs earlier tokens whose pages are already freed"
                 raise ValueError(f"cannot truncate to {length} tokens: {needed}")
         if length < self.length and self._has_state:
-            raise ValueError(f"cannot truncate to {length} tokens: the state after them is no longer held")
+            raise ValueError(f"cannot truncate to {length} tokens: the state after them is no longer kept")
         self.length = length
         self._free_end()
 
     def close(self) -> None:
-        """Free all pages and discard all tokens. The sequence is empty and can be used again.
+        """Free all pages and discard all tokens. The sequence is then empty, and can be used again.
 
         Raises:
-            ValueError: tokens are pending: their pass could still write to the pages.
+            ValueError: tokens are pending, so that a pass could still write to the pages.
         """
         if self.pending:
             raise ValueError(f"close: expected no pending tokens, found {self.pending}; commit or roll back their pass")
@@ -139,12 +143,13 @@ class KVSequence:
         self.length = self._lent = 0
 
     def fork(self) -> KVSequence:
-        """Return a new sequence with the same committed tokens. Whole pages are shared, a partly used one is copied.
+        """Return a new sequence with the same committed tokens.
 
-        The state is shared: no pass writes to it again.
+        Whole pages are shared, and a partly used last page is copied. A recurrent state is shared, because no pass
+        writes to its slot again.
 
         Raises:
-            CacheFullError: the pool has no free page for the copy; nothing has changed.
+            CacheFullError: the pool has no free page for the copy. Then nothing has changed.
         """
         fork = self.pool.sequence(self.capacity)
         fork.adapter = self.adapter
@@ -152,9 +157,10 @@ class KVSequence:
         return fork
 
     def lend(self, length: int) -> list[np.ndarray]:
-        """Return the pages of the first `length` committed tokens, for a holder that adds a reference to each.
+        """Return the pages of the first `length` committed tokens, for another holder, which must add references.
 
-        Each group of layers has an array (P,) with the first slot of each page; -1 is a page that has left the window.
+        The result has, for each group of layers, an array (P,) with the first slot of each of P pages; -1 stands for a
+        page that has left the window.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"lend: expected at most the {self.length} committed tokens, found {length}")
@@ -162,16 +168,19 @@ class KVSequence:
         return [table[: -(-length // self.pool.page)].copy() for table in self.tables]
 
     def adopt(self, pages: Sequence[np.ndarray], length: int, state: Snapshot | None = None) -> None:
-        """Begin with the first `length` tokens of another holder. Whole pages are shared, a partly used one is copied.
+        """Begin with the first `length` tokens of another holder.
+
+        Whole pages are shared, and a partly used last page is copied.
 
         Args:
-            pages: for each group of layers the first slot (P,) of each page, as `lend` returns them. A page that
+            pages: for each group of layers, the first slot (P,) of each of P pages, as `lend` returns them. A page that
                 no later token reads may be -1.
-            length: number of tokens; they fill P pages, the last one perhaps in part.
-            state: the state after these tokens, for models that have one.
+            length: number of tokens. They fill P pages; the last page may be partly filled.
+            state: the recurrent state after these tokens, for models that have one.
 
         Raises:
-            CacheFullError: the capacity is exceeded, or the pool has no free page for the copy; nothing has changed.
+            CacheFullError: the capacity is exceeded, or the pool has no free page for the copy. Then nothing has
+                changed.
         """
         if self.length or self.pending or not self.pool.stores.are_kept:
             raise ValueError("adopt: expected an empty sequence in a pool whose stores are kept, found another one")
@@ -183,7 +192,7 @@ class KVSequence:
         needed = [of_group[first:] for of_group, first in zip(pages, firsts, strict=True)]
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):
-            # retained before the copy is allocated, because the allocation may reclaim pages
+            # Add the references before the page for the copy is allocated, because this may reclaim cached pages.
             self.pool.retain(group, of_group)
         if state is not None:
             self.state.adopt(state)
@@ -214,7 +223,10 @@ class KVSequence:
         return table[positions // page] + positions % page
 
     def _allocate(self, first: int, n: int, end: int) -> None:
-        """Take pages up to page `end`; copy the page of position `first` in groups where other holders read it."""
+        """Allocate pages up to page number `end`, for n tokens from position `first` on.
+
+        In groups in which another holder reads the page of position `first`, copy this page.
+        """
         more, groups = end - self._end, range(len(self.tables))
         copied = [first < self._lent and self._is_shared(group, first) for group in groups]
         if not self.pool.make_room([more + copy for copy in copied]):
@@ -229,21 +241,21 @@ class KVSequence:
         self._end, self._lent = end, min(self._lent, first)
 
     def _is_shared(self, group: int, position: int) -> bool:
-        """Return whether the page of a position is allocated, and held by others too."""
+        """Return whether the page of a position is allocated, and has other holders, too."""
         page = self.tables[group][position // self.pool.page :][:1]
         return position // self.pool.page < self._end and bool(self.pool.references(group, page) > 1)
 
     def _replace_last(self, group: int) -> None:
-        """Replace the last, partly used page by a copy in a free page, and release the old page."""
+        """Copy the last, partly used page of a group to a free page, and give back the old page."""
         table, last, n = self.tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
-        if source[0] >= 0:  # -1 if no later token reads the page: its layers have a window of one token
+        if source[0] >= 0:  # -1 if no later token reads the page, because the window is a single token
             self.pool.copy(group, int(source[0]), int(target[0]), n)
             self.pool.give_back(group, source)
         table[last] = target[0]
 
     def _give_back(self, group: int, end: int) -> None:
-        """Free the pages before page `end` of a group."""
+        """Give back the pages of a group before page number `end`."""
         first = self._firsts[group]
         if end > first:
             self.pool.give_back(group, self.tables[group][first:end].copy())
@@ -261,13 +273,13 @@ class KVSequence:
 
 
 class SequenceInput(NamedTuple):
-    """New tokens of a sequence.
+    """The new tokens of one sequence in a pass.
 
     Attributes:
-        ids: (n,), at least one.
+        ids: (n,) the tokens, at least one.
         kv: the KV cache of the sequence.
         wanted: the number of last tokens whose logits are wanted; None for all.
-        each: whether any number of the tokens may be committed: the state after each of them is kept.
+        each: whether only some of the tokens may be committed later, so that the state after each of them is kept.
     """
 
     ids: Sequence[Token]
@@ -280,7 +292,7 @@ def begin(parts: Sequence[SequenceInput]) -> Batch:
     """Allocate pages for the new tokens and return them as one batch. The caller commits or rolls back the batch.
 
     Raises:
-        CacheFullError: there are too few free pages, or a sequence is at its capacity; no sequence has changed.
+        CacheFullError: there are too few free pages, or a sequence is at its capacity. Then no sequence has changed.
     """
     if not parts:
         raise ValueError("expected new tokens of at least one sequence, found none")

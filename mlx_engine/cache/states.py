@@ -1,9 +1,9 @@
-"""States: the cache of recurrent and convolution layers, in place of keys and values.
+"""Recurrent states: what recurrent and convolution layers keep of a sequence, in place of keys and values.
 
-A state has a fixed size and does not grow with the sequence. It is stored in a slot, which holds the state of all such
-layers after a number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads it and
-writes another slot. So a pass that fails or is rolled back has changed nothing that was committed, and sequences and a
-prefix cache share a state by reference. Slots are reference-counted; a slot without a reference is free.
+A state has a fixed size, which does not grow with the sequence. A slot of a `StatePool` holds the states of all such
+layers after a certain number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads
+this slot and writes another one. So a pass that fails or is rolled back has not changed a committed state, and
+sequences and a prefix cache can share a slot. Slots are reference-counted; a slot without a reference is free.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
 
 BYTES_PER_FLOAT = 4
-# Slots for each sequence of a pool: its committed state, the states of two passes that a lazy backend may have
-# submitted, and a state inside a prompt. A prefix cache uses the slots that sequences leave free.
+# Slots for each sequence of a pool: its committed state, the states of two passes that a lazy backend may have in
+# flight, and a state inside a prompt. A prefix cache uses the slots that sequences do not need.
 SLOTS_PER_SEQUENCE = 4
-# The state before the first token, which is all zeros. No pass writes to this slot.
+# The slot of the state before the first token, which is all zeros. No pass writes to this slot.
 ZERO = 0
 
 
 @dataclass(frozen=True)
 class StateLayer:
-    """The shapes of the arrays that one layer keeps of a sequence; they do not depend on its length."""
+    """The shapes of the arrays of one layer's recurrent state, which do not depend on the length of the sequence."""
 
     shapes: tuple[tuple[int, ...], ...]
 
@@ -50,12 +50,13 @@ class StatePool:
     """The slots of the states of all sequences of a `KVPool`.
 
     Attributes:
-        stores: for each layer of the model the stores of its arrays; empty for a layer of attention.
+        stores: for each layer of the model, the stores of its arrays; empty for a layer without a state.
         n_slots: the number of slots, free or in use, including the slot of zeros; 0 if no layer has a state.
-        generations: how often each slot has been allocated. While this number is the same, the contents of a held slot
-            are unchanged.
-        nbytes_each: bytes of the state of all layers in one slot.
-        reclaim: called as `reclaim(n)` if fewer than n slots are free. A prefix cache sets it.
+        generations: the number of times that each slot has been allocated. As long as a slot's number is the same, the
+            contents of the slot are unchanged.
+        nbytes_each: bytes of one slot: the states of all layers.
+        reclaim: a function that the prefix cache sets, or None. If fewer than n slots are free, `reclaim(n)` is called
+            to free cached states.
     """
 
     def __init__(
@@ -99,11 +100,11 @@ class StatePool:
         return len(self._free)
 
     def references(self, slot: int) -> int:
-        """Return how often a slot is held."""
+        """Return the reference count of a slot."""
         return int(self._references[slot])
 
     def make_room(self, n: int) -> bool:
-        """Return whether n slots are free, after reclaiming slots if they are not."""
+        """Reclaim cached states until n slots are free; return whether this succeeded."""
         if len(self._free) < n and self.reclaim is not None:
             self.reclaim(n)
         return len(self._free) >= n
@@ -116,7 +117,7 @@ class StatePool:
         return slot
 
     def retain(self, slot: int) -> None:
-        """Add a reference to a slot in use; the slot of zeros is not counted."""
+        """Add a reference to a slot that is in use. References to the slot of zeros are not counted."""
         if slot != ZERO:
             self._references[slot] += 1
 
@@ -143,23 +144,24 @@ class Snapshot(NamedTuple):
 
 
 class SequenceState:
-    """The states of one sequence: the committed state, and the states of uncommitted passes.
+    """The states of one sequence: the committed state, and the states of passes that are not committed yet.
 
     Attributes:
         committed: the newest committed state.
-        runs: the runs (n, source, target) of the pass that was begun last: n tokens advance the state in slot `source`
-            to the state in slot `target`. A pass has two runs if a state inside the pass is kept, and a run per token
-            if the pass may be committed in part.
+        runs: the runs (n, source, target) of the pass that was begun last. In a run, n tokens advance the state in slot
+            `source` to the state in slot `target`. A pass has two runs if a state inside the pass is kept. It has a run
+            for each token if only some of its tokens may be committed (for proposed tokens).
     """
 
     def __init__(self, pool: StatePool) -> None:
         self._pool = pool
         self.committed = Snapshot(0, ZERO)
         self.runs: list[tuple[int, int, int]] = []
-        # The states of passes that were begun, oldest first; and a committed state inside the last prompt chunk.
+        # The states of passes that are not committed yet, oldest first; and a kept state inside the last committed
+        # chunk of a prompt.
         self._pending: list[Snapshot] = []
         self._inside: Snapshot | None = None
-        # After a pass that may be committed in part: the only length within the pass whose state is kept.
+        # For a pass with a run for each token: the only length, before the last committed one, whose state is kept.
         self._only: int | None = None
 
     @property
@@ -168,18 +170,22 @@ class SequenceState:
         return self._pending[-1] if self._pending else self.committed
 
     def has_room(self, n: int = 1) -> bool:
-        """Return whether there are slots for n states of a pass."""
+        """Return whether n slots are free, for the states of a pass, after reclaiming cached states."""
         return self._pool.make_room(n)
 
     def begin(self, first: int, n: int, inside: int | None = None, *, each: bool = False) -> None:
-        """Take slots for a pass of n tokens from position `first` on; keep the state after `inside` tokens.
+        """Take slots for the states of a pass.
 
-        If only one slot is free, the state after `inside` tokens is not kept. With `each`, the state after every token
-        is kept until the pass is committed, which needs n free slots.
+        Args:
+            first: the position of the first token.
+            n: the number of tokens.
+            inside: a length of the sequence within the pass. The state after this many tokens is kept, too, unless only
+                one slot is free.
+            each: whether to keep the state after every token until the pass is committed. This needs n free slots.
 
         Raises:
-            ValueError: the state before these tokens was never computed, because a pass was committed or rolled back in
-                part.
+            ValueError: there is no state after exactly `first` tokens, because only a part of a pass was committed or
+                rolled back.
         """
         if self.newest.length != first:
             raise ValueError(f"begin: expected the state after {first} tokens, found that after {self.newest.length}")
@@ -193,7 +199,7 @@ class SequenceState:
             self._pending.append(Snapshot(end, target))
 
     def commit(self, length: int) -> None:
-        """Commit the states of passes that end at `length` tokens or before."""
+        """Commit the states after at most `length` tokens."""
         done = [state for state in self._pending if state.length <= length]
         if not done:
             return
@@ -208,17 +214,17 @@ class SequenceState:
                 self._pool.give_back(state.slot)
 
     def roll_back(self, length: int) -> None:
-        """Discard the states of passes that end after `length` tokens."""
+        """Discard the uncommitted states after more than `length` tokens."""
         while self._pending and self._pending[-1].length > length:
             self._pool.give_back(self._pending.pop().slot)
 
     def snapshots(self, length: int) -> list[Snapshot]:
-        """Return the committed states of the first `length` tokens that are still held."""
+        """Return the committed states after at most `length` tokens that this sequence holds."""
         found = [self.committed] if self._inside is None else [self._inside, self.committed]
         return [state for state in found if 0 < state.length <= length and state.slot != ZERO]
 
     def adopt(self, state: Snapshot) -> None:
-        """Begin with another holder's state. The sequence must be empty."""
+        """Begin with a state that another sequence or the prefix cache holds. This sequence must be empty."""
         self._pool.retain(state.slot)
         self.committed = state
 

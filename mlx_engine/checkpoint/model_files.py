@@ -24,7 +24,7 @@ class Checkpoint:
 
     Attributes:
         where: the file or folder, for error messages.
-        naming: whose names tensors and settings have: "gguf", or "hf" for Hugging Face transformers.
+        naming: the convention of the names of tensors and settings: "gguf", or "hf" (Hugging Face transformers).
         architecture: GGUF's general.architecture, or config.json's model_type.
         settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json, without the
             settings of MLX's quantisation.
@@ -137,8 +137,8 @@ def _expanded(checkpoint: Checkpoint, layers: Mapping[str, Layer]) -> Checkpoint
     )
 
 
-# Kinds of GGUF files that have no model, by `general.type`, or by `general.architecture` of files without a type: a
-# description, and a hint for the user.
+# Kinds of GGUF files that have no model: a description, and a hint for the user. The key is `general.type`, or, if this
+# is absent or not one of the keys, `general.architecture`.
 GGUF_KINDS = {
     "adapter": (
         "a LoRA adapter, which changes a model's weights and has none of its own",

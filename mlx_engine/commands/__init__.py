@@ -1,6 +1,6 @@
 """The command line: one module per command, with its options and its output.
 
-A command's module is imported when the command is called: `--version` and `--help` take as long as typer.
+A command's module is imported when the command is called, so `--version` and `--help` only import typer.
 """
 
 from __future__ import annotations

@@ -284,10 +284,10 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
 
 
 def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: ConcurrencyOptions) -> None:
-    """Check that the mode can measure a model that several machines share; such a mode needs one engine on one backend.
+    """Check that --shard can be used: only modes with one engine on one backend can measure a shared model.
 
     Raises:
-        OptionError: it cannot.
+        OptionError: this mode cannot measure a shared model, or there are several backends.
     """
     modes = {"--sweep": mode.sweep, "--compare": mode.compare is not None, "--url": clients.url is not None}
     refuse("--shard", [flag for flag, is_given in modes.items() if is_given])
@@ -355,7 +355,7 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
     require(
         min(counts) >= 1, option="--concurrency", expected="at least one client", found=min(counts), message=message
     )
-    # A server may still have the prompts of an earlier run in its prefix cache.
+    # New random prompts for a server: it may still have the prompts of an earlier run in its prefix cache.
     seed = 0 if clients.url is None else secrets.randbits(32)
     n_prompt = single("-p", tests.n_prompt, Load.n_prompt, "--concurrency", least=1)
     n_gen = single("-n", tests.n_gen, Load.n_gen, "--concurrency", least=1)

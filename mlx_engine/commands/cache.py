@@ -39,11 +39,11 @@ PrefixDir: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class Kept:
-    """Something on disk.
+    """An item of `cache list`: a model, the prefixes of a folder, or compiled kernels.
 
     Attributes:
         name: the name for the user: a hub id, shape:NAME, kernels, emulator or tuning.
-        kind: how it comes back after deletion: "download" by a download; "made" if it is made again when it is needed.
+        kind: how a deleted item is replaced: "download" needs a download; "made" is computed again when it is needed.
         path: the file or folder.
         parts: the paths that `delete` deletes: the path itself, or the engine's files in it.
         nbytes: total bytes, not following links.
@@ -84,7 +84,7 @@ def remove(
     prefix_dir: PrefixDir = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove models, prefixes or compiled kernels from disk. Other programs that use the hub share its downloads."""
+    """Remove models, prefixes or compiled kernels from disk. Other programs may use the same downloads of the hub."""
     if bool(names) == everything:
         message = "cache remove: give either names or --all, not both" if names else "cache remove needs names or --all"
         raise OptionError(message, option="cache remove")
@@ -101,7 +101,7 @@ def remove(
 
 
 def everything_kept(prefix_dir: Path | None) -> list[Kept]:
-    """Return all items on disk, and the prefixes in a folder that was given to `serve` or `chat`."""
+    """Return all items on disk. `prefix_dir` is a folder of prefixes, such as --prefix-dir of `serve`, or None."""
     from mlx_engine.cache.disk import parts_of
 
     items = kept()
@@ -131,7 +131,7 @@ def confirmed(items: Sequence[Kept]) -> bool:
     """Ask on the terminal whether to remove the items.
 
     Raises:
-        OptionError: stdin is no terminal.
+        OptionError: stdin is not a terminal.
     """
     if sys.stdin is None or not sys.stdin.isatty():
         raise OptionError("cache remove needs --yes where there is no terminal to ask on", option="--yes")
@@ -204,7 +204,8 @@ def _kernels() -> Iterator[Kept]:
     remove_dead(emulator)
     found = {
         "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
-        # remove_dead has deleted abandoned drafts; other drafts are in use.
+        # Unfinished files are left out: `remove_dead` has deleted those of dead processes, and other processes are
+        # still writing the rest.
         "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
         "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
     }

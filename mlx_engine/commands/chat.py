@@ -174,14 +174,16 @@ def chat(
 
 
 def session_file(name: str) -> Path:
-    """Return the file of a session. It is in the folder of the typed messages; its keys and values are in another file.
+    """Return the file with the messages of a session, in the folder of the typed messages.
+
+    The session's keys and values are in a second file beside this one.
 
     Raises:
-        OptionError: the name is none of a file.
-        SourceError: sessions cannot be kept.
+        OptionError: the name cannot be a file name.
+        SourceError: the folder of sessions cannot be used.
     """
     if not re.fullmatch(r"[\w-][\w.-]{0,99}", name):
-        message = f"--session must be letters, digits, -, _ and ., at most 100, the first no ., not {shown(name)}"
+        message = f"--session must be letters, digits, '-', '_' and '.', at most 100, not '.' first; not {shown(name)}"
         raise OptionError(message, option="--session", found=name)
     file = history_file().parent / "sessions" / f"{name}.json"
     try:
@@ -220,7 +222,7 @@ def resume(conversation: Conversation, file: Path) -> None:
 
 
 def keep(conversation: Conversation, file: Path) -> None:
-    """Write a session: its messages, and its keys and values. Only this user can read them."""
+    """Write a session's messages to one file, and its keys and values to another. Only this user can read the files."""
     if not conversation.messages:
         return
     what = "the session is"
@@ -252,7 +254,7 @@ def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool
 
 
 def shortest(system: str | None) -> list[dict[str, Any]]:
-    """Return the shortest conversation."""
+    """Return the shortest conversation, to check that the template and the context allow any answer at all."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": "a"}]
 
@@ -264,7 +266,7 @@ def functions_of(path: Path) -> list[Function]:
         OptionError: the file cannot be read or run, or defines no function.
     """
     text = read_text(None, path, "--tools")
-    module = types.ModuleType(f"tools of {path.name}")  # a file may have the name of a module of Python's
+    module = types.ModuleType(f"tools of {path.name}")  # the file's own name may be that of another module
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where annotations are looked up
     try:
@@ -293,7 +295,7 @@ def check(
     """Check for errors that would make every answer of a conversation fail. This needs no weights.
 
     Raises:
-        OptionError: they are no messages, or the model's vocabulary lacks a token of the options.
+        OptionError: `messages` are invalid, or the model's vocabulary lacks a token that an option names.
         ContextLengthError: the context is too short for an answer.
         ChatTemplateError: the template fails.
     """
@@ -390,7 +392,7 @@ def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
 
 
 def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Conversation, *, quiet: bool) -> None:
-    """Print the text and the reasoning in pieces until they end or `stop` is set, and a line feed. Calls are left out.
+    """Print text and reasoning piece by piece until they end or `stop` is set, then a line feed. Calls are not printed.
 
     Reasoning is dimmed in a terminal, with an empty line after it; elsewhere it goes to stderr, unless `quiet` is set.
     """
@@ -405,7 +407,10 @@ def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Con
 
 
 class AnswerPrinter(TextWriter):
-    """Prints the pieces of one answer: reasoning dimmed in a terminal, else on stderr, or nowhere with `quiet`."""
+    """Prints the pieces of one answer. Reasoning is dimmed in a terminal; elsewhere it goes to stderr.
+
+    With `quiet`, reasoning that would go to stderr is not printed.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(sys.stdout)
@@ -497,7 +502,7 @@ class Command:
 
 
 def is_end(text: str) -> bool:
-    """Return whether the user ends the conversation; a space before the slash makes it a message, as in `perform`."""
+    """Return whether the text ends the conversation. A space before the slash makes the text a message."""
     return text.strip() in QUIT or text.rstrip() in SLASHED_QUIT
 
 
@@ -550,17 +555,17 @@ def completer() -> Completer:
 
 
 def load_file(chat: Chat, path: str) -> None:
-    """Replace the conversation with the messages of a file. Errors are those of the two functions below."""
+    """Replace the conversation with the messages of a file. Raise as `read_messages` and `continue_from` do."""
     continue_from(chat.conversation, read_messages(path), path)
 
 
 def read_messages(path: str) -> list[Any]:
-    """Return the list in a file.
+    """Return the list of messages in a JSON file.
 
     Raises:
         SourceError: the file cannot be read.
-        FormatError: it is not JSON.
-        OptionError: it is not a list.
+        FormatError: the file is not JSON.
+        OptionError: the JSON value is not a list.
     """
     if not path:
         raise OptionError("/load needs the name of a file", option="/load")
@@ -576,15 +581,15 @@ def continue_from(conversation: Conversation, messages: list[Any], path: str) ->
     """Replace the conversation with the messages of a file.
 
     Raises:
-        OptionError: they are no messages.
-        EngineError: the template cannot render them.
+        OptionError: the list has invalid messages.
+        EngineError: the template cannot render the messages.
     """
     conversation.load(messages)
     notice(f"{len(messages)} messages loaded from {path}")
 
 
 def _path(text: str) -> Path:
-    """Return a path; a leading ~ is the user's home, which no shell has replaced."""
+    """Return a path with a leading ~ expanded to the user's home: the text was not typed in a shell."""
     try:
         return Path(text).expanduser()
     except RuntimeError:  # no such user
@@ -653,7 +658,7 @@ def _use(conversation: Conversation, changed: dict[str, Any]) -> None:
     """Set some options of all further answers.
 
     Raises:
-        OptionError: a value is invalid, or the model's vocabulary lacks a token; no option is set.
+        OptionError: a value is invalid, or the model's vocabulary lacks a token. Then no option is set.
     """
     options = conversation.options
     sampling = {f.name for f, _ in declared(Sampling)} & changed.keys()
@@ -688,7 +693,7 @@ def _value(options: Options, name: str) -> Any:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Format the value of an option; if there is none, "off", which /set takes, or what help says of its default."""
+    """Format an option's value. Without a value, return the default that the help names, or "off", which /set takes."""
     if value is None or value == ():
         unset = next(about.unset for f, about in declared() if f.name == name)
         return "off" if unset in (None, "none") else unset
@@ -793,7 +798,7 @@ def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = 
 
     Args:
         completer: makes the completer of a line in a terminal.
-        keeps_history: keep the messages typed in a terminal for later runs, and offer those of earlier ones.
+        keeps_history: keep the messages typed in a terminal for later runs, and offer the messages of earlier runs.
 
     Raises:
         OptionError: there is no standard input, or it is not UTF-8.
@@ -813,7 +818,9 @@ def history_file() -> Path:
 
 
 def kept_history() -> History | None:
-    """Return the messages of earlier runs, to which new ones are added. Only this user can read their file.
+    """Return the history of typed messages: those of earlier runs; new ones are added to its file.
+
+    Only this user can read the file.
 
     Return None, with a notice, if the file cannot be written.
     """
@@ -821,7 +828,7 @@ def kept_history() -> History | None:
 
     class Kept(FileHistory):
         def store_string(self, string: str) -> None:
-            with contextlib.suppress(OSError):  # a full disk ends no conversation
+            with contextlib.suppress(OSError):  # a full disk must not end the conversation
                 super().store_string(string.encode(errors="replace").decode())
 
     file = history_file()
@@ -831,9 +838,9 @@ def kept_history() -> History | None:
             raise OSError("the user has no home")
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)
-        if not file.is_file():  # a link to /dev/null, of which every user needs the permissions as they are
+        if not file.is_file():  # such as a link to /dev/null, whose permissions must not change
             raise OSError("not a regular file")
-        file.chmod(0o600)  # the file may be older
+        file.chmod(0o600)  # an existing file may have other permissions
         file.read_bytes()
     except OSError as error:
         notice(f"warning: {file}: {error.strerror or error}; messages are not kept for later runs")
@@ -843,13 +850,13 @@ def kept_history() -> History | None:
 
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
-    """Do not show what is typed meanwhile: it would be in the middle of an answer. The next prompt shows it."""
+    """In the `with` block, hide typed text, which would appear inside an answer. The next prompt shows it."""
     try:
         import termios
 
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
-    except Exception:  # no terminal, or no POSIX terminal; `termios.error` is no OSError
+    except Exception:  # no terminal, or not one of POSIX; `termios.error` is not an OSError
         yield
         return
     silent = list(before)
@@ -902,9 +909,9 @@ def session(
     source: Input | None = None,
     screen: Output | None = None,
 ) -> PromptSession[str]:
-    """Return a line editor; on the process's terminal unless others are given.
+    """Return a line editor. It uses the process's terminal unless `source` and `screen` are given.
 
-    Without a `history`, it remembers the lines of this run only.
+    Without a `history`, the editor remembers the lines of this run only.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings

@@ -80,13 +80,13 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def with_flags(error: EngineError, command: Callable[..., Any]) -> str:
-    """Return the message of an error, in which the options of a command have the names of their flags.
+    """Return the message of an error, with Python names of options replaced by the flags of a command.
 
     A name of a single word is replaced only at the beginning, because elsewhere it may be an ordinary word.
     """
     hints, text = typing.get_type_hints(command, include_extras=True), str(error)
-    option = str(getattr(error, "option", "")).partition(" ")[0]  # "quant_layers attn_q" is of one layer
-    if not hints.keys() & {option, option.removesuffix("s")}:  # a list in Python has the plural
+    option = str(getattr(error, "option", "")).partition(" ")[0]  # drop a layer name, as in "quant_layers attn_q"
+    if not hints.keys() & {option, option.removesuffix("s")}:  # the Python keyword of a repeated flag is plural
         return text
     for name, hint in hints.items():
         for about in getattr(hint, "__metadata__", ()):
@@ -168,7 +168,7 @@ def alarm(text: str) -> None:
 
 
 def safe_for(stream: TextIO | None, text: str) -> str:
-    """Return text of a file for a stream: on a terminal, control characters are escaped, because they are commands."""
+    """Return text that is safe to print: for a terminal, control characters are escaped, because they act on it."""
     if stream is None or not stream.isatty():
         return text
     return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
@@ -185,7 +185,7 @@ def is_plain(stream: TextIO | None) -> bool:
 def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr if it is a terminal, unless `quiet` is set; the caller reports (done, total)."""
     if quiet or is_plain(sys.stderr):
-        # No other bar in the meantime, either.
+        # Meanwhile, the functions that report their progress through the log must show no bar, either.
         kept, log.show_bar = log.show_bar, None
         try:
             yield lambda done, total: None
@@ -211,7 +211,10 @@ def still_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def bar_of_parts(title: str) -> Iterator[log.Bar | None]:
-    """Show a bar whose title ends with what is left, on a terminal; None elsewhere. `log.show_bar` is this function."""
+    """Show a bar on a terminal, with the names of unfinished parts in its title; yield None elsewhere.
+
+    `main` sets `log.show_bar` to this function, so that code without access to the terminal can report progress.
+    """
     if is_plain(sys.stderr):
         yield None
         return
@@ -259,10 +262,10 @@ TAB = 8
 class TextWriter:
     """Writes text piece by piece. On a terminal, a word that grows past the end of its line moves to the next line.
 
-    A line also ends before or after a character of two columns: Chinese and Japanese have no spaces. The terminal
-    breaks words that are longer than a line. Elsewhere, text is written unchanged.
+    A line may also end before or after a character of two columns, because Chinese and Japanese have no spaces. The
+    terminal breaks words that are longer than a line. If the stream is not a terminal, text is written unchanged.
 
-    While the writer is entered, it ends its line before an event of the log is printed on the same terminal.
+    In a `with` block, the writer ends its line before the log prints an event on the same terminal.
     """
 
     def __init__(self, out: TextIO | None) -> None:
@@ -298,7 +301,7 @@ class TextWriter:
             self.write("\n")
 
     def _fit_to_terminal(self) -> bool:
-        """Return whether words are wrapped. The terminal may have another width than before, and has then reflowed."""
+        """Return whether to wrap words. If the terminal has a new width, it has moved the text: update the position."""
         width = columns_of(self._out)
         if width != self._width and width:
             self._column %= width
@@ -379,7 +382,7 @@ class EndedBySignal(SystemExit):
 
 
 def exit_on_signals() -> None:
-    """Raise `EndedBySignal` at the first of these signals. A signal that is ignored, as after nohup, stays ignored."""
+    """Raise `EndedBySignal` at SIGTERM or SIGHUP. A signal that is ignored, as after nohup, stays ignored."""
     for number in ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end)

@@ -60,8 +60,8 @@ NO_PROMPT = (
     "no prompt was given, neither as an argument nor with -f FILE nor through a pipe: "
     f"continuing {DEFAULT_PROMPT!r}, an example"
 )
-# Seconds without a byte after which a silent pipe is reported, or ignored if the example runs: CI and containers leave
-# pipes open.
+# Seconds to wait for data from a pipe. Then a line says that a prompt is awaited or, if no prompt is needed, the
+# example runs: in CI and containers, stdin is often an open pipe that nothing writes to.
 PATIENCE = 3.0
 
 # The ends of texts that seem to be messages, and not texts to continue.
@@ -102,8 +102,8 @@ class PromptOptions:
         typer.Option(
             "--prompt-cache",
             metavar="FILE",
-            help="Read the keys and values of the beginning of the prompt from this file, and write those of the whole "
-            "prompt and of the text to it.",
+            help="Read keys and values from this file, as far as it has the same prompt; at the end, write those of "
+            "the prompt and the generated text to it.",
         ),
         RARE,
     ] = None
@@ -168,9 +168,10 @@ class PromptOptions:
         return self.prompt if self.prompt_option is None else self.prompt_option
 
     def read(self, *, is_example: bool) -> list[str]:
-        """Return the prompt, or the non-blank lines of the batch file. "-" is stdin, and so is a pipe without a prompt.
+        """Return the prompt, or the non-blank lines of the batch file. The prompt "-" means stdin.
 
-        A text of a file or of stdin is returned without a byte order mark and without its last line end.
+        Without a prompt, stdin is read if it is a pipe or a file. If it is a terminal or has no text, the example
+        prompt is returned. A text of a file or of stdin is returned without a byte order mark and its last line end.
 
         Args:
             is_example: whether to run the example prompt if stdin is a pipe without data for a few seconds.
@@ -393,7 +394,10 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object, with log-probabilities if asked for, and "stop" or "error" if one ended it."""
+    """Return the run as one JSON object, with log-probabilities if they were requested.
+
+    If a stop text or an error ended the run, the object has it under "stop" or "error".
+    """
     from mlx_engine.backends import types_of
     from mlx_engine.loop.speculation import speculation_of
 
@@ -545,7 +549,7 @@ def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: i
 
 
 def kv_cache(size: CacheSize) -> str:
-    """Return the line about the KV cache: its bytes, their factors, states, and the savings of sliding windows."""
+    """Return the line about the KV cache: its bytes, the shape they follow from, states, and what windows save."""
     from mlx_engine.cache.pool import kv_layers, state_of
 
     layers = kv_layers(size.layers)
@@ -592,7 +596,7 @@ def _tokens(generation: Generation, engine: Engine) -> str:
 
 
 def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the lines about the duration of runs: in all, and of the forward passes; of one run, also its rates."""
+    """Return the lines about the total time of runs and the time of their passes; for a single run, also its rates."""
     passes = sum(sum(generation.metrics.shares) for generation in generations)
     n_tokens = _count([i for generation in generations for i in generation.token_ids], "token")
     alone = f": {rates(generations[0])}" if len(generations) == 1 else ", prompts included"

@@ -284,7 +284,7 @@ def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_several(found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print a line about each model, by `run_facts`, and whether those that run here fit into the memory together."""
+    """Print a line with each model's `run_facts`, and whether those that run here fit into the memory together."""
     models = [facts for facts in found.values() if facts["supported"]]
     needed = sum(facts["weights_bytes"] + facts["kv_bytes"] for facts in models)
     available = min((facts["available_bytes"] for facts in models), default=0)

@@ -42,7 +42,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @reports_errors
 @takes_groups
 def list_(json: AsJSON = False) -> None:
-    """List the kernels: purpose, inputs and outputs, and the rung of matrix products on the ladder."""
+    """List the kernels: purpose, inputs and outputs. A matrix product's "rung" counts its steps of optimisation."""
     from mlx_engine.kernels.lab.catalog import entries
     from mlx_engine.kernels.launch import executors
 
@@ -273,13 +273,13 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
     reasons = executors()
     have = [name for name, reason in reasons.items() if reason is None]
     if given is not None and given not in have:
-        others = f"; here works {', '.join(have)}" if have else ""
+        others = f"; available here: {', '.join(have)}" if have else ""
         raise OptionError(f"--executor {given}: {reasons[given]}{others}", option="executor", found=given)
     if not have:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise OptionError(f"no executor works here: {why}", option="executor")
     if given is None and only_gpu and have[0] == "emulator":
-        message = "no GPU here, and times in the emulator say nothing about one; --executor emulator counts operations"
+        message = "no GPU here, and the emulator cannot predict a GPU's times; --executor emulator counts operations"
         raise OptionError(message, option="executor")
     return given or have[0]
 

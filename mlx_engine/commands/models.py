@@ -1,4 +1,8 @@
-"""The command `models`: list the architectures and the types that are supported, from the model files themselves."""
+"""The command `models`: list the supported architectures and types, as the files in `mlx_engine/models` declare them.
+
+The keys of an architecture's settings are found by running the code that reads a config with a `Recorder` in place of
+a file. The recorder notes the key of every read, and returns a made-up value.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +84,8 @@ def print_keys(keys: Keys) -> None:
             print(f"\nchecked in {title}, because only some values are implemented: {', '.join(checked)}")
 
 
-# The value that stands in for a file's value. The value of each later key is larger by two.
+# The made-up value of a setting that was read before. The n-th key that a recorder reads gets STAND_IN + 2 n, so the
+# values differ and are even.
 STAND_IN = 8
 
 
@@ -146,7 +151,7 @@ def keys_of(name: str) -> Keys | None:
         tuple(
             FieldKeys(f.name, hf[f.name], gguf[f.name])
             for f in fields(config)
-            if type(f.metadata[SETTING]) is not Constant  # it has no key
+            if type(f.metadata[SETTING]) is not Constant  # a constant has no key
         ),
         tuple(config.expected.hf),
         tuple(config.expected.gguf),
@@ -179,21 +184,21 @@ def _read(config_field: Any, naming: Naming, known: _Known) -> tuple[str, ...]:
         keys = [] if where is None else [where if isinstance(where, str) else where[0]]
         return tuple(keys + list(setting.repeated if naming == "gguf" else ()))
     asked = Recorder()
-    # Some of the values that stand in for a file's are refused.
+    # Some of the made-up values are refused.
     with suppress(EngineError, ValueError, TypeError, ArithmeticError, AttributeError):
         setattr(known, config_field.name, setting.read(asked, naming, known))
     return tuple(dict.fromkeys(asked.keys))
 
 
 class _Known(SimpleNamespace):
-    """Fields that were read before; those with a single key have the value that stands in."""
+    """The fields that were read before the current one. Those with a single key all have the value STAND_IN."""
 
     def __getattr__(self, name: str) -> int:
         return STAND_IN
 
 
 class Recorder(Settings):
-    """Settings that record which keys are read, and return a value for each."""
+    """Settings that record which keys are read, and return a default or a made-up value for each."""
 
     def __init__(self, prefix: str = "", keys: list[str] | None = None) -> None:
         super().__init__({}, where="the catalogue of models")
@@ -210,17 +215,17 @@ class Recorder(Settings):
         return None if default is REQUIRED else value  # type: ignore[return-value]
 
     def choice(self, key: str, default: str, *others: str) -> str:
-        """Return the choice that has the most settings of its own; these settings are recorded after it."""
+        """Return the last choice, which has the most settings of its own, so that these are read and recorded, too."""
         self._get(key, default)
         return others[-1] if others else default
 
     def mapping(self, key: str) -> Settings | None:
-        """Return settings that note their keys below this one."""
+        """Return a recorder for the keys inside this one."""
         self._get(key, None)
         return Recorder(f"{self._prefix}{key}.", self.keys)
 
     def expect(self, key: str, *allowed: object) -> None:
-        """Note the key."""
+        """Record the key."""
         self._get(key, None)
 
     def _get(self, key: str, default: object) -> object:

@@ -1,4 +1,7 @@
-"""The command `plan`: estimate a model on machines that one need not have, without running anything."""
+"""The command `plan`: estimate memory, link traffic and speed of a model that several machines share.
+
+Nothing is run, and the machines need not exist: options describe them.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +168,7 @@ class WorkOptions:
     ] = 1
 
     def asked(self, longest: int, n_ranks: int) -> Asked:
-        """Return the work; raise OptionError if it is more than the model's context of `longest` tokens."""
+        """Return the workload; raise OptionError if it exceeds the model's context of `longest` tokens."""
         from mlx_engine.bench.outlook import USUAL_CONTEXT
         from mlx_engine.cache.pool import LONGEST_PASS as CHUNK
         from mlx_engine.distributed.plan import Asked
@@ -242,7 +245,7 @@ def plan(
 
 
 def shard_of(text: str) -> ShardKind:
-    """Return a way of sharing a model; raise OptionError if there is none of this name."""
+    """Return the value of --shard, checked; raise OptionError if it is not a known kind."""
     kinds: dict[str, ShardKind] = {"pipeline": "pipeline", "tensor": "tensor"}
     if text not in kinds:
         message = f"--shard: unknown kind {shown(text)}; choose {' or '.join(kinds)}"
@@ -414,8 +417,8 @@ def rate_rows(found: Summary) -> Iterator[tuple[str, str]]:
 
 def _least(n: int | None) -> str:
     if n is None:
-        return "as a pipeline, no number of machines like the last one holds it"
-    return f"the smallest number of machines like the last one, as a pipeline: {n:,}"
+        return "no pipeline of machines like the last host holds the model"
+    return f"a pipeline of machines like the last host needs at least {n:,} of them"
 
 
 def _rate(value: float) -> str:
@@ -432,10 +435,10 @@ MOST_HOSTS = 1024
 
 
 def memories_of(option: str, text: str) -> list[int]:
-    """Parse the memory of each machine: "4x16GB" is four of 16 * 1000**3 bytes, "16GB,2x64GB" is three.
+    """Parse the memory of each machine: "4x16GB" is four of 16 * 1000**3 bytes, "16GB,2x64GB" three machines.
 
     Raises:
-        OptionError: the text is no list of sizes, a size has no unit, or the number of machines is out of range.
+        OptionError: the text is not a list of sizes, a size has no unit, or the number of machines is out of range.
     """
     found: list[int] = []
     for item in text.split(","):
@@ -461,7 +464,7 @@ def bits_of(option: str, text: str) -> float:
     """Parse the rate of a link in bits per second: 10Gbit/s, or 1.25GB/s for the same.
 
     Raises:
-        OptionError: the text is no such rate, or is 0.
+        OptionError: the text is not such a rate, or is 0.
     """
     return _rate_of(option, text, "10Gbit/s or 1.25GB/s", {"bit": 1, "b": 1, "B": BITS_PER_BYTE})
 
@@ -470,7 +473,7 @@ def bandwidth_of(option: str, text: str) -> float:
     """Parse a memory bandwidth in bytes per second, such as 120GB/s.
 
     Raises:
-        OptionError: the text is no such rate, or is 0.
+        OptionError: the text is not such a rate, or is 0.
     """
     return _rate_of(option, text, "120GB/s", {"B": 1})
 
@@ -479,7 +482,7 @@ def compute_of(option: str, text: str) -> float:
     """Parse floating-point operations per second, such as 300GFLOP/s.
 
     Raises:
-        OptionError: the text is no such rate, or is 0.
+        OptionError: the text is not such a rate, or is 0.
     """
     return _rate_of(option, text, "300GFLOP/s or 3.5TFLOP/s", {"FLOP": 1, "FLOPs": 1})
 
@@ -488,7 +491,7 @@ def seconds_of(option: str, text: str) -> float:
     """Parse a time in seconds: 0.1ms, 200us, 1s, or 0.
 
     Raises:
-        OptionError: the text is no time.
+        OptionError: the text is not a time.
     """
     if text.strip() == "0":
         return 0.0

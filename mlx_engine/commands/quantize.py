@@ -101,7 +101,8 @@ def quantize(
 def table(lines: list[Line]) -> str:
     """Format a table by layer type: types, bytes before and after, their ratio, and the errors.
 
-    RMSE has the unit of the weights; the relative one is a part of the root mean square of the converted matrices.
+    RMSE is the root mean square of the weights' errors. The relative RMSE is this error divided by the root mean square
+    of the weights of the converted matrices.
     """
     from mlx_engine.convert.requantize import total
 

@@ -44,7 +44,7 @@ def replay(
     ] = None,
     backend: Backend = "auto",
     slots: Annotated[
-        str, typer.Option("--slots", metavar="N,N,...", help="Run all requests with so many answers at a time, each.")
+        str, typer.Option("--slots", metavar="N,N,...", help="Run all requests once per N, N answers at a time.")
     ] = "1,4,16",
     limit: Annotated[int | None, typer.Option("--limit", help="Run the first N requests only.", min=1)] = None,
     threads: Annotated[int | None, typer.Option("--threads", "-t", help="Number of threads.", min=1)] = None,
@@ -74,7 +74,7 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
     """Return the requests of a journal, their model, and where it is loaded from; report the lines that are left out.
 
     Raises:
-        OptionError: no request is of the model.
+        OptionError: no request is for the model.
         EngineError: the journal or the model cannot be read.
     """
     from mlx_engine.checkpoint.identity import identity
@@ -113,7 +113,7 @@ def numbers_of(found: Sequence[Numbered], kept: Sequence[Numbered]) -> str:
 
 
 def check(engine: Engine, file: Path, entries: Sequence[Numbered], slots: int) -> int:
-    """Run requests with so many slots, print how many agree and how the others differ; return the number of these."""
+    """Run requests, `slots` answers at a time. Print how many agree and how others differ; return how many differ."""
     from mlx_engine.serve.journal import replay
 
     wrong = []

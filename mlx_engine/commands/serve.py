@@ -1,4 +1,4 @@
-"""The command `serve`: answer HTTP requests in the form of OpenAI's API."""
+"""The command `serve`: answer HTTP requests in the forms of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from mlx_engine.serve.worker import Cores, Worker
     from mlx_engine.weights.outline import Need
 
-# Python's own thresholds of garbage collection, by generation: new objects, and collections of the younger generation.
+# Python's default thresholds of garbage collection: new objects for the youngest generation, and for each older one the
+# number of collections of the generation before it.
 GARBAGE_THRESHOLD = (700, 10, 10)
 
 
 NO_PREFIXES = PrefixOptions()
-# Addresses that stand for all networks of this machine, and the address for clients on this machine.
+# For each address that stands for all networks of this machine, the address at which its own clients reach the server.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -106,13 +107,13 @@ class AddressOptions:
         """Check the key and the hosts.
 
         Raises:
-            OptionError: the key is empty or a header cannot carry it, or a host is none.
+            OptionError: the key is empty or has characters that a header cannot carry, or a host is invalid.
         """
-        from mlx_engine.serve.origins import host_name  # takes the time of importing Starlette
+        from mlx_engine.serve.origins import host_name  # not at the top, because this imports Starlette
 
         key = self.api_key
         sound = key is None or (key != "" and key.isascii() and key.isprintable() and key == key.strip())
-        if not sound:  # a key is not printed
+        if not sound:  # the message must not reveal the key
             message = "--api-key must be printable ASCII, not empty and without spaces at its ends"
             raise OptionError(message, option="--api-key", found=f"{len(key or '')} characters")
         for name in self.allow_host or ():
@@ -196,17 +197,17 @@ class CapacityOptions:
     ] = 30.0
 
     def check(self) -> None:
-        """Check the sizes; raise OptionError if one is no size."""
+        """Check the sizes; raise OptionError if one is invalid."""
         _ = self.kv_bytes, self.max_body_bytes
 
     @property
     def kv_bytes(self) -> int | None:
-        """Bytes for keys and values; None for what the machine can spare. Raise OptionError if it is no size."""
+        """Bytes for keys and values; None for all that can be spared. Raise OptionError if the size is invalid."""
         return None if self.kv_memory is None else bytes_of("--kv-memory", self.kv_memory)
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body in bytes. Raise OptionError if it is no size."""
+        """The largest body in bytes. Raise OptionError if the size is invalid."""
         return bytes_of("--max-body", self.max_body)
 
 
@@ -258,7 +259,7 @@ class ModelsOptions:
         """Check the values.
 
         Raises:
-            OptionError: a time or a size is none, or there is no such folder.
+            OptionError: a time or a size is invalid, or there is no such folder.
         """
         _ = self.idle_seconds, self.memory
         if self.models_dir is not None and not self.models_dir.is_dir():
@@ -277,7 +278,7 @@ class ModelsOptions:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the server has one model for its whole life."""
+        """Whether the server has a single model, which is never unloaded."""
         return len(self.model or ()) < 2 and self.models_dir is None and self.idle_unload is None
 
     @property
@@ -318,9 +319,10 @@ def specs_of(given: Sequence[str], address: AddressOptions, found: Sequence[Mode
     """Return the models of a server.
 
     Args:
-        given: the values of --model; `NAME=SOURCE` names a source. A file of this whole name is a source.
+        given: the values of --model: SOURCE or NAME=SOURCE. If a file with the whole value as its name exists, the
+            value is a source, even if it contains `=`.
         address: has the name of the first model, and aliases.
-        found: models of --models-dir. Those that --model gives, too, are left out.
+        found: models of --models-dir. Models that --model gives, too, are left out.
 
     Raises:
         OptionError: two models have the same name or alias, or an alias is of an unknown model.
@@ -437,8 +439,8 @@ class Loading:
     def open(self, source: str) -> OpenedModel:
         """Check the files of a model. Called in a thread.
 
-        The tokenizer is built first: it may be missing, and the first request need not wait. So is the sampling that
-        the files suggest.
+        The tokenizer and the sampling that the files suggest are read here, so that their errors are reported before
+        the weights are loaded, and the first request need not wait for them.
         """
         from mlx_engine.commands.options.suggested import checked
         from mlx_engine.engine import open_source
@@ -471,7 +473,7 @@ class Loading:
         }
 
 
-# Tokens for whose keys and values a model of several must find room, where no option says how much.
+# Without --kv-memory, a model that is loaded beside others needs memory for the keys and values of this many tokens.
 LEAST_TOKENS = 8192
 
 
@@ -485,7 +487,7 @@ class OpenedModel:
 
     @property
     def need(self) -> Need:
-        """The memory that it needs: without --kv-memory, with keys and values of one long request."""
+        """The least memory that the model needs: its weights, and --kv-memory or keys and values of LEAST_TOKENS."""
         from mlx_engine.cache.pool import pool_nbytes
         from mlx_engine.weights.outline import need_of, outlined
 
@@ -495,14 +497,14 @@ class OpenedModel:
         most = pool_nbytes(layers, capacity.slots * context, capacity.slots)
         least = pool_nbytes(layers, min(context, LEAST_TOKENS), capacity.slots)
         need = need_of(outline, kv=least if capacity.kv_bytes is None else min(capacity.kv_bytes, most))
-        draft = self.opened.draft  # whose keys and values are a share of these
+        draft = self.opened.draft  # its keys and values get a share of the memory that is counted above
         return need if draft is None else need + need_of(outlined(draft.planned, self.opened.made), kv=0)
 
     def load(self, room: int | None = None) -> tuple[Engine, Scheduler]:
         """Load the model, and make its scheduler. Called in the engine thread.
 
         Args:
-            room: the bytes that keys and values may take beside other models; None if there are none.
+            room: the bytes that other models leave for keys and values; None if there are no other models.
         """
         from mlx_engine.engine import Engine
 
@@ -534,9 +536,10 @@ class OpenedModel:
 
 
 def kv_memory(engine: Engine, capacity: CapacityOptions, room: int | None = None) -> int | None:
-    """Return the bytes for keys and values: without --kv-memory, at most what --context-len takes in every slot.
+    """Return the bytes for keys and values: --kv-memory, or what follows from the context; None lets the engine choose.
 
-    Beside other models that is half of the `room` that they leave, and at least the keys and values of a long request.
+    Without --kv-memory, the bytes suffice at most for a full context (--context-len, or the model's) in every slot.
+    With several models, they are at most the share SPARE_SHARE of `room`, but enough for LEAST_TOKENS.
     """
     from mlx_engine.cache.pool import pool_nbytes
     from mlx_engine.loop.memory import SPARE_SHARE, spare_bytes
@@ -564,7 +567,7 @@ def answer_requests(
         models: the models.
         loading: how they are loaded.
         address: where the server listens.
-        options: keywords of `load` that change results, for the journal.
+        options: keyword arguments of `load` that change results; they are written to the journal.
         journal: the file of the journal.
     """
     import asyncio  # takes 20 ms, which no other command should pay
@@ -700,9 +703,10 @@ def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def collect_garbage_again() -> None:
-    """Undo for a long run what `main` sets for short ones; what has been loaded is never looked through again.
+    """Restore Python's default garbage collection, which `main` has made rare. Skip all objects that exist now.
 
-    An exception and its traceback refer to each other. With the threshold of `main`, 10,000 requests took 110 MiB.
+    An exception and its traceback refer to each other, so only a collection frees them: with the threshold of `main`,
+    10,000 requests took 110 MiB. The loaded model and tokenizer are frozen, because scanning them takes time.
     """
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLD)
@@ -778,7 +782,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
         service: the server.
         journal: the open journal.
         source: where the model was loaded from.
-        options: the options of `load` that change its numbers.
+        options: the options of `load` that change the model's outputs.
     """
     from mlx_engine.checkpoint.identity import identity
     from mlx_engine.serve.journal import ModelId, Recorder
@@ -787,7 +791,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
     # An absolute path, so that `replay` finds the file from any folder.
     where = str(Path(source).resolve()) if Path(source).exists() else source
     kept = dict(options)
-    if "context" in kept:  # --context-len may be longer than the model's context, `load` refuses that
+    if "context" in kept:  # --context-len may exceed the model's context; `load`, which `replay` calls, would refuse it
         kept["context"] = min(kept["context"], engine.config.context_length)
     about = ModelId(service.model, where, identity(engine.path), kept)
     return Recorder(journal, about, backend=engine.backend.name, slots=service.worker.slots)

@@ -98,7 +98,7 @@ def seconds_of(option: str, text: str) -> float:
     """Parse a time: 90, 90s, 10m or 2h.
 
     Raises:
-        OptionError: the text is no time, or no time has passed then.
+        OptionError: the text is not a time, or the time is 0.
     """
     match = TIME.fullmatch(text.strip())
     seconds = 0.0 if match is None else float(match[1]) * SECONDS[match[2].lower()]
@@ -112,7 +112,7 @@ def bytes_of(option: str, text: str) -> int:
     """Parse a size: 2GiB (or 2G) is 2 * 1024**3 bytes, 2GB is 2 * 1000**3.
 
     Raises:
-        OptionError: the text is no size.
+        OptionError: the text is not a size.
     """
     match = SIZE.fullmatch(text.strip())
     if match is None:

@@ -1,10 +1,12 @@
 """Parse the text of an answer, while it is generated, into events: reasoning, text, tool calls.
 
-`AnswerReader` interprets a response template (`formats.py`). The parser consists of generators that yield when they
-need more text, so the events do not depend on how the text is cut into pieces.
+`AnswerReader` interprets a response template, which describes a model's syntax of reasoning and calls (`formats.py`).
+The parser consists of generators that yield when they need more text, so the events do not depend on how the text is
+cut into pieces.
 
-Text is held back only while it may be part of a delimiter, or of the head of a call. A call begins when its name is
-known and its arguments begin. If the head of a call does not parse, it is returned as text, unchanged.
+Text is held back only while it may be part of a delimiter, or of the head of a call, which is the text before its
+arguments. The event `CallBegin` is emitted when the call's name is known and its arguments begin. If the head of a call
+does not parse, it is returned as text, unchanged.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ class AnswerReader:
     def __init__(
         self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool = False
     ) -> None:
-        """Begin an answer. `is_thinking`: the prompt ends with the opening marker of the reasoning."""
+        """Begin an answer. `is_thinking` says whether the prompt ends with the opening marker of the reasoning."""
         self._format, self._tools, self._is_thinking = form, tools, is_thinking
         self._cursor, self._n_read = Cursor(), 0
         self._events: list[Event] = []
         self._reading: Generator[None, None, None] | None = None
         # The state of the current part: whether it is reasoning, whether white space at its beginning is dropped, the
-        # white space that is held back, and whether a call without an opening may begin.
+        # white space that is held back, and whether a call without an opening delimiter may begin here.
         self._is_reasoning, self._trims, self._space, self._may_be_bare = False, False, "", True
 
     @classmethod
@@ -67,9 +69,8 @@ class AnswerReader:
 
         Args:
             text: the text that follows.
-            marks: where control tokens begin, as indices of characters from the beginning of the answer, ascending
-                (`Output.marks`). Delimiters that are control tokens count only there; without `marks`, any text that
-                spells a delimiter is one.
+            marks: the character indices in the answer at which control tokens begin, ascending (`Output.marks`). Text
+                that spells a control token is a delimiter only at these indices. Without `marks`, it is one anywhere.
         """
         if self._reading is None:
             self._form = self._format.plain if marks is None else self._format.marked
@@ -80,7 +81,10 @@ class AnswerReader:
         return self._resumed()
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """End the answer, and return the events of the text that was held back. `is_cut`: the token limit ended it."""
+        """End the answer, and return the events of the text that was held back.
+
+        `is_cut` says whether the token limit ended the answer.
+        """
         found = [] if self._reading else self.add("")
         self._cursor.is_end, self._cursor.is_cut = True, is_cut
         return found + self._resumed()
@@ -151,7 +155,7 @@ class AnswerReader:
         return None
 
     def _call(self, match: re.Match[str]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening; if there are none, emit the opening as text."""
+        """Parse the calls after an opening delimiter. If there are none, emit the delimiter as text."""
         groups = {key: value.replace(MARK, "") for key, value in match.groupdict().items() if value}
         name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
         is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)
@@ -162,7 +166,7 @@ class AnswerReader:
         return False
 
     def _bare_call(self) -> Generator[None, None, bool]:
-        """Parse a call without an opening, at the start of an answer or after another call."""
+        """Parse a call without an opening delimiter, at the start of an answer or after another call."""
         cursor, self._may_be_bare = self._cursor, False
         cursor.is_kept, at = True, cursor.at
         yield from cursor.spaces()

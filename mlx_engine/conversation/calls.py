@@ -1,4 +1,7 @@
-"""Parse the tool calls of an answer while it is generated: arguments in JSON, tags, lines or Python become JSON."""
+"""Parse tool calls while an answer is generated. Arguments in JSON, tags, lines or Python's syntax become JSON text.
+
+Used by `answer.AnswerReader`. The parsing functions are generators: they yield when they need more text.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,11 @@ class MalformedError(Exception):
 
 
 class Cursor:
-    """A position in a text that grows. Its generators yield when they need more text.
+    """A position in a text that grows. The methods are generators, which yield when they need more text.
 
     Attributes:
-        text: the marked text, from some position on.
-        at: the index of the next character in it.
+        text: the text that is still needed, with a MARK before each control token.
+        at: the index of the next character in `text`.
         is_end: whether the text is complete.
         is_cut: whether the answer was ended by the token limit.
         is_kept: whether the text that has been read is kept, so that indices stay valid.
@@ -103,7 +106,7 @@ class Cursor:
 
 
 class CallReader:
-    """Parses calls at a cursor, and adds their events.
+    """Parses the calls at the position of a cursor, and appends their events to the list `events`.
 
     Attributes:
         tools: the tools by name.
@@ -127,11 +130,11 @@ class CallReader:
         self._is_open = False
 
     def read(self, name: str | None, *, is_marked: bool, before: Callable[[], None]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening. Return False if there are none; the cursor then stays where it was.
+        """Parse the calls after an opening delimiter. Return False if there are none; the cursor then does not move.
 
         Args:
-            name: the name in the opening.
-            is_marked: whether there is an opening.
+            name: the name of the tool, if the opening has it.
+            is_marked: whether there is an opening; False for a call without one (`is_bare` in `formats.CallForm`).
             before: called before the first call begins.
         """
         cursor, n = self._cursor, self.n_calls
@@ -236,7 +239,7 @@ class CallReader:
         self._events += [TextDelta(", ".join(others))] if others else []
 
     def _arguments(self, name: str | None) -> Reading:
-        """Parse arguments: an object, which is emitted piece by piece; a string with the text of an object; or null."""
+        """Parse arguments: an object, which is emitted piece by piece; a string with an object's JSON text; or null."""
         char = yield from self._char()
         if char == '"':
             text = _object_text((yield from self._collected(self._string)))
@@ -402,7 +405,7 @@ class CallReader:
             self._end()
 
     def _tagged(self, types: Types | None) -> Reading:
-        """Emit a value between tags: a string piece by piece, another value when it is complete."""
+        """Emit a value between tags: a string piece by piece, a value of another type when it is complete."""
         assert self._form.tag is not None  # noqa: S101 - for mypy
         cursor, closing, value = self._cursor, self._form.tag[1], _Value(self._argue, types)
         while True:
@@ -418,11 +421,11 @@ class CallReader:
                 cursor.at = end
                 value.end()
                 return
-            value.add(cursor.text[at])  # a value may contain text that looks like tags
+            value.add(cursor.text[at])  # this closing tag is part of the value, because no call or value follows it
             cursor.at += 1
 
     def _is_after_value(self) -> Generator[None, None, bool]:
-        """Return whether another value follows, or the end of the call or of the answer."""
+        """Return whether the text at the cursor ends a value: another value, the call's end, or the answer's end."""
         assert self._form.tag is not None  # noqa: S101 - for mypy
         cursor = self._cursor
         yield from cursor.spaces()
@@ -495,7 +498,7 @@ def _object_text(text: str) -> str:
 
 
 def _lines(text: str, settings: Mapping[str, Any], types: Mapping[str, Types]) -> str:
-    """Return arguments that are lines of a key and a value, as JSON text."""
+    """Return the JSON text of arguments that are written as lines, each with a key and a value."""
     pairs = [line.partition(settings.get("kv_sep", ":")) for line in text.split(settings.get("line_sep", "\n"))]
     if any(key.strip() and not separator for key, separator, _ in pairs):
         raise MalformedError

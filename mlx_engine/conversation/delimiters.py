@@ -1,7 +1,8 @@
-"""Find delimiters in a stream of text, and text at its end that may become a delimiter when more text follows.
+"""Find delimiters in a stream of text, and the text at its end that may become a delimiter when more text follows.
 
 A delimiter is a literal or a regular expression. Python's `re` has no partial matching. So `partial_of` makes a second
-expression, which matches the end of a text if it is the beginning of a match of the first one.
+expression, which matches the end of a text if this end can be completed to a match of the first expression. For the
+delimiter `</think>`, this second expression matches the end of "so far </th".
 
 Think markers are the delimiters between the reasoning of a model and the answer that follows.
 """
@@ -15,12 +16,12 @@ from typing import NamedTuple
 
 from mlx_engine.kernels.cached import cached_property
 
-# How many tokens at the end of a prompt are searched for an opening marker, which may be followed by white space.
+# A prompt ends with an opening marker if the marker is among its last TAIL tokens and only white space follows.
 TAIL = 16
 
 
 class ThinkMarkers(NamedTuple):
-    """The texts before and after the reasoning of an answer, and a text in the chat template that shows their use."""
+    """The texts before and after an answer's reasoning. A chat template that contains `sign` uses these markers."""
 
     opening: str
     closing: str
@@ -65,7 +66,7 @@ class UnsupportedPatternError(ValueError):
 
 
 class _Item(NamedTuple):
-    """An element of a sequence: its source, the partial expression of a group, and the quantifier."""
+    """An element of a regular expression: its source, its partial expression if it is a group, and its quantifier."""
 
     source: str
     partial: str | None
@@ -73,7 +74,7 @@ class _Item(NamedTuple):
 
 
 def partial_of(pattern: str) -> str:
-    """Return an expression that matches the end of a text if it is a proper beginning of a match of `pattern`.
+    """Return an expression that matches the end of a text if more text could complete it to a match of `pattern`.
 
     Raises:
         UnsupportedPatternError: the pattern has a look-around, a back-reference or an anchor.
@@ -94,7 +95,7 @@ def partial_of(pattern: str) -> str:
 
 
 def _branches(parts: list[tuple[str, str]], at: int) -> tuple[str, int]:
-    """Return the partial expression of the alternatives from a part on, and the part after them."""
+    """Return the partial expression of the alternatives that begin at parts[at], and the index of the next part."""
     sequences: list[list[_Item]] = [[]]
     while at < len(parts) and parts[at][0] != "close":
         kind, source = parts[at]
@@ -132,7 +133,7 @@ def _sequence(items: Iterable[_Item]) -> str:
 
 
 class _More:
-    """The type of MORE: whether there is a match depends on the text that follows."""
+    """The type of MORE, a result of `Delimiter.match`: whether there is a match depends on the text that follows."""
 
 
 MORE = _More()

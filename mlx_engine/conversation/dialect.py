@@ -1,11 +1,11 @@
-"""Rewrite a conversation to the forms of messages that a chat template can write.
+"""Rewrite a conversation to the forms of messages that a chat template can render.
 
 Clients send conversations in the form of OpenAI's API. Few templates can write all of it: some refuse a system message
 in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A `Dialect` lists
 the forms that one template can write, and `rewritten` changes each message as little as possible.
 
-The form of a message depends on the template and on the message, and not on later messages. So a message is written in
-the same way in every later turn, and the prefix cache can reuse its tokens.
+The form of a message does not depend on later messages. So a message is written in the same way in every later turn,
+and the prefix cache can reuse its tokens.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ WriteCalls: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], str]
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 INSTRUCTIONS = (SYSTEM, "developer")
 
-# A text that Claude Code puts in front of its instructions. It differs from session to session, so the prefix cache
-# could not reuse the tokens after it.
+# A line that `without_noise` removes.
 NOISE = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 
-# Ids of Mistral's older models.
+# The form of call ids that templates of Mistral's older models demand.
 NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -46,28 +45,29 @@ NINE = re.compile(r"[A-Za-z0-9]{9}")
 class Dialect:
     """The forms of messages that a chat template writes without loss. The defaults are the form of OpenAI's API.
 
-    Each attribute says which form is used, and what replaces it in another dialect.
-
     Attributes:
-        parts: contents that are lists of text parts, if the template has a loop over them; else one text.
-        head: a system message at the beginning; else its text precedes that of the first user message.
-        late: a system message later on, at its place; else it is a user message in `<system-reminder>` tags.
-        reminders: where such a reminder after tool results is: in a message of its own, or in the last result, if the
-            template takes the message for a new question and drops the reasoning before it.
-        developer: the role developer; else it is system.
-        runs: the roles of which two turns may follow each other. Adjacent turns of any other role become one turn.
-        opening: an answer as the first message; else an empty user message precedes it.
-        after_results: where a user message after tool results is: after them, after an empty answer, or in the last.
-        calls: tool calls as a field; else as text in the content, in the model's own form.
-        several: where several calls of one answer are: in one message, in one each (followed by its result), in the
-            text of a message, or in text with results that are user messages.
-        beside: where calls of an answer with text are: in one message, apart from the text, or as for `several`.
-        no_content: the content of a message that has calls alone: empty text, None, or no such field.
-        json_text: arguments as JSON text; else an object.
-        nine: ids of calls are nine letters or digits.
-        reasoning: where the reasoning of an answer is: a field of the message, or a part of its content.
-        results: the role tool; else results are user messages in `<tool_response>` tags.
-        bare_tools: tools without a description or parameters; else they get empty ones.
+        parts: whether a content may be a list of text parts. If False, the content is one text.
+        head: whether a system message may be the first message. If False, its text is put before that of the first
+            user message.
+        late: whether a system message may stand later. If False, it becomes a user message in `<system-reminder>` tags.
+        reminders: where such a reminder stands after tool results: "message", in a message of its own; "result", in the
+            last result, because the template would take a message for a new question and drop the reasoning before it.
+        developer: whether there is a role `developer`. If False, it becomes `system`.
+        runs: the roles of which two messages may follow each other. Adjacent messages of other roles are joined.
+        opening: whether the first message may be an answer. If False, an empty user message is put before it.
+        after_results: where a user message after tool results stands: "after" them; "after an answer" that is empty and
+            is added; "inside" the last result.
+        calls: whether tool calls are a field of a message. If False, they are text in the model's own format.
+        several: where several calls of one answer stand: in "one message"; "one each", a message per call, followed by
+            its result; in the "text" of a message; or in "plain text", with the results as user messages.
+        beside: where the calls of an answer with text stand: in "one message" with the text; "apart", in a message
+            after it; or in "text" or "plain text" as for `several`.
+        no_content: the content of a message that has only calls: empty "text", "null", or "absent".
+        json_text: whether arguments are JSON text. If False, they are an object.
+        nine: whether the ids of calls must be nine letters or digits.
+        reasoning: where the reasoning of an answer stands: in a "field" of the message, or in a "part" of its content.
+        results: whether there is a role `tool`. If False, results are user messages in `<tool_response>` tags.
+        bare_tools: whether tools may lack a description or parameters. If False, they get empty ones.
     """
 
     parts: bool = True
@@ -168,9 +168,9 @@ def normal(messages: Sequence[Message]) -> list[Dict]:
 
 
 def without_noise(text: str) -> str:
-    """Return instructions without their first line, if only the service of the client's vendor reads that line.
+    """Return instructions without a first line `x-anthropic-billing-header: ...`, as Claude Code sends it.
 
-    Claude Code begins its instructions with such a line (`x-anthropic-billing-header: ...`), in a block of its own.
+    The line differs from session to session, so the prefix cache could not reuse the tokens after it.
     """
     match = NOISE.match(text)
     return text[match.end() :] if match else text
@@ -213,7 +213,7 @@ def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:
 
 
 def _decoded(text: str) -> Mapping[str, Any]:
-    """Return the object of a JSON text. Other text, such as that of a call that was cut off, becomes an argument."""
+    """Return the object of a JSON text. Any other text, such as an incomplete call's, becomes one argument."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -294,7 +294,7 @@ def _one(messages: Sequence[Dict]) -> Dict:
 
 
 def _with_calls(messages: list[Dict], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
-    """Return the messages with tool calls, and results of calls, in the form that the dialect has."""
+    """Return the messages with tool calls and their results in the forms of the dialect."""
     found: list[Dict] = []
     for message, results in _rounds(messages):
         how = _how_called(message, dialect)
@@ -337,7 +337,7 @@ def _how_called(message: Dict, dialect: Dialect) -> str:
 
 
 def _spoken(message: Dict, write_calls: WriteCalls) -> Dict:
-    """Return a message with its calls in its text, as the model writes them."""
+    """Return a message whose calls are written in its text, in the model's own format."""
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": SpokenCalls(joined_parts(message["content"]), message["tool_calls"], write_calls)}
 

@@ -1,6 +1,6 @@
 """The events of an answer: reasoning, text and tool calls, in the order in which the model generates them.
 
-Every API makes its replies from these events: a whole reply from all events, a stream from one event after the other.
+`AnswerReader` parses a model's text into these events, and every API makes its replies and streams from them.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""How models write tool calls: a table of response templates, and the choice of one for a chat template.
+"""How models write tool calls: a table of response templates, and the choice of the one that fits a model.
 
 A response template has the form of `response_template` in Hugging Face's tokenizer_config.json. It lists the regions of
-an answer: the texts or patterns that open and close each region, and the kind of its content. If a model's folder has a
-response template, it is used. Otherwise an entry of the table is chosen by a test: the chat template renders a
-conversation with calls, and the entry that parses these calls correctly is used. The names of models play no role.
+an answer (reasoning, text, calls): the texts or patterns that open and close each region, and the kind of its content.
+If a model's folder has a response template, it is used. If not, an entry of the table is chosen by a test: the model's
+chat template renders a conversation with calls, and the entry that parses these calls correctly is used. The names of
+models play no role.
 
 The table extends Hugging Face's form:
 - `transform` may use the keys of a JSON object ("{parameters}"), as Hugging Face's form does with `transform_each`;
 - a pattern with a group `known` matches only if a tool has the name in this group;
 - `content` "python-calls" is a list of calls in Python's syntax;
-- `open` "" is a call without an opening, at the beginning of an answer;
+- `open` "" means that calls have no opening delimiter; such a call is parsed only at the beginning of an answer;
 - `written` has the texts that the model itself generates, see `Written`.
 """
 
@@ -47,12 +48,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Written:
-    """The text of calls as the model generates them, from which `Format.write` and the grammar are made.
+    """The text of calls as the model generates them, for `Format.write` and for the grammar of constrained calls.
 
     Attributes:
-        call: a call, with {name}, {quoted} (the name as JSON), {arguments} (JSON), {values} (one `value` after the
-            other), {id} and {index}.
-        value: an argument, with {key} and {value}.
+        call: the format string of a call, with {name}, {quoted} (the name as JSON), {arguments} (JSON), {values} (all
+            arguments, each formatted by `value`), {id} and {index}.
+        value: the format string of an argument, with {key} and {value}.
         before: the text before the first call.
         between: the text between two calls.
         after: the text after the last call.
@@ -273,8 +274,8 @@ class CallForm(NamedTuple):
         is_bare: whether an answer may also begin with a call without an opening.
         content: the kind of the content.
         settings: the settings of this kind (`content_args`).
-        name_key, arguments_key: the keys of the name and of the arguments in a JSON object; None if the name is in the
-            opening, and the content is the arguments.
+        name_key, arguments_key: the keys of the name and of the arguments in a JSON object; None if the opening
+            delimiter has the name, so that the content is only the arguments.
         is_list: whether the content is a list of calls.
         tag: the opening and closing tag of a value, for "xml-inline".
         quotes: the delimiters of a string, in addition to JSON's quotes.
@@ -392,7 +393,7 @@ class AnswerFormat:
     Attributes:
         plain: the form for text without marks.
         marked: the form for text whose control tokens are marked.
-        opening: the opening marker of the reasoning, at the end of a prompt; "" if the prompt has none.
+        opening: the opening marker of the reasoning, with which a prompt may end; "" if the model has none.
         has_letter_ids: whether the ids of calls are nine letters and digits, as Mistral's templates demand.
     """
 
@@ -441,7 +442,7 @@ class Format:
                 of such calls; the arguments are an object or its JSON text.
 
         Raises:
-            OptionError: the arguments of a call are no JSON object, or the format is not known well enough.
+            OptionError: the arguments of a call are not a JSON object, or the texts of this format are not known.
         """
         if self.written is None:
             raise OptionError(f"tools: calls cannot be written in the format {self.name}", option="tools")
@@ -468,7 +469,7 @@ class Format:
         return str(self.template["fields"]["tool_calls"]["content"])
 
     def _value(self, value: Any) -> str:
-        """Return an argument between tags, or after its name in Python."""
+        """Return the text of an argument: in Python's syntax for "python-calls", else a string as it is, or JSON."""
         if self._content == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -581,7 +582,7 @@ def _probe(n: int, *, has_results: bool) -> list[Json]:
 
 
 def _as_nothing(calls: Sequence[Mapping[str, Any]]) -> str:
-    """Raise an error: calls cannot be written as text while the format of the model is being determined."""
+    """Raise AssertionError: calls cannot be written as text while the format is being determined."""
     raise AssertionError(f"expected a dialect with calls, found {len(calls)} calls to be written as text")
 
 
@@ -647,7 +648,10 @@ def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
 
 
 def _spelled(tokenizer: Tokenizer) -> Format | None:
-    """Return the format whose opening is a control token, for a chat template with tools that renders no calls."""
+    """Return the first format of the table whose opening delimiter is a control token of the tokenizer.
+
+    Used if a chat template takes tools but renders no calls.
+    """
     for name, template in TABLE.items():
         opening = template["fields"]["tool_calls"].get("open")
         if isinstance(opening, str) and opening in tokenizer.special_tokens:

@@ -1,4 +1,4 @@
-"""Python functions as tools: their JSON Schema from signature and docstring, and calls with checked arguments."""
+"""Python functions as tools: describe a function by its signature and docstring, and call it with checked arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The arguments of a call: as an object, and their types by a tool's JSON Schema, for values without quotes."""
+"""The arguments of a tool call: parse them, and find their types in the tool's JSON Schema.
+
+Some models write arguments without quotes. Whether such a text is a string or another JSON value follows from its type.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def types_of(tool: Mapping[str, Any]) -> dict[str, Types]:
 
 
 def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
-    """Return the JSON types that a schema allows; an empty set if it does not say."""
+    """Return the JSON types that a schema allows; an empty set if the schema does not restrict the type."""
     if not isinstance(schema, Mapping) or depth > MAX_REFERENCES:
         return frozenset()
     reference = schema.get("$ref")
@@ -66,8 +69,8 @@ def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
 def json_of(text: str, types: Types | None) -> str:
     """Return the JSON text of a value that is written without quotes, by the types that it may have.
 
-    A value of another type is a string, and so is a text that is not JSON. Without types, every JSON text is a value of
-    its type, except a quoted string.
+    If the text is JSON of one of these types, it is that value; if not, the text is a string. Without types, any JSON
+    text is its value, except a quoted string, which stays text with its quotes.
     """
     plain = PYTHON_NAMES.get(text.strip(), text.strip())
     try:

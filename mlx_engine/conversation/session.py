@@ -1,4 +1,7 @@
-"""A conversation with a model: its messages, and the token ids of its answers."""
+"""`Conversation`: ask a model several questions in turn, as the command `chat` does.
+
+It keeps the messages, and the token ids of the answers, so that each prompt begins with the tokens that are cached.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Turn:
 
     Attributes:
         generation: the answer.
-        n_messages: messages of the conversation at its end, without the system message.
+        n_messages: the number of messages at the end of this turn, without the system message.
     """
 
     generation: Generation
@@ -55,14 +58,14 @@ class Turn:
 
 
 class Conversation:
-    """A conversation. Each answer reads all messages before it; the ids of earlier answers are used as generated.
+    """A conversation. The prompt of each answer has all earlier messages, with earlier answers as the generated ids.
 
     A model without a chat template continues the text of all messages instead, see `plain_text`.
 
     Attributes:
         messages: the messages so far. If the last one is a question without an answer, the next question replaces it.
         options: options of every answer.
-        turns: the turns of these messages whose answers were generated here.
+        turns: the turns whose answers this object has generated; loaded messages have none.
         variables: variables of the chat template, such as `enable_thinking`.
         tools: descriptions of the tools that the model may call, in the form of OpenAI's API.
     """
@@ -184,8 +187,8 @@ class Conversation:
     def undo(self) -> str:
         """Drop the last question with its answer, and return the question.
 
-        Later answers are bit-identical to those of a conversation without this question, because the ids of its answer
-        are dropped, too, and the prefix cache reuses keys and values only after equal ids.
+        Later answers are bit-identical to those of a conversation that never had this question: the ids of the dropped
+        answer are not used again, and the prefix cache reuses keys and values only after equal ids.
 
         Raises:
             OptionError: nothing was asked yet.
@@ -219,7 +222,7 @@ class Conversation:
     def state(self) -> dict[str, Any]:
         """Return the messages, and the token ids of the answers that were generated here, as plain data.
 
-        `model` says which model has these ids; it is None if keys and values of the model cannot be saved.
+        `model` identifies the model that has generated the ids; None if this model's keys and values cannot be saved.
         """
         turns = [
             {
@@ -272,7 +275,7 @@ class Conversation:
         self.messages, self.turns = messages, [turn for turn in self.turns if turn.n_messages <= n]
 
     def _remembered(self, messages: list[dict[str, Any]]) -> History:
-        """Return a history with the ids of the answers among the first messages of this conversation."""
+        """Return a history with the ids of those generated answers that are still in `messages`."""
         from mlx_engine.tokenizer.chat import History
 
         history, n_system = History(self.engine.tokenizer), len(messages) - _n_said(messages)
@@ -357,7 +360,7 @@ class Conversation:
 
 
 def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of messages without the system message."""
+    """Return the number of messages, not counting a system message at the beginning."""
     return len(messages) - (bool(messages) and messages[0]["role"] == SYSTEM)
 
 

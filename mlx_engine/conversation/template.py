@@ -1,4 +1,4 @@
-"""Find out which forms of messages a chat template supports, and check that every prompt has the whole conversation.
+"""Render a conversation with a chat template, in a form that the template supports, without losing any part of it.
 
 `dialect_of` renders short test conversations once, to find the forms of messages that the template writes without loss.
 Each conversation is rewritten to these forms and rendered. Then every text, tool name and argument is searched in the
@@ -52,7 +52,7 @@ def chat_ids(
     The conversation is rewritten to the forms that the template supports. Arguments: see `tokenizer.chat.chat_ids`.
 
     Raises:
-        OptionError: the messages are no list of messages, or the template does not read one of the variables.
+        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, it exceeds its limits, or a part of the conversation is missing from
             the prompt in every form.
         TokenizerError: the vocabulary cannot encode the text.
@@ -92,13 +92,13 @@ def _in_tags(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _tools(prompt: ChatPrompt, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
-    is_list = isinstance(prompt.tools, list | tuple)  # anything else is refused by an error that names it
+    is_list = isinstance(prompt.tools, list | tuple)  # any other value is refused later, by an error that names it
     return rewritten_tools(prompt.tools, dialect) if is_list else prompt.tools
 
 
 def _dialects(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[Dialect]:
     """Yield the dialects to try, beginning with those that change the messages least."""
-    # For common messages all dialects are equal, or the check fails: no test conversation is needed.
+    # Alternating texts need no rewriting for most templates. Trying them first saves rendering the test conversations.
     if _is_common(prompt):
         yield Dialect()
     if tokenizer.chat_template is not None:
@@ -116,7 +116,7 @@ def _is_common(prompt: ChatPrompt) -> bool:
         are_texts = all(isinstance(message.get("content"), str) for message in messages)
         has_more = any(message.get(key) for message in messages for key in ("tool_calls", *REASONING))
     except (AttributeError, KeyError, TypeError):
-        return True  # to be refused by an error that names it
+        return True  # rendering will refuse it with an error that names it
     turns = roles[1:] if roles[:1] == [SYSTEM] else roles
     return are_texts and not has_more and all(role == (USER, ASSISTANT)[i % 2] for i, role in enumerate(turns))
 
@@ -201,7 +201,7 @@ def _without_reasoning(text: str) -> str:
 
 
 def _end(text: str, part: Any, begin: int) -> int | None:
-    """Return the index in a text at which a part first ends, in any of its forms; None if the text does not have it."""
+    """Return the index at which the first occurrence of a part ends, in any of its forms; None if there is none."""
     if isinstance(part, str):
         part = part.strip()
         if (at := text.find(part, begin)) >= 0:
@@ -236,7 +236,7 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     return found
 
 
-# Words that occur in no template.
+# The texts of the test conversations. They occur in no template, so finding one shows that the template has written it.
 HEAD, ASKED, LATE, ANSWERED, NEXT, AGAIN, RESULT, OTHER, THOUGHT = (
     f"probe{word}" for word in ("head", "asked", "late", "answered", "next", "again", "result", "other", "thought")
 )
@@ -275,7 +275,7 @@ def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 ENDED = _said((ASSISTANT, ANSWERED), (USER, NEXT))
 Step: TypeAlias = "tuple[Callable[[Dialect], list[Dialect]], list[list[dict[str, Any]]]]"
-"""Dialects to choose from, those that change less first, and conversations that the chosen one must write."""
+"""A function that returns candidate dialects, those that change less first; and conversations that test them."""
 
 
 def _one_of(name: str, *values: Any) -> Callable[[Dialect], list[Dialect]]:
@@ -365,7 +365,10 @@ class _Probe:
         return candidates[0] if self._mark(prompts[0], texts[0]) == SOUND else candidates[1]
 
     def _first(self, candidates: list[Dialect], conversations: list[list[dict[str, Any]]]) -> Dialect:
-        """Return the first candidate that writes all conversations, if possible with valid JSON; else the last one."""
+        """Return the first candidate that writes all conversations well; if none does, the first that writes them.
+
+        If no candidate writes them without loss, return the last one.
+        """
         candidates = [each for each in candidates if self._has_calls or not each.calls]
         prompts = [
             ChatPrompt(rewritten(messages, candidate, _in_tags), tools=self._tools)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Tool = Mapping[str, Any]
 
-# Any text without tokens that delimit parts of an answer.
+# A Lark expression for any text. Text never matches the tokens that delimit parts of an answer.
 TEXT = "/(?s:.*)/"
 
 
@@ -78,7 +78,7 @@ def with_choice(
         message = f"tools: the constraint of an answer with tools must be a JSON Schema, not a {content.kind}"
         raise OptionError(message, option="tools", expected="a JSON Schema", found=content.kind)
     made = Constraint.grammar(grammar(tokenizer, form, tools, choice, None if content is None else content.text))
-    # The grammar of gpt-oss has channels.
+    # The grammar of gpt-oss includes the reasoning, which is in a channel. Other grammars apply after the reasoning.
     return made if form.name == "harmony" else made.after_reasoning()
 
 
@@ -119,7 +119,8 @@ class _Grammar:
     def of(self, tools: Sequence[Tool], choice: ToolChoice, content: str | None) -> str:
         """Return the whole grammar."""
         written = self._written
-        # The text before a call and the first characters of the call are one element, because they decide what follows.
+        # `_call` joins the text before a call and the beginning of the call to one literal, because this literal
+        # decides whether another call follows or the answer ends.
         another = " | ".join(self._call(tool, after=written.between) for tool in tools)
         several = f"({another})*" if choice.is_parallel and self._form.is_parallel else ""
         ending = f"{several} {self._text(written.after)}"
@@ -136,7 +137,7 @@ class _Grammar:
         return "\n".join([f"start: {answer}", *self._rules])
 
     def _free(self, calls: str, tools: Sequence[Tool], ending: str) -> str:
-        """Return an answer of text, or of text and then calls."""
+        """Return the rule of an unconstrained answer: text, or text and then calls, whose arguments are constrained."""
         text = self._rule("text", TEXT)
         opening = self._opening()
         if opening in self._tokens:
@@ -189,9 +190,12 @@ class _Grammar:
             text = text[at + len(token) :]
 
     def _call(self, tool: Tool, *, after: str, without: str = "") -> str:
-        """Add the rule of a text and a call of a tool, without its beginning `without`; return the name of the rule."""
+        """Add the rule of the text `after` and a call of a tool after it, and return the name of the rule.
+
+        The beginning `without` of this text is left out, because another rule has matched it.
+        """
         function, call = tool["function"], self._written.call
-        for end in self._ends:  # the end of an answer is a token
+        for end in self._ends:  # an end-of-text token ends the answer and is not part of its grammar
             call = call.removesuffix(end)
         schema = _supported(function)
         fields: dict[str, Callable[[], str]] = {
@@ -209,7 +213,7 @@ class _Grammar:
         return self._rule("call_of", " ".join(part for part in parts if part))
 
     def _arguments(self, schema: Any, root: Any) -> str:
-        """Return the element of arguments, or of a value in them."""
+        """Return the elements that match a call's arguments, or a value in them, in JSON or the format's variant."""
         quotes = self._settings.get("string_delims")
         if not quotes:
             return self._rule("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
@@ -234,7 +238,7 @@ class _Grammar:
         return found
 
     def _members(self, schema: Any, root: Any) -> str:
-        """Return the members of an object whose keys have no quotes."""
+        """Return the elements that match the members of an object whose keys have no quotes."""
         found = [
             (f"{json.dumps(key + ':', ensure_ascii=False)} {self._arguments(each, root)}", key in _required(schema))
             for key, each in schema.get("properties", {}).items()
@@ -242,7 +246,7 @@ class _Grammar:
         return self._sequence(found, '","')
 
     def _sequence(self, elements: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Return elements in order, with separators between them; elements that are not required are optional."""
+        """Return a rule body for elements (text, is required) in this order, with a separator between two of them."""
         # No separator precedes the first element that is present.
         ways = []
         for i, (element, is_required) in enumerate(elements):
@@ -258,7 +262,7 @@ class _Grammar:
         return " ".join(f"({separator} {element}){'' if needs else '?'}" for element, needs in elements)
 
     def _values(self, schema: Any) -> str:
-        """Return the values of arguments in sequence."""
+        """Return the elements that match all arguments in sequence, in tags or in Python's syntax."""
         found = []
         for key, each in schema.get("properties", {}).items():
             before, _, after = self._written.value.partition("{value}")
@@ -269,7 +273,7 @@ class _Grammar:
         return " ".join(f"({element}){'' if needs else '?'}" for element, needs in found)
 
     def _value(self, schema: Any, root: Any, after: str) -> str:
-        """Return a value without quotes, and the text after it."""
+        """Return the elements that match a value without quotes, and the text `after` it."""
         plain, types = _plain(schema, root), types_in(schema, root)
         if not after:
             return self._python(plain, types)
@@ -287,7 +291,7 @@ class _Grammar:
         return f"{value} {self._text(after)}"
 
     def _python(self, schema: Any, types: frozenset[str]) -> str:
-        """Return a value in Python's syntax; lists and objects are those of JSON."""
+        """Return the elements that match a value in Python's syntax. Lists and objects are written as in JSON."""
         text = r"""/"([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*'/"""
         if "enum" in schema:
             return "(" + " | ".join(json.dumps(repr(value), ensure_ascii=False) for value in schema["enum"]) + ")"
@@ -313,7 +317,7 @@ def _plain(schema: Any, root: Any) -> Any:
 
 
 def _supported(function: Mapping[str, Any]) -> Any:
-    """Return the schema of a tool's arguments; any object if it is not supported and the tool is not strict.
+    """Return the schema of a tool's arguments. If it is not supported and the tool is not strict, allow any object.
 
     Arguments that the schema does not name are forbidden, unless `additionalProperties` allows them.
     """

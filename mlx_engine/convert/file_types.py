@@ -31,7 +31,8 @@ FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 TABLE = "token_embd.weight"
 # If the head is tied to the embedding table, llama.cpp gives these tables the type of the head.
 TABLES = (TABLE, "per_layer_token_embd.weight")
-# A small matrix that llama.cpp never converts. Here the targets in KEEPING keep its type; the others convert it.
+# A small matrix that llama.cpp never converts. Here the matrix keeps its type if `--to` is one of KEEPING and no type
+# is given for this layer type; any other `--to` converts it.
 KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
 # llama.cpp has separate rules for "70B" models: of these architectures, with 80 layers and grouped-query attention.
 LARGE, LARGE_LAYERS = ("llama", "qwen2"), 80
@@ -53,7 +54,10 @@ class FileConversion(Conversion):
 
 @dataclass(frozen=True)
 class Choice:
-    """The type of a tensor in the new file, and the requested type. They differ if rows do not fill whole blocks."""
+    """The type of a matrix in the new file, and the requested type.
+
+    The two types differ if the row length is not a multiple of the requested type's block size.
+    """
 
     type: GGMLType
     asked: GGMLType
@@ -88,7 +92,10 @@ def types_of(
 
 
 def kind_of(name: str, n_dims: int) -> str | None:
-    """Return the layer type of a matrix, or of the matrices of all experts; None for tensors that are not converted."""
+    """Return the layer type of a tensor that may be converted: a matrix, or a layer's expert matrices stacked in 3-D.
+
+    Return None for tensors that are never converted.
+    """
     kind = layer_type(name)
     if n_dims != (3 if kind.endswith("_exps") else 2) or not name.endswith(".weight"):
         return None

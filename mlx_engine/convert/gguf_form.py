@@ -1,11 +1,11 @@
 """Convert a Hugging Face folder to the contents of a GGUF file: metadata, tokenizer and tensors.
 
-The result is verified by reading it back: the model file must find all its tensors, and the GGUF metadata must give the
-same config as the folder.
+The result is verified by reading it back: the result must have all tensors that the architecture's file in `models/`
+requires, and the GGUF metadata must give the same config as the folder.
 
-A `tokenizer.json` is converted only if every text keeps its token ids, with three exceptions. GGUF has no keys for
-these properties, so they are dropped, as in other converters: Unicode normalisation to form C (Qwen); the difference
-between U+2581 and a space in texts for SPM; and how text next to a special token is split.
+A `tokenizer.json` is converted only if every text keeps its token ids. There are three exceptions, for which GGUF has
+no keys, and which are dropped, as in other converters: Unicode normalisation to form C (Qwen); the difference between
+U+2581 and a space in texts for SPM; and how text next to a special token is split.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mlx_engine.weights.model import architecture_of, open_model
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.stored import TensorLayout
 
-# Endings of tensors that llama.cpp requires in float32, although some are matrices.
+# Endings of the names of tensors that llama.cpp requires in float32, although some of them are matrices.
 FLOATS = (
     "position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ssm_norm.weight", ".ssm_a", ".ssm_d",
     ".ffn_gate_inp.weight", ".bias",
@@ -87,7 +87,11 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
-    """Return the tensors of the file. A tensor may have several tensors of the model as rows, or encode a setting."""
+    """Return the tensors of the file.
+
+    A tensor of the file may join several tensors of the model (rows or experts). The tensors of `plan.gguf_only` encode
+    settings.
+    """
     rows: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         rows.setdefault(tensor.stored("gguf").name, []).append(tensor)
@@ -167,9 +171,9 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 
 
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
-    """Return the vocabulary with the types of added tokens that GGUF needs.
+    """Return the vocabulary, with the token types of added tokens changed to those that readers of GGUF need.
 
-    Readers of GGUF search for added tokens in unnormalised text.
+    Readers of GGUF search for added tokens in unnormalised text, without conditions on the text around them.
 
     Raises:
         TokenizerError: the tokenizer searches for an added token in another way.
@@ -178,7 +182,7 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
     for added in file["added_tokens"]:
         taken = [flag for flag in ("single_word", "lstrip", "rstrip") if added[flag]]
         if taken:
-            raise refused(vocabulary, f"token {added['content']!r}", "found unchanged", taken[0])
+            raise refused(vocabulary, f"token {added['content']!r}", "without single_word, lstrip and rstrip", taken[0])
         token_id = added["id"]
         if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
             if added["normalized"]:
@@ -190,14 +194,18 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
 
 
 def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
-    """Return the vocabulary with one token per embedding row, padded or cut. Text tokens are never cut."""
+    """Return the vocabulary with one token per embedding row, padded or cut.
+
+    Raises:
+        TokenizerError: a token of text has no embedding row, or two tokens have the same text.
+    """
     tokens, types = vocabulary.tokens[:size], vocabulary.types[:size]
     beyond = [vocabulary.tokens[i] for i in vocabulary.ids_of(TokenType.NORMAL, TokenType.BYTE) if i >= size]
     if beyond:
         raise refused(vocabulary, "every token of text", f"one of the model's {size:,}", repr(beyond[0]))
     tokens += [""] * (size - len(tokens))
     types = np.concatenate([types, np.full(size - len(types), TokenType.UNUSED, np.int8)])
-    # GGUF finds ids by their text, so every id needs a unique text.
+    # Readers of GGUF find the id of a token by its text, so every token needs a unique text.
     tokens = [token or f"[PAD{i}]" for i, token in enumerate(tokens)]
     if len({*tokens}) < size:
         raise refused(vocabulary, "every token", "unique", "a token with the name of a padding token, [PADn]")
@@ -223,7 +231,8 @@ def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str,
     known = from_gguf(metadata, where=vocabulary.where).eog_ids
     missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
     if len(missed) > len(MORE_ENDS):
-        raise refused(vocabulary, "ends of a text", f"at most {len(MORE_ENDS)} without a usual name", missed)
+        expected = f"at most {len(MORE_ENDS)} that readers of GGUF do not find by their text"
+        raise refused(vocabulary, "end tokens", expected, missed)
     keys = (f"tokenizer.ggml.{name}_token_id" for name in MORE_ENDS)
     return metadata | dict(zip(keys, missed, strict=False))
 
@@ -279,7 +288,8 @@ def spm(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object]:
     steps = file["normalizer"] or {}
     steps = steps.get("normalizers", [steps])
     if steps != prefixes.get(vocabulary.space_prefix):
-        raise refused(vocabulary, "normalizer", f"spaces to {SPACE_MARK}, with or without one before", steps)
+        expected = f"one that replaces spaces by {SPACE_MARK}, and may also put {SPACE_MARK} before the text"
+        raise refused(vocabulary, "normalizer", expected, steps)
     if file["pre_tokenizer"] not in (None, NO_CUT):
         raise refused(vocabulary, "pre_tokenizer", "none", file["pre_tokenizer"])
     if len(vocabulary.ids_of(TokenType.BYTE)) < 256:

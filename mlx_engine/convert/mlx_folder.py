@@ -1,7 +1,7 @@
 """Quantise a Hugging Face folder or a GGUF file into a folder for MLX, which mlx-lm and this engine load.
 
-Matrices of linear layers and embedding tables are quantised, as in mlx-lm. All other tensors keep their bytes, and so
-do matrices whose row length is not a multiple of the group size.
+Matrices of linear layers and embedding tables are quantised, as in mlx-lm. All other tensors keep their values, and so
+do matrices whose row length is not a multiple of the group size; GGUF's block types become MLX's groups or float32.
 
 The settings and the tokenizer of a GGUF file become the files of a Hugging Face folder. The result is verified by
 reading it back: config.json must give the same config as the GGUF file.
@@ -44,8 +44,7 @@ from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout
 
-# The `model_type` of a GGUF architecture, if it is neither the architecture's name nor the first name in the model
-# file.
+# The `model_type` of a GGUF architecture, if it is not the first of the architecture's names in the model file.
 TEXT_MODELS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -170,7 +169,8 @@ def _config(vocabulary: Vocabulary, context_length: int) -> dict[str, object]:
 
 # Bytes of tensors per file, as in mlx-lm.
 SHARD_BYTES = 5 << 30
-# Files of a folder that are not copied: weights, and files that the conversion writes.
+# Files of a folder that are not copied: weights, files that the conversion writes, the README (it describes the
+# original), and hidden files.
 NOT_COPIED = (
     "*.safetensors", "*.index.json", "*.bin", "*.gguf", "*.pth", "*.pt", "config.json", "README.md", ".*",
 )  # fmt: skip
@@ -196,13 +196,15 @@ def to_mlx_folder(
         layers: exceptions from `to`: a key of `TARGETS` or "keep", by layer type, group of layer types, or
             `token_embd`.
         allow_settings: settings that are left out if they are not implemented.
-        allow_mixed: write the folder even if most bytes of the matrices cannot have the requested type.
+        allow_mixed: write the folder even if more than half of the bytes of the matrices get neither the requested
+            type nor quantised groups of fewer bits.
         note: called with lines for the user: ignored settings, models for which mlx-lm computes other results than
             this engine, and matrices that do not get the requested type.
         progress: called with (tensors written, tensors in total).
 
     Raises:
-        OptionError: a type or a layer is unknown, `target` exists, or most bytes cannot have the type.
+        OptionError: a type or a layer is unknown; `target` exists; matrices that are stored as one matrix are given
+            different types; or more than half of the bytes get another type (see `allow_mixed`).
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError, ModelError: the source is damaged, has NaN or infinity, or cannot be written for MLX.
         TokenizerError: a GGUF file has no tokenizer, or one that is not implemented.
@@ -270,7 +272,7 @@ def forms_of(
 ) -> dict[str, tuple[Tensor, TensorLayout]]:
     """Return each tensor and its layout in the new folder, by GGUF name.
 
-    `config` is the new folder's config.json; `sizes` is the model's config.
+    `config` is the new folder's config.json; `sizes` is the `Config` of the model.
     """
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
@@ -358,7 +360,8 @@ def _copy_others(source: Path, target: Path) -> None:
 
 # The kinds of layers that have separate rotary settings.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-# Architectures that mlx-lm has only as the text model of a multimodal model: from the text model's name to that one's.
+# Architectures that mlx-lm has only as the text model of a multimodal model: the `model_type` of the multimodal model,
+# by that of the text model.
 INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures for which mlx-lm reads the nested settings `rope_parameters` of transformers 5.
@@ -380,8 +383,8 @@ def config_for_mlx(
 
     `tie_word_embeddings` is always written, because its default for Llama is different in the two programs.
     transformers 5 nests the rotary settings in `rope_parameters`, which most models of mlx-lm 0.32 do not read: Llama's
-    base would silently be 10,000. So rotary settings are written as in transformers 4. In a multimodal model all this
-    applies to the settings of the text model.
+    base would silently be 10,000. So rotary settings are written as in transformers 4, except for the architectures in
+    NESTED. In a multimodal model all this applies to the settings of the text model.
 
     Args:
         config: config.json of the original folder.
@@ -423,7 +426,7 @@ def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head
 
 
 def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the keys and words of published files, where transformers 5 saves others."""
+    """Return a config with the keys and values of published files, where transformers 5 saves other keys or values."""
     if config.get("model_type") in ("mellum", "qwen3_moe") and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
@@ -431,7 +434,7 @@ def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
         config["layer_types"] = [words.get(kind, kind) for kind in config["layer_types"]]
         config["position_embedding_type"] = config.get("position_embedding_type") or "nope"
     if config.get("model_type") == "nemotron_h":
-        config.pop("layers_block_type", None)  # next to hybrid_override_pattern, with words that mlx-lm does not know
+        config.pop("layers_block_type", None)  # repeats hybrid_override_pattern, in words that mlx-lm does not know
     if config.get("model_type") in INNER:
         config["model_type"] = INNER[config["model_type"]]
     kinds = config.get("layer_types") or ()
@@ -490,11 +493,12 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
     Args:
         where: the folder or file, for the error.
         model_type: `model_type` of config.json.
-        config: the sizes of the model.
+        config: the `Config` of the model.
         has_head: whether the model has a matrix for the head.
 
     Raises:
-        ModelError: mlx-lm cannot load the model, or would compute other results.
+        ModelError: mlx-lm cannot load the model, or ignores one of its settings. `notes_on` lists the differences for
+            which a note is enough.
     """
     if getattr(config, "n_kv_arrays", 2) == 1:
         raise ModelError(

@@ -1,7 +1,8 @@
 """Make the tensors of a folder for MLX: choose name, form and type of each tensor, and convert it.
 
-If the source stores a tensor in the same form as mlx-lm, its bytes are copied, even if it consists of several tensors
-of the model, such as Phi-3's fused queries, keys and values. All other tensors are assembled from the model's tensors.
+If the source stores a tensor in the same form as mlx-lm, the tensor is read as a whole, even if it consists of several
+tensors of the model, such as Phi-3's fused queries, keys and values. If not, it is assembled from the model's tensors.
+Then it is converted to its new type.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stored import TensorLayout
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
-# The types of quants and of scales in safetensors, other than floats.
+# The types of quants (U32) and of scales and biases (U8 or floats) in safetensors, by name.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
-# The tensors of the model of which one tensor of the new folder consists, and their layouts in it.
+# The tensors of the model that make up one tensor of the new folder, each with its layout in the new folder.
 Held: TypeAlias = Sequence[tuple[Tensor, TensorLayout]]
-# The suffix of experts' layer types. gpt-oss publishes its experts in MXFP4; they keep this type if `layers` does not
-# name them.
+# The suffix of experts' layer types. Experts that are stored in MXFP4, as in gpt-oss, keep this type if `layers` does
+# not name them.
 _EXPERTS = "_exps"
 
 
@@ -45,8 +46,9 @@ _EXPERTS = "_exps"
 class Part:
     """A tensor of the new folder: its name, layer type, shape, and its types before and after the conversion.
 
-    `asked` is the requested type, or None for a tensor that keeps its type. `type` is another type than `asked` if the
-    row length is not a multiple of the group size. `before` is a function that returns the tensor before its
+    `asked` is the requested type, or None for a tensor that keeps its values. `type` is another type than `asked` if
+    `asked` is None or the row length is not a multiple of the group size: the type before the conversion, but MLX's
+    groups or float32 in place of GGUF's block types. `before` is a function that returns the tensor before its
     conversion.
     """
 
@@ -125,7 +127,11 @@ def _part(
 
 
 def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
-    """Return the type of a tensor of the new folder before its conversion; F32 if its parts have several types."""
+    """Return the type of a tensor of the new folder before its conversion.
+
+    Return F32 if its parts have several types, or if their stored values differ from the model's (`is_shifted`) and are
+    not copied.
+    """
     types = {checkpoint.weight(tensor.stored(checkpoint.naming).name).type for tensor, _ in held}
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
         return F32
@@ -134,7 +140,7 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
 
 
 def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
-    """Return whether the source has a tensor in the same form as the tensor of the new folder."""
+    """Return whether the source has one tensor with the layout of the tensor of the new folder, names aside."""
     stored = [tensor.stored(checkpoint.naming) for tensor, _ in held]
     same = all(replace(before, name=form.name) == form for before, (_, form) in zip(stored, held, strict=True))
     return same and len({before.name for before in stored}) == 1
@@ -171,7 +177,8 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 # prefix.
 
 
-# A matrix or bias of one expert, by its GGUF name. Below, _EXPERT_LIST: the end of the experts' module in a folder.
+# A matrix or bias of one expert, by its GGUF name. Below, _EXPERT_LIST: the name of the experts' module in a folder;
+# the text before it is the name of the module around the experts.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
 # mlx-lm's names of the parts of experts without a gate.
 _WITHOUT_GATE = {"up": "fc1", "down": "fc2"}
@@ -240,7 +247,7 @@ def target_type(target: str, stored: GGMLType) -> GroupType:
 
 # F16 and BF16 weights are quantised in their own type, as in mlx-lm; all other weights in float32.
 _DTYPES = {"F16": (np.float16, mx.float16), "BF16": (np.uint16, mx.bfloat16)}
-# Weights are quantised in pieces of this many.
+# Weights are quantised in pieces of whole rows, with at most this many weights.
 _PIECE = 1 << 24
 
 

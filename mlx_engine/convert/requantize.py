@@ -1,8 +1,8 @@
 """Quantise the matrices of a GGUF file or a Hugging Face folder into a new GGUF file.
 
 The embedding table is quantised too, because it is a large part of a small model, and lookups in a quantised table are
-as fast. If the head is tied to the table, the table gets the type requested for the head; if not, the type of all
-layers.
+as fast. If the head is tied to the table, the table gets the type requested for the head. If not, the table gets the
+type of `--to`; with a mix, the type of most matrices.
 """
 
 from __future__ import annotations
@@ -79,13 +79,16 @@ class Line:
         squares, power = squared_difference(before, new)
         if not math.isfinite(squares):
             expected = f"values that {new.type.name} can store"
-            found = f"values of {before.name!r} that are too large"
-            raise FormatError(where=where, expected=expected, found=found, hint="BF16 has large values")
+            found, hint = f"values of {before.name!r} that are too large", "choose bf16, which can store larger values"
+            raise FormatError(where=where, expected=expected, found=found, hint=hint)
         self.squares, self.power = self.squares + squares, self.power + power
 
 
 class Pending:
-    """A tensor of the new file, for `write_gguf`. Accessing `data`, once, converts the tensor on all cores."""
+    """A tensor of the new file, for `write_gguf`.
+
+    Each access to `data` converts the tensor on all cores and adds it to the totals, so access `data` only once.
+    """
 
     def __init__(self, part: Part, type_: GGMLType, line: Line, done: Callable[[], None], where: str) -> None:
         self.name, self.shape, self.type = part.name, part.shape, type_
@@ -133,23 +136,26 @@ def requantize(
         target: the file to write.
         conversion: the types of the matrices; a `FileConversion` allows more types.
         allow_settings: settings of a folder that are left out if they are not implemented.
-        allow_mixed: write the file even if most bytes of the matrices cannot have the requested type.
+        allow_mixed: write the file even if more than half of the bytes get neither the requested type nor llama.cpp's
+            replacement for it.
         note: called with lines about ignored settings, and about matrices that do not get the requested type.
         progress: called with (tensors written, total tensors).
 
     Raises:
-        OptionError: the conversion has no type for all matrices, or names a layer that the model does not have; most
-            bytes cannot have the type; source and target are the same file; or the target is not a regular file.
+        OptionError: `conversion.quant` is `keep`; the conversion names a layer that the model does not have; more than
+            half of the bytes get another type (see `allow_mixed`); `allow_settings` is given for a GGUF file; the
+            target is one of the GGUF files that are read; or the target exists and is not a regular file.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError: the source is damaged, a type in it cannot be read, or a value is NaN or infinite.
         ModelError: GGUF cannot represent the configuration of a folder.
         TokenizerError: GGUF cannot represent the tokenizer of a folder.
     """
-    # The new file replaces an existing file, which must not be a pipe or a device. If `target` is a symbolic link, the
-    # new file replaces the link itself.
+    # Accept only a new name or a regular file: renaming the new file to `target` would replace a pipe, a device or a
+    # symbolic link (the link itself, not the file that it names).
     plain = not os.path.lexists(target) or (target.is_file() and not target.is_symlink())
     if not plain:
-        raise OptionError(f"{target} is neither a new nor an existing file", option="OUT", found=str(target))
+        message = f"{target} exists and is a link, folder, pipe or device; name a new file or a regular file"
+        raise OptionError(message, option="OUT", found=str(target))
     if conversion.quant not in FILE_TYPES:
         message = f"quant: unknown type {conversion.quant!r}; choose {listed(FILE_TYPES)}"
         raise OptionError(message, option="quant", found=conversion.quant)
@@ -269,7 +275,8 @@ class Matrix:
         nbytes: the bytes of the matrix in the source.
         asked: the requested type.
         type: the type that the matrix gets.
-        is_small: whether `type` has at most as many bits as `asked`, or is llama.cpp's replacement for it.
+        is_small: whether `type` counts as the requested type in `check_mixed`. In a GGUF file: `type` is `asked`, or
+            llama.cpp's replacement for it. In a folder for MLX: `type` has quantised groups of at most as many bits.
     """
 
     name: str
@@ -286,10 +293,10 @@ def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allo
     Args:
         matrices: all matrices to convert.
         note: called with a line for each such matrix, and a line with their number and fraction of the bytes.
-        allow_mixed: accept that most bytes do not get the requested type.
+        allow_mixed: do not raise the error below.
 
     Raises:
-        OptionError: less than half of the bytes get the requested type, and `allow_mixed` is not set.
+        OptionError: more than half of the bytes are in matrices that are not `is_small`, and `allow_mixed` is not set.
     """
     others = [matrix for matrix in matrices if matrix.type != matrix.asked]
     if not others:

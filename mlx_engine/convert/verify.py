@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 class Level(str, Enum):
-    """The outcome of a check: FAIL means that the model cannot run, WARN is unusual but harmless."""
+    """The outcome of a check: FAIL means that the model cannot run; WARN, that something is unusual or ignored."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -45,10 +45,10 @@ def verify(
 ) -> list[Finding]:
     """Check a GGUF file or a Hugging Face folder: the file, its settings, tensors and tokenizer.
 
-    If no finding is FAIL, the model loads and generates. All weights are read, a piece at a time.
+    If no finding is FAIL, the model loads and generates, given enough memory. All weights are read, a piece at a time.
 
-    `progress` is called with (tensors whose values have been checked, tensors in total). Settings in `allow_settings`
-    that are not implemented are WARN.
+    `progress` is called with (number of the tensor that is checked next, tensors in total). Settings in
+    `allow_settings` that are not implemented give a WARN.
 
     Raises:
         SourceError: the file or folder does not exist, or cannot be opened.
@@ -73,7 +73,7 @@ def verify(
 
 
 def _file(listing: Listing) -> Finding:
-    """Check for bytes after the last tensor. Opening the file has checked that all tensors are within it."""
+    """Check a GGUF file for bytes that belong to no tensor. `open_listing` has checked that no tensor is cut off."""
     size, n_tensors = listing.header["file_bytes"], len(listing.tensors)
     what = f"{listing.format}: {n_tensors:,} tensors and {len(listing.metadata):,} settings in {size:,} bytes"
     if listing.format != "GGUF":

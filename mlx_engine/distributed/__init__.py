@@ -1,1 +1,1 @@
-"""One model on several machines: ranks are processes that `mlx.launch` starts; MLX carries arrays between them."""
+"""Run one model on several machines: `mlx.launch` starts a process (rank) on each; MLX sends arrays between them."""

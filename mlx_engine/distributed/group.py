@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     A = TypeVar("A", np.ndarray, mx.array)
 
-# Variables that `mlx.launch` sets: the file of addresses, absent or empty in a process that runs alone; and the rank.
+# Environment variables that `mlx.launch` sets: the path of a file with the addresses of all ranks, and this rank.
 HOSTFILE, RANK = "MLX_HOSTFILE", "MLX_RANK"
 
 
@@ -160,7 +160,7 @@ class Ring(Group):
 
     def gather(self, array: A) -> A:
         mx = self._mx
-        self.close()  # without this dependency the send could start earlier
+        self.close()  # complete all sends first: MLX knows no dependency between them and the gather
         given = mx.array(array)
         found = mx.distributed.all_gather(given.reshape(-1), group=self._group, stream=self._receiving)
         found = found.reshape(self.size, *given.shape)
@@ -192,7 +192,8 @@ class Ring(Group):
 def launched() -> bool:
     """Return whether `mlx.launch` has started this process as one of several."""
     path = Path(os.environ.get(HOSTFILE) or os.devnull)
-    return RANK in os.environ and path.exists() and path.stat().st_size > 1  # for a single rank the file is "\n"
+    # For a single rank, `mlx.launch` writes a file with "\n" alone.
+    return RANK in os.environ and path.exists() and path.stat().st_size > 1
 
 
 def gather_values(group: Group, value: Any) -> list[Any]:
@@ -213,9 +214,9 @@ _MAPS = Path("/proc/self/maps")
 def released() -> Iterator[None]:
     """Return a context that, on Linux, releases the pages of the ring's buffers that are allocated inside it.
 
-    MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for `all_sum`, which `Ring` never calls. A
-    released page is zero again when it is next read. Pages are released only if exactly one new mapping has the size of
-    the buffers, and all its bytes are zero.
+    MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for `all_sum`, which `Ring` never calls.
+    Releasing their pages frees this memory. It is safe: a released page is zero again when it is next read. Pages are
+    released only if exactly one new mapping has the size of the buffers, and all its bytes are zero.
     """
     before = _mappings()
     yield

@@ -1,11 +1,13 @@
-"""The heartbeat of a run. If a rank dies, stops or loses its link, all ranks end within 10 s and one line names it.
+"""End all ranks of a run if one of them fails. A rank is one process of a model that runs on several machines.
 
-Every half second each rank sends a message, a beat, to rank 0 on a TCP connection, and rank 0 sends one to each rank. A
-rank without a beat for 8 s counts as dead. MLX's calls wait in C++ and cannot be interrupted, so a thread ends the
-process. Rank 0 prints the line and ends the others; if rank 0 is dead, rank 1 prints the line.
+If a rank dies, stops or loses its link, all ranks end within 10 s, and one line names the failed rank. Every half
+second, each rank sends a message (a beat) to rank 0 on a TCP connection, and rank 0 sends one to each rank. A rank
+without a beat for 8 s counts as dead. The other ranks may wait in a C++ call of MLX, which cannot be interrupted, so a
+thread ends their process. Rank 0 prints the line and ends the others; if rank 0 is dead, rank 1 prints the line.
 
-The ranks join on these connections before MLX connects them, because MLX blocks indefinitely on a missing rank while
-holding the GIL. No Python thread runs while MLX connects, so a timer in C applies the same deadline; it names no rank.
+The ranks first connect to rank 0 here (`join`), and then to each other through MLX (`connected`), because MLX waits
+for a missing rank without a limit. MLX holds the GIL while it connects, so no Python thread can apply the deadline. A
+timer in C does so instead; it cannot name the missing rank.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ INTERVAL, LIMIT = 0.5, 8.0
 JOINING, RETRY = 60.0, 0.05
 # Seconds that rank 0 waits for the others when the run has ended.
 PATIENCE = 5.0
-# Seconds that a rank with an error waits before it ends. Most errors occur on all ranks, and rank 0 reports them.
+# Seconds that a rank with an error waits before it reports the error. Most errors occur on all ranks, and rank 0
+# reports them.
 COURTESY = 1.0
 # Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection
 # MLX would wait for 1 s.
@@ -53,16 +56,16 @@ class Report(NamedTuple):
     """Counts of the messages and gathers of a rank."""
 
     sent: int = 0  # messages to the next rank
-    awaited: int = 0  # number of the message from the previous rank that the rank waits for; 0 for none
+    awaited: int = 0  # number of the message from the previous rank that this rank now waits for; 0 for none
     gathers: int = 0  # gathers that have begun
-    awaited_gather: int = 0  # number of the gather whose end the rank waits for; 0 for none
+    awaited_gather: int = 0  # number of the gather whose end this rank now waits for; 0 for none
     nbytes: int = 0  # bytes of the awaited message or gather
 
 
 class Beat(NamedTuple):
     """A message from a rank to rank 0, or from rank 0 to a rank, sent as a line of JSON."""
 
-    met: int = 0  # barriers that the rank has reached; from rank 0: that all ranks have reached
+    met: int = 0  # number of barriers that the rank has reached; in rank 0's beats, that all ranks have reached
     woken: int = 0  # how often rank 0 has woken the others
     code: int | None = None  # the exit code with which all ranks end
     error: str = ""  # an error of the rank, which rank 0 prints
@@ -100,7 +103,7 @@ class Heartbeat:
         self.rank, self._hosts = rank, hosts
         self._peers: dict[int, socket.socket] = {}
         self._beat, self._heard = Beat(), defaultdict[int, Beat](Beat)
-        # By rank: the number of its beats since any rank's report last changed.
+        # For each rank, the number of its beats since the last change of any rank's report.
         self._unchanged = Counter[int]()
         self._n_woken, self._is_connecting = 0, False
         self._is_closing, self._is_ending, self._has_ended = False, False, False
@@ -127,8 +130,8 @@ class Heartbeat:
         """Return the ring that connects this rank with its neighbours, once all ranks have connected.
 
         If this takes longer than the limit, a timer in C ends the process; the timer does not need the GIL, which
-        `ring` may hold. A rank that dies is named if rank 0 has connected; otherwise a line says that the ranks did not
-        connect.
+        `ring` may hold. If a rank dies and rank 0 has already connected, a line names the dead rank. If rank 0 has not,
+        the line only says that the ranks did not connect.
 
         Raises:
             DistributedError: the run has ended, and `end` has returned.
@@ -141,7 +144,7 @@ class Heartbeat:
                     # A shell prints the line when its input closes, which means that this process has ended.
                     command = ["/bin/sh", "-c", 'read line || echo "error: $1" >&2', "sh", NOT_CONNECTED]
                     with self._sending:
-                        if not self._is_ending:  # otherwise another thread prints why
+                        if not self._is_ending:  # while the run ends, another thread prints the reason
                             self._notice = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
                 if self.rank == len(self._hosts) - 1:
                     time.sleep(HEAD_START)
@@ -205,7 +208,7 @@ class Heartbeat:
                     peer.sendall(HELLO.format(self.rank).encode())
                     self._listen(0, peer)
                     return True
-                peer.close()  # on one machine a socket can connect to itself
+                peer.close()  # it has connected to itself, which TCP allows on one machine
             time.sleep(RETRY)
         return False
 
@@ -236,7 +239,7 @@ class Heartbeat:
     def close(self, code: int) -> None:
         """End the run, on rank 0: the other ranks end with this exit code. Wait until they have ended.
 
-        If the code is 0, they end when they have run all passes; else at once.
+        If the code is 0, they first run all passes that rank 0 has begun. With any other code, they end at once.
         """
         self._is_closing = True
         self._say(code=code)
@@ -349,11 +352,12 @@ class Heartbeat:
             self._stop(beat.code, None)  # the sending rank has printed the reason
 
     def _find_lost_messages(self) -> None:
-        """End the run, on rank 0, if a link loses messages while both of its ranks live.
+        """On rank 0, end the run if a link loses messages although both of its ranks are alive.
 
-        A message is lost if it was sent (by the previous rank, or in a gather by all ranks) and does not arrive. A long
-        wait alone proves nothing, because the sender may still compute. Waits are counted in beats without a change,
-        not in seconds, and the smallest count of all ranks is used, because a stopped rank sends no beats.
+        A message counts as lost if it was sent (by the previous rank, or in a gather by all ranks) and does not arrive
+        in time. That a rank waits long is not enough, because the sender may still compute. The time is counted in
+        beats without a change of any report. The smallest count of all ranks is used, because a stopped rank, which
+        sends no beats, must not look like a lost message.
         """
         ranks = range(len(self._hosts))
         reports = [Report(*self._heard[rank].report) for rank in ranks]
@@ -366,8 +370,8 @@ class Heartbeat:
                 self._give_up(f"{self._names([(rank - 1) % len(ranks)])}: {found}")
             elif report.awaited_gather and all(each.gathers >= report.awaited_gather for each in reports):
                 waiting = [each for each in ranks if reports[each].awaited_gather == report.awaited_gather]
-                # A rank whose gather has ended may not have sent all blocks, because it lacks memory or its link is
-                # lost.
+                # Name the ranks whose gather has ended: one of them may not have sent all blocks, because it lacks
+                # memory or its link is lost.
                 named = [each for each in ranks if each not in waiting] or waiting
                 found = f"a gather that all ranks have begun does not end on {self._names(waiting)}"
                 self._give_up(f"{self._names(named)}: {found}")

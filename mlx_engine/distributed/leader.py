@@ -1,8 +1,8 @@
 """The common part of pipelines and tensor parallelism: rank 0 leads, and the other ranks follow its messages.
 
-Rank 0 sends a message to the next rank for each pass, when there is no work, and at the end; each rank forwards it to
-the next one. All ranks take part in the search for the first value that is not finite. The rank with the least free
-memory limits the KV pool.
+Rank 0 sends a message to the next rank for each pass, when there is no work, and at the end of the run. Each rank
+forwards the message to the next rank. If logits are not finite, all ranks take part in the search for the first such
+value (`FaultSearch`). The rank with the least free memory limits the KV pool (`least_capacity`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SharedModel(Model):
         Args:
             model: rank 0's share.
             group: the ranks.
-            wake: wakes the other ranks after `idle`; None if they never sleep.
+            wake: a function that wakes the other ranks after `idle`; None if they never sleep.
         """
         self._model, self._group, self._wake, self._messages = model, group, wake, BatchMessages()
         self.config: Any = model.config
@@ -117,9 +117,10 @@ class SharedModel(Model):
         return least_capacity(self.free, pool_nbytes(self.kv_layers, int(self.config.context_length), 1))
 
     def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
-        """Return the first value that is not finite in the passes that `run` begins, on all ranks; None if all are.
+        """Search the passes that `run` begins for the first value, on any rank, that is not finite.
 
-        In these passes the ranks run blocks as composed primitives, not as fused kernels.
+        Return None if all values are finite. In these passes, the ranks run blocks as composed primitives, not as fused
+        kernels, so that every intermediate value can be checked.
         """
         self._is_searching = True
         try:
@@ -147,7 +148,7 @@ class SharedModel(Model):
     def end(self, *, timeline: bool = False) -> list[list[Span]]:
         """End the run of the other ranks. With `timeline`, return when each rank computed its part of each pass.
 
-        Only pipelines return spans, because otherwise all ranks compute each pass at the same time.
+        Only pipelines return spans: with tensor parallelism, all ranks compute each pass at the same time.
         """
         self.tell({END: ""})
         self._group.close()
@@ -247,7 +248,7 @@ class FaultSearch:
         if not faults:
             return None
         place, rank, name, counts = min(faults)
-        # If several ranks have the same value, it is a sum over ranks, so no rank is named.
+        # If several ranks report the same place, the value is a sum over ranks, so no rank is named.
         is_of_one = [of for of, *_ in faults].count(place) == 1
         return FirstFault(name, rank if is_of_one else None, *counts)
 
@@ -267,7 +268,7 @@ class FreeMemory(NamedTuple):
     Attributes:
         computer: a unique name of the rank's computer.
         free: bytes of free memory of this computer.
-        kv: bytes of keys and values of its layers or heads, for one whole context.
+        kv: bytes of keys and values for one whole context, of the layers or heads that this rank has.
     """
 
     computer: str
@@ -302,7 +303,7 @@ def this_computer() -> str:
 
 # ---- when each rank computed ----
 
-# The number of spans that a rank keeps at least.
+# A rank keeps at least this many of the latest spans, and fewer than twice as many.
 MOST_SPANS = 4096
 # The width of a drawing in characters, and the number of the latest passes that it shows.
 WIDTH, LATEST = 96, 12

@@ -1,10 +1,10 @@
 """Messages of rank 0 to the other ranks: KV pools, copies of pages, and forward passes.
 
 Rank 0 runs the scheduler, with sequences and page tables in a `KVPool`. A store is the memory of a layer's keys and
-values, or states. In rank 0's pool each store is only a number (`RemotePool`). Each rank, including rank 0, allocates
-the stores of its own layers under these numbers (`StagePools`). A message has the page tables of the sequences of a
-pass, so the other ranks keep none, and rolling back a pass needs no message. Messages are JSON, because unpickling data
-from a network is unsafe.
+values, or of its states. In rank 0's pool, each store is only a number (`RemotePool`). Each rank, including rank 0,
+allocates the stores of its own layers under these numbers (`StagePools`). The message of a pass contains the page
+tables of its sequences. So the other ranks keep no page tables, and rolling back a pass needs no message. Messages are
+JSON, because unpickling data from a network is unsafe.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RemotePool:
 
 
 class BatchMessages:
-    """Rank 0's pools. Makes the messages of passes to the other ranks."""
+    """Makes rank 0's pools, and the messages about passes and pools for the other ranks."""
 
     def __init__(self) -> None:
         self._changes: deque[list[Any]] = deque()

@@ -1,11 +1,11 @@
 """Pipeline parallelism: each rank runs a range of layers of every pass, and sends hidden states to the next rank.
 
 Rank 0 embeds the tokens and begins each pass. The last rank computes the logits and sends them to rank 0. While later
-ranks run a pass, rank 0 begins further passes: for other sequences, or for the next tokens of a prompt. If top-k or
-greedy sampling suffices, only the largest logits are sent to rank 0. Every rank runs passes in the order in which rank
-0 begins them, so that each pass has the same bits as in one process.
+ranks run a pass, rank 0 begins further passes: for other sequences, or for the next tokens of a prompt. If all requests
+of a pass sample greedily or with top-k, only the largest logits are sent to rank 0. Every rank runs passes in the order
+in which rank 0 begins them, so that each pass has the same bits as in one process.
 
-The split (which layers each rank runs) follows from the bytes of layers and from the speed and memory of machines. The
+The split (which layers each rank runs) is chosen by the bytes of layers and by the speed and memory of machines. The
 bytes of a layer are its weights, and the keys and values of one sequence, because each pass reads both.
 """
 
@@ -52,17 +52,17 @@ class StageRunner:
         self._model, self._group, self._search, self.spans = model, group, search, list[Span]()
         self._pools = StagePools(model.backend, model.kv_layers, model.stage.first)
         own = model.layers[0].input
-        # Widths of the hidden states, of the per-layer inputs of this rank's layers, and of those of all later layers
-        # too.
+        # Widths of a row that arrives here: the hidden states, the per-layer inputs of this rank's layers, and the
+        # per-layer inputs of all later layers.
         n_inputs = own.columns[1] - own.columns[0] if own is not None else 0
         stage = model.stage
         self._hidden, self._own = int(model.config.hidden_size), (stage.end - stage.first) * n_inputs
         self._width = self._hidden + (stage.n_layers - stage.first) * n_inputs
 
     def run(self, message: Message) -> Array | None:
-        """Run this rank's layers of a pass. Return logits (R, V) on the last rank, if any are wanted; else None.
+        """Run this rank's layers of a pass. On the last rank, return logits (R, V), or None if none are wanted.
 
-        The other ranks send the hidden states (T, ...) to the next one.
+        On any other rank, send the hidden states (T, ...) to the next rank, and return None.
         """
         model, stage = self._search.model_of(message), self._model.stage
         be = model.backend
@@ -213,15 +213,16 @@ class Pipeline(SharedModel):
 # ---- the split ----
 
 OPTION = "--split"
-# The speed of a machine is measured by a gemv with a float32 matrix of this size, 32 MiB. The product is repeated for
-# some seconds, and at least a few times. The median is used, because ranks that share a machine do not disturb each
-# other in all repetitions.
+# The speed of a machine is measured by a gemv with a float32 matrix of N_OUTPUTS x N_INPUTS, 32 MiB. The product is
+# repeated for SECONDS, and at least REPETITIONS times. The median is used, because ranks that share a machine disturb
+# each other in some repetitions.
 N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
-# The number of cached tokens for which ranks are balanced. A split for an empty cache is slower after many tokens: in
-# Qwen3 0.6B the keys and values of 4,096 tokens take twice the bytes of a layer's weights, and the head has none. With
-# 1,024 tokens, two ranks are 1.8 times as fast as one, by their bytes, with an empty cache and after 4,096 tokens.
+# The number of cached tokens for which ranks are balanced. The best split for an empty cache is slow after many tokens:
+# in Qwen3 0.6B, a layer's keys and values of 4,096 tokens take twice the bytes of its weights, while the head has no
+# keys and values. If two ranks are balanced for 1,024 tokens, they are 1.8 times as fast as one, both with an empty
+# cache and after 4,096 tokens. This factor was computed from the bytes that they read.
 CONTEXT = 1024
 
 
@@ -296,7 +297,7 @@ def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cu
 
     Raises:
         NotEnoughMemoryError: no split fits into the memory of the ranks.
-        OptionError: there are more ranks than layers that can be cut apart.
+        OptionError: there are more ranks than parts into which the layers can be cut.
     """
     n, size, most = len(layers), len(machines), len(cuts) + 1
     if size > most:

@@ -1,9 +1,9 @@
 """Plan a model on several machines without running it: the part of each rank, and the expected tokens/s.
 
-`ModelParts` has the bytes that each layer, the embedding tables and the head hold and read, and their operations; they
-follow from the model's outline. `pipeline` and `tensor` divide the parts among the ranks. `Timing` computes the time of
-a pass from memory bandwidth, arithmetic rate and links. A run with `--shard pipeline` chooses its split with the same
-parts.
+`ModelParts` has, for each layer, the embedding tables and the head, the bytes that they hold and read, and their
+arithmetic operations. It is computed from the model's outline, which has the shapes and types of all weights.
+`pipeline` and `tensor` divide the parts among the ranks. `Timing` computes the time of a pass from memory bandwidth,
+arithmetic rate and links. A run with `--shard pipeline` chooses its split with the same parts.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Part:
         scored: multiplications of attention per query and visible token.
         attended: the cache of keys and values that the layer's attention reads; None for a state or no attention.
         kept: the layer's own cache of a sequence; None if it shares the keys and values of another layer.
-        exchanges: number of messages of the size of hidden states that tensor parallelism sends to every other rank:
-            one for each sum (after attention, after the FFN, and after experts in parallel with a dense FFN), and one
-            each for queries and keys that a norm over all heads reads.
+        exchanges: with tensor parallelism, how often the ranks exchange arrays of the size of hidden states: once per
+            sum (after attention, after the FFN, and after experts in parallel with a dense FFN), and once each for
+            queries and keys if a norm over all heads reads them.
         is_head: whether the part computes only the last token of a sequence.
     """
 
@@ -210,7 +210,10 @@ def _found(value: Any, kind: type) -> Iterator[Any]:
 
 
 class _Best(NamedTuple):
-    """The largest cost of a rank, the sum of the squared costs of all ranks, and the first layer of each rank."""
+    """A split: the largest cost of a rank, the sum of all squared costs, and the first layer of each rank.
+
+    Among splits with the same largest cost, the one with the smallest sum of squares is the most even one.
+    """
 
     largest: float
     squares: float
@@ -256,7 +259,7 @@ def _longer(before: _Best, cost: float, start: int) -> _Best:
 # ---- machines and links ----
 
 BITS = 8
-# Time slice of the Linux scheduler in seconds, approximately: a thread that has waited this long runs next on its core.
+# The time slice of the Linux scheduler in seconds, approximately. A waiting thread runs after at most this time.
 SLICE = 3e-3
 
 
@@ -271,8 +274,8 @@ class Host:
         cores: cores of the machine; None if each rank has enough of them.
         ranks: ranks on this machine.
         threads: threads of each rank.
-        together: factor by which a rank's work takes longer while other ranks on the machine work, because ranks share
-            its memory bandwidth.
+        together: the factor by which a rank's work takes longer while other ranks on the machine work, because they
+            share the memory bandwidth.
     """
 
     memory: int
@@ -291,7 +294,7 @@ class Host:
 
     @property
     def delay(self) -> float:
-        """Seconds from a message's arrival until a rank reads it, because another rank polls sockets on its core."""
+        """Seconds from a message's arrival until the rank reads it, because another rank polls sockets on its core."""
         return 0.0 if self.cores is None else SLICE / 2 * max(0.0, 1 - self.cores / self.ranks)
 
     def seconds(self, work: Work) -> float:
@@ -306,8 +309,8 @@ class Host:
     def among_waiting(self, work: Work) -> float:
         """Return the time of a rank's work while the other ranks wait for messages.
 
-        A waiting rank uses a core too, because the ring polls its sockets. The system first runs the rank whose message
-        has arrived; after a time slice, it gives the waiting ranks their share of the cores.
+        A waiting rank uses a core, too, because MLX's ring polls its sockets. The operating system first runs the rank
+        whose message has arrived; after a time slice, it gives the waiting ranks their share of the cores.
         """
         seconds = self.seconds(work)
         share = 1.0 if self.cores is None else max(1.0, (self.threads + self.ranks - 1) / self.cores)
@@ -370,7 +373,7 @@ class Rank:
         tables: the embedding tables, if the rank holds them.
         head: the head, if the rank holds it.
         weights: bytes of its weights.
-        kv_token: bytes of keys and values per token, until a window is full.
+        kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.
         kv: bytes of the pages of all sequences, and of their states.
         workspace: bytes of activations and logits.
     """
@@ -444,7 +447,7 @@ def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
     """Return the smallest number of such hosts that hold the model as a pipeline; None if no number is enough."""
     runs, ends, first, n = _Runs(model, asked), sorted({*model.cuts, len(model.layers)}), 0, 0
     while first < len(model.layers):
-        # Greedy: if each rank takes as many layers as fit, the fewest ranks are needed.
+        # If each rank takes as many layers as fit, the number of ranks is the smallest possible.
         fitting = [end for end in ends if end > first and runs.needed(first, end) <= host.memory]
         if not fitting:
             return None
@@ -534,7 +537,7 @@ class Messages:
         n_hidden: number of messages of hidden states; each waits for the previous one.
         logits: bytes of a message of logits.
         n_logits: number of messages of logits.
-        n_begin: number of short messages, which announce a pass to the last rank.
+        n_begin: number of short messages that announce the pass: rank 0's message is forwarded to the last rank.
     """
 
     hidden: int
@@ -635,15 +638,18 @@ class Timing:
         return messages.seconds(self.link) + messages.n * delay
 
     def compute(self, of: Pass) -> float:
-        """Return the seconds of a pass without messages. Only ranks of a pipeline compute in turn."""
+        """Return the seconds of a pass without messages.
+
+        In a pipeline, the times of the ranks add up; with tensor parallelism, all ranks compute at the same time.
+        """
         if self.shard == "pipeline":
             return sum(rank.host.among_waiting(rank.work(of)) for rank in self.ranks)
         return max(rank.host.seconds(rank.work(of)) * rank.host.crowding for rank in self.ranks)
 
     def all_of(self, passes: Sequence[Pass]) -> float:
-        """Return the seconds of passes that follow each other without waiting, such as the parts of a prompt.
+        """Return the seconds of several passes that do not wait for each other's results, such as parts of a prompt.
 
-        In a pipeline a rank begins a pass as soon as the pass has arrived and the one before is done.
+        In a pipeline, a rank begins a pass as soon as the pass has arrived and the rank's previous pass has ended.
         """
         if self.shard == "tensor" or len(passes) == 1:
             return sum(map(self.alone, passes))
@@ -660,7 +666,8 @@ class Timing:
     def turn(self, of: Pass, n_parts: int) -> float:
         """Return the seconds in which each of `n_parts` passes runs once on all ranks.
 
-        This is the time of one pass, or longer if one rank or link needs more time for all `n_parts` passes.
+        This is the time of one pass, or the time that the slowest rank or link needs for all `n_parts` passes, if that
+        is longer.
         """
         if n_parts == 1:
             return self.alone(of)
@@ -684,8 +691,8 @@ class Summary:
         asked: the workload of the machines.
         shard: "pipeline" or "tensor".
         per_token: the messages of a decoded token.
-        chunk: tokens of the longest part of the prompt.
-        per_chunk: the messages of this part.
+        chunk: the most tokens of the prompt that one pass computes.
+        per_chunk: the messages of a pass with `chunk` tokens.
         rates: the expected rates.
         smallest: the smallest number of machines like the last one that hold the model as a pipeline; None if no number
             is enough.

@@ -1,4 +1,7 @@
-"""A run on several ranks: join the group, compare versions and files, load a part of the model, lead or follow."""
+"""Run a model on several ranks: join the group, compare versions and files, load this rank's share, lead or follow.
+
+The options `--shard` and `--split` call `join`; the engine uses the resulting `Shard` to load and run the model.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ class Shard(ABC):
         self.run_passes(cast(Decoder, model), nothing if self._heartbeat is None else self._heartbeat.sleep)
 
     def end(self, *, timeline: bool) -> bool:
-        """End the other ranks after the last pass; set `timeline` if requested. Only rank 0 calls this method.
+        """End the other ranks after the last pass. With `timeline`, also make the drawing. Only rank 0 calls this.
 
         Return False if the ranks cannot end in this way, because a pass was interrupted.
         """
@@ -105,7 +108,7 @@ class Shard(ABC):
         return True
 
     def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
-        """End the run on all ranks with an exit code. If it is 0, the ranks end after the last pass, else at once.
+        """End the run on all ranks with an exit code: with 0 after the last pass, with any other code at once.
 
         Rank 0 also prints the errors of other ranks.
         """
@@ -180,7 +183,7 @@ KINDS: dict[str, Callable[[Group, Sequence[int] | None, Heartbeat], Shard]] = {
 
 
 def join(kind: str, split: Sequence[int] | None = None) -> Shard:
-    """Connect this process with the other ranks of its run. `mlx.launch` has started them all.
+    """Connect this process with the other ranks of its run, all of which `mlx.launch` has started.
 
     Raises:
         OptionError: there is no such kind of sharing, or the process was not started by `mlx.launch`.
@@ -196,7 +199,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
     importlib.import_module("mlx.core")  # slow, so before the ranks have to connect in time
     heartbeat = Heartbeat(int(os.environ[RANK]), [host for host, _, _ in addresses])
-    heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
+    heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 later listens for MLX's ring
     group = heartbeat.connected(Ring)
     group.on_loss, heartbeat.report = heartbeat.wait, lambda: group.report
     return KINDS[kind](group, split, heartbeat)

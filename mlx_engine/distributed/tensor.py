@@ -1,11 +1,11 @@
 """Tensor parallelism: every rank runs all layers with its slices of the matrices; sums over ranks give whole results.
 
-All ranks run the same passes over the same batches. `models/layer.py` defines where products of several ranks
-are added (`all_sum`) or concatenated (`all_columns`). A sum adds the ranks in their order, so that its bits depend on
-the number of ranks and not on the batch.
+All ranks run the same passes over the same batches. `models/layer.py` defines where the products of all ranks
+are added (`all_sum`) or concatenated (`all_columns`). A sum adds the ranks in their order, so its bits depend on the
+number of ranks, but not on the batch.
 
-Rank 0 announces each pass by a message, which is forwarded from rank to rank (`messages.py`). All ranks then make the
-same exchanges in the same order. Messages and exchanges share connections and are distinguished only by their order. So
+Rank 0 announces each pass by a message, which is forwarded from rank to rank (`messages.py`). All ranks then exchange
+the same arrays in the same order. Messages and arrays share connections, and only their order distinguishes them. So
 every rank finishes a pass before the next message is sent, also on lazy backends.
 
 Projections to queries, keys, values, gate and up are cut by rows (outputs); the output and down projections are cut by
@@ -49,7 +49,7 @@ MOST_UNEVEN = 1.2
 
 
 class Partition(ABC):
-    """The division of an axis among ranks. `str()` returns the sizes, for messages."""
+    """The division of an axis of a tensor among ranks. `str()` describes the axis, for error messages."""
 
     @abstractmethod
     def fits(self, size: int) -> bool:
@@ -104,7 +104,7 @@ class Heads:
         n_kv_heads: G, a divisor of H.
         head_dim: E.
         block: the block size of the output projection's type. The projection's columns are cut between blocks.
-        equal: whether all ranks must have the same number of heads, because a norm is over the heads of all ranks.
+        equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
     """
 
     n_heads: int
@@ -150,8 +150,8 @@ class Heads:
 class OfHeads(Partition):
     """An axis of query heads, or of KV heads if `are_keys`; a head is `width` wide.
 
-    If `are_normed`, keys cannot be divided when ranks have copies of a KV head, because the norm must read each head
-    once.
+    `are_normed` says that a norm over all heads reads the keys. If ranks then have copies of a KV head, every rank
+    holds all KV heads, because the norm must read each head once.
     """
 
     heads: Heads
@@ -199,7 +199,7 @@ def by_blocks(width: int, block: int) -> Pieces:
 
 
 ROWS, COLUMNS = 0, 1
-# By name without layer and suffix: the kind of partition and the axis of each tensor that is cut.
+# For each tensor that is cut, by its name without layer and suffix: the kind of partition, and the axis.
 CUT = {
     **dict.fromkeys(("attn_q", "attn_gate"), ("queries", ROWS)),
     "attn_k": ("keys", ROWS),
@@ -234,7 +234,7 @@ WHOLE = {
     *("position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"),
     *("per_layer_token_embd", "per_layer_model_proj"),
 }
-# By kind of partition: the matrix whose columns are cut between blocks.
+# For each kind of partition, the matrix whose columns are cut, which must be cut between blocks of its type.
 LAST = {
     "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
     "channels": "shortconv.out_proj",
@@ -372,10 +372,10 @@ class _Partitions:
         return OfHeads(heads, width, are_keys=of_kv, are_normed=of_rows and kind == "keys")
 
     def _delta(self, layer: int, kind: str) -> Partition:
-        """Return a partition by key heads.
+        """Return a partition of the delta rule by key heads: a rank gets key heads, and all value heads that read them.
 
-        Value head h reads key head h % n_key_heads and lies in section h // n_key_heads; or the value heads of each key
-        head are adjacent, in a single section.
+        In one layout, value head h reads key head h % n_key_heads and lies in section h // n_key_heads. In the other
+        layout, the value heads of each key head are adjacent, in a single section.
         """
         of = self._config
         block = self._block([f"blk.{layer}.ssm_out.weight"])
@@ -422,7 +422,7 @@ def sliced(planned: Planned, rank: int, size: int) -> Planned:
 
 @dataclass(frozen=True)
 class RankSlices:
-    """The slices that one rank holds of a model's tensors; see `OwnSlices`."""
+    """The slices of a model's tensors that one rank holds; implements `OwnSlices`."""
 
     planned: Planned
     slices: Slices
@@ -453,7 +453,7 @@ class RankSlices:
         return layer.with_mixers(lambda mixer: self._mixer(i, mixer))
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
-        """Return the rows of a projection that this rank uses: the rows of the same heads as its slice of `like`."""
+        """Return the rows of a projection that this rank uses: those of the heads that its slice of `like` has."""
         held, of = self.shape(f"blk.{i}.{name}.weight")[0], self.planned.tensors[f"blk.{i}.{name}.weight"].shape[0]
         found = self.slices.ranges(f"blk.{i}.{like}.weight", self.rank, self.size)
         ((first, last),) = ((0, of),) if found is None else found[1]

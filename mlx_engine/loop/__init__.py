@@ -1,1 +1,1 @@
-"""The generation loop: a scheduler forms batches of requests, a model runner computes them, outputs get the tokens."""
+"""The generation loop: a scheduler chooses the tokens of each forward pass, and a model runner runs the pass."""

@@ -1,12 +1,13 @@
-"""Constraints as masks of tokens: one matcher per sequence, with llguidance behind it.
+"""Turn constraints on the text of an answer into masks of the tokens that may come next, with the library llguidance.
 
-A `Grammars` belongs to a tokenizer, and makes a `Matcher` for a constraint. A matcher returns a mask of the tokens that
-may come next, and is advanced by each chosen token. A mask depends only on the vocabulary, the constraint and the
-tokens so far.
+A `Grammars` belongs to a tokenizer, and makes a `Matcher` for a constraint. Each sequence has its own matcher, which
+returns the mask of the next token and is advanced by each chosen token. A mask depends only on the vocabulary, the
+constraint and the tokens so far.
 
-If a grammar allows only one text, its tokens are not forced: every token that agrees with the grammar is allowed. So
-masks need no encoder, and every token has a log-probability. In llguidance, the end of a text is an extra token after
-the vocabulary. If llguidance allows it, all end tokens of the model are allowed.
+Where a grammar allows only one text, llguidance could insert the tokens of this text without the model. This is turned
+off: the model chooses among all tokens that agree with the text. So no text must be encoded, and every token has a
+log-probability. In llguidance, the end of a text is an extra token after the vocabulary. If llguidance allows this
+token, the mask allows all end tokens of the model.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Mask = NDArray[np.bool_]
 # The number of compiled constraints that are kept for later requests, for example one per set of tools.
 COMPILED = 32
 
-# Lark without forced tokens.
+# The first line of every grammar: do not insert tokens without the model.
 HEAD = '%llguidance {"no_forcing": true}\n'
 
-# After reasoning, models write one or two line feeds before the answer, so one token of line feeds is allowed there.
+# After reasoning, models write one or two line feeds before the answer, so one token with line feeds is allowed there.
 LINE_FEEDS = (b"\n", b"\n\n")
 
 
@@ -45,8 +46,8 @@ class Reasoning(NamedTuple):
     """The reasoning before an answer, during which every token is allowed.
 
     Attributes:
-        opening: the ids of the marker that opens the reasoning, if the model chooses to reason; empty if the prompt has
-            opened it.
+        opening: the ids of the marker that opens the reasoning, such as "<think>", if the model chooses to reason;
+            empty if the prompt ends with this marker.
         closing: the bytes of the marker that closes it.
     """
 
@@ -59,7 +60,7 @@ class Grammars:
 
     Args:
         tokenizer: the tokenizer.
-        n_logits: the number of logits of the model: V of the masks.
+        n_logits: the number of the model's logits, which is the length V of the masks.
     """
 
     def __init__(self, tokenizer: Tokenizer, n_logits: int) -> None:
@@ -78,12 +79,12 @@ class Grammars:
 
     @cached_property
     def end(self) -> int:
-        """The id of the end of a text in llguidance."""
+        """The id of llguidance's extra token, which ends a text."""
         return len(self.pieces)
 
     @cached_property
     def free(self) -> Mask:
-        """The mask (V,) of reasoning: every token that does not end the answer."""
+        """The mask (V,) inside reasoning: it allows every token that does not end the answer."""
         mask = np.ones(self.n_logits, dtype=np.bool_)
         mask[self.end_ids] = False
         return mask
@@ -95,14 +96,14 @@ class Grammars:
 
     @cached_property
     def _library(self) -> Any:
-        """The vocabulary in llguidance: about 0.6 s and 60 MB for 152,000 tokens."""
+        """The vocabulary as an object of llguidance. Making it takes about 0.6 s and 60 MB for 152,000 tokens."""
         from llguidance import LLTokenizer
 
         words: Any = _Words(self.pieces, sorted(self._tokenizer.delimiter_ids))
         return LLTokenizer(words)
 
     def crossing(self, rest: bytes) -> NDArray[np.int64]:
-        """Return the tokens that begin with the rest of a marker and continue with text other than white space."""
+        """Return the tokens that begin with the last bytes of a marker, `rest`, and continue with non-white text."""
         if rest not in self._crossing:
             found = [i for i, piece in enumerate(self.pieces) if piece.startswith(rest) and piece[len(rest) :].strip()]
             self._crossing[rest] = np.array([i for i in found if i < self.n_logits], dtype=np.int64)
@@ -124,7 +125,7 @@ class Grammars:
         if compiled.is_error():
             raise _invalid(compiled.get_error(), text)
         first = compiled.deep_copy()
-        first.compute_bitmask()  # raises if the constraint allows no text, such as a schema that is its own $ref
+        first.compute_bitmask()  # detects a constraint that allows no text, such as a schema that is its own $ref
         if first.is_error():
             raise _invalid(first.get_error(), text)
         return compiled
@@ -133,16 +134,17 @@ class Grammars:
 class Matcher:
     """The state of a constraint in one sequence.
 
-    While a thread computes a mask, only `is_complete` may be read.
+    While another thread runs `mask`, this thread may only read `is_complete`.
 
     Attributes:
-        is_complete: whether the text is complete and no token may follow.
+        is_complete: whether the text is complete, so that no token may follow.
     """
 
     def __init__(self, grammars: Grammars, compiled: Any, reasoning: Reasoning | None = None) -> None:
         self._grammars, self._compiled, self._reasoning = grammars, compiled, reasoning
-        # The parts of an answer: opening marker, reasoning, line feeds, text. `_at` is the number of ids of the opening
-        # marker so far, `_tail` the last bytes of the reasoning, which may begin the closing marker.
+        # An answer has these parts: opening marker, reasoning, line feeds, text. `_part` is the part of the next token,
+        # `_at` the number of ids of the opening marker so far, `_tail` the last bytes of the reasoning, which may begin
+        # the closing marker.
         self._part = "text" if reasoning is None else "opening" if reasoning.opening else "reasoning"
         self._at, self._tail, self._n_text, self._has_ended = 0, b"", 0, False
         self._past: list[tuple[str, int, bytes, int, bool]] = []
@@ -158,9 +160,9 @@ class Matcher:
         return made
 
     def mask(self) -> Mask:
-        """Return the mask (V,) of tokens that may come next.
+        """Return the mask (V,) of the tokens that may come next.
 
-        If the text is complete, all are allowed, because none is chosen.
+        If the text is complete, the mask allows all tokens, because no token will be chosen.
 
         Raises:
             ConstraintError: no token may come next.
@@ -199,10 +201,10 @@ class Matcher:
         return (self._part == "line feeds" and token in self._grammars.line_feeds) or self._continues(token)
 
     def advance(self, token: int) -> None:
-        """Take the token that was chosen.
+        """Advance the state by the chosen token.
 
         Raises:
-            ConstraintError: the mask does not allow it.
+            ConstraintError: the mask does not allow the token.
         """
         self._past.append((self._part, self._at, self._tail, self._n_text, self._has_ended))
         reasoning = self._reasoning
@@ -219,7 +221,7 @@ class Matcher:
         self._found = None
 
     def roll_back(self, n: int) -> None:
-        """Forget the last n tokens."""
+        """Return to the state before the last n tokens."""
         if not n:
             return
         n_text = self._n_text
@@ -230,11 +232,11 @@ class Matcher:
         self._found, self.is_complete = None, False
 
     def _words(self) -> NDArray[np.uint8]:
-        """Return one bit per token that says whether it continues the text, and then a bit for the end of the text."""
+        """Return 0 or 1 for each token, whether it may continue the text, and at the end whether the text may end."""
         if self._found is None:
             with self._grammars.computing:
                 found = np.frombuffer(self._compiled.compute_bitmask(), dtype=np.uint8)
-            if self._compiled.is_error():  # the bits would allow the end of the text
+            if self._compiled.is_error():  # after an error, llguidance's mask allows the end of the text
                 raise ConstraintError(f"constraint: {_reason(self._compiled.get_error())}")
             self._found = np.unpackbits(found, count=len(self._grammars.pieces) + 1, bitorder="little")
         return self._found
@@ -248,7 +250,11 @@ class Matcher:
         return mask
 
     def _free_mask(self, closing: bytes) -> Mask:
-        """Return the mask of reasoning: all tokens but those that end the answer or in which the text begins."""
+        """Return the mask (V,) inside reasoning.
+
+        It forbids tokens that end the answer, and tokens with the end of the closing marker and the beginning of the
+        text, because the constraint could not check that text.
+        """
         mask = self._grammars.free
         for n in range(min(len(self._tail), len(closing) - 1), -1, -1):
             if self._tail.endswith(closing[:n]):
@@ -259,18 +265,19 @@ class Matcher:
         return mask
 
     def _only(self, ids: Iterable[int] | NDArray[np.int64]) -> Mask:
+        """Return a mask (V,) that allows only these tokens."""
         mask = np.zeros(self._grammars.n_logits, dtype=np.bool_)
         mask[list(ids)] = True
         return mask
 
     def _continues(self, token: int) -> bool:
-        """Return whether the constraint allows a token as the next one of the text, or as its end."""
+        """Return whether the constraint allows a token as the next token of the text, or as the token that ends it."""
         return self._is_next(token) or (token in self._grammars.end_ids and self._is_next(self._grammars.end))
 
     def _is_next(self, word: int) -> bool:
-        """Return the bit of `_words` for a token or for the end.
+        """Return the item of `_words` for a token id or for `Grammars.end`.
 
-        If the others are not computed yet, compute this one only.
+        If the whole array is not computed yet, compute only this item, which is faster.
         """
         if self._found is None:
             with self._grammars.computing:
@@ -281,14 +288,14 @@ class Matcher:
         return bool(self._found[word])
 
     def _open(self, token: int, opening: Sequence[int]) -> None:
-        """Take a token of the opening marker."""
+        """Advance by a token of the opening marker."""
         if token != opening[self._at]:
             raise ConstraintError(f"constraint: expected the token {opening[self._at]}, found {token}")
         self._at += 1
         self._part = "reasoning" if self._at == len(opening) else "opening"
 
     def _close(self, piece: bytes, closing: bytes) -> None:
-        """Take a token of the reasoning; the closing marker may end with it."""
+        """Advance by a token of the reasoning, with which the closing marker may end."""
         self._tail += piece
         if closing in self._tail:
             self._part, self._tail = "line feeds", b""
@@ -296,7 +303,7 @@ class Matcher:
             self._tail = self._tail[-len(closing) :]
 
     def _write(self, token: int) -> None:
-        """Take a token of the text, or its end."""
+        """Advance by a token of the text, or by an end token."""
         if not self._has_ended and self._is_next(token) and self._compiled.consume_token(token):
             self._n_text += 1
             return
@@ -319,7 +326,7 @@ def lark(kind: str, text: str) -> str:
 
 
 class _Words:
-    """The vocabulary in the form of llguidance, with an extra token for the end of a text."""
+    """The vocabulary in the form that llguidance reads, with an extra token for the end of a text."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -329,7 +336,7 @@ class _Words:
         self.eos_token_id = len(pieces)
 
     def __call__(self, text: str) -> list[int]:
-        """Refuse to encode: without forced tokens nothing is encoded."""
+        """Raise an error: llguidance encodes text only to insert tokens, which `HEAD` turns off."""
         raise AssertionError(f"expected no text to be encoded, found {shown(text)}")
 
 
@@ -338,7 +345,7 @@ def _invalid(error: str, text: str) -> OptionError:
 
 
 def _reason(error: str) -> str:
-    """Return llguidance's error message on one line, without its state and the position in our Lark text."""
+    """Return llguidance's error message on one line, without the parser's state and the position in our Lark text."""
     error = error.partition("<state>")[0].replace("NoExtensionBias", "it allows no text")
     lines = [line for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|$)", line)]
     said = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(lines).split()))

@@ -1,12 +1,13 @@
-"""A draft model: a small model with the same vocabulary proposes the tokens that it would choose itself.
+"""Speculative decoding with a draft model: a small model with the same vocabulary proposes the next tokens.
 
-The draft model has a pool of its own. For each sequence the pool has the keys and values of the settled ids and of the
-proposed ids. Proposed ids are pending until the ids of the answer are known, and are then committed or rolled back. So
-models with states work, too. All sequences share the passes of the draft model: a pass for the first proposed token,
-which also reads the new ids of the answers, and a pass for each further token.
+The draft model has a KV pool of its own. For each sequence, the pool has the keys and values of the settled ids (those
+that are certainly part of the answer) and of the proposed ids. Proposed ids are pending until the large model has
+checked them, and are then committed or rolled back, which also works for draft models with recurrent states. All
+sequences share the passes of the draft model: the first pass reads the new settled ids and gives the first proposed
+token, and each later pass gives one more proposed token.
 
-The draft model samples with the same random numbers as the answer, so that both often choose the same token. It
-proposes no tokens for a sequence for which its pool has no memory.
+The draft model samples with the same random numbers as the answer, so that both models often choose the same token. If
+its pool has no memory for a sequence, the draft model proposes no tokens for this sequence.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from mlx_engine.options import DRAFT
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.weights.model import Model
 
-# The most tokens that are proposed for a sequence at once, and the states that a pool keeps for them.
+# The largest number of tokens that are proposed for a sequence at once, and of states that the draft model's pool keeps
+# for them.
 MOST = 8
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """Compare the tokens of two models, id by id. Either may have further ids without a text, which pad its table.
+    """Check that every id is the same token in both models. One may have further ids at its end, if they have no text.
 
     Raises:
-        OptionError: an id stands for different tokens; the message names the first one.
+        OptionError: an id has different texts; the message names the first such id.
     """
     pieces = [tokenizer.pieces() for tokenizer in (target, draft)]
     n = max(map(len, pieces))
@@ -54,19 +56,19 @@ def _shown(piece: bytes) -> str:
 
 @dataclass(eq=False)
 class _Held:
-    """The draft model's keys and values of a sequence, and the ids of the pending ones."""
+    """The draft model's state of a sequence: its keys and values, and the proposed ids that are pending in them."""
 
     kv: KVSequence
     pending: list[int] = field(default_factory=list)
 
 
 class DraftModel:
-    """The drafter of all sequences of a scheduler.
+    """Proposes tokens for all sequences of a scheduler, with a draft model: a `PassDrafter`.
 
     Attributes:
         model: the draft model.
-        pool: the draft model's keys and values.
-        prefix: the keys and values of earlier sequences.
+        pool: the memory for the draft model's keys and values.
+        prefix: the draft model's prefix cache, which has the keys and values of earlier sequences.
     """
 
     name, most, n_hidden = DRAFT, MOST, 0
@@ -84,10 +86,11 @@ class DraftModel:
 
         Args:
             model: the draft model.
-            pool: keys and values for as many sequences as the scheduler has slots, and a state for each proposed token.
-            share: the parameters of the draft model, divided by those of the large model.
-            whole_pages: reuse only whole pages of earlier sequences, as `PrefixCache` does.
-            clock: read for the times of passes.
+            pool: the memory for keys and values of as many sequences as the scheduler has slots, and for a state of
+                each proposed token.
+            share: the number of parameters of the draft model, divided by that of the large model.
+            whole_pages: whether only whole pages of earlier sequences are reused, see `PrefixCache`.
+            clock: returns the time in seconds, to measure passes.
         """
         self.model, self.pool, self.share, self._clock = model, pool, share, clock
         self.prefix, self.costs = PrefixCache(pool, whole_pages=whole_pages), PassCosts()
@@ -122,7 +125,7 @@ class DraftModel:
         return proposals
 
     def release(self, sequence: Sequence) -> None:
-        """Give back the pages of a sequence, apart from those that the prefix cache keeps."""
+        """Free the pages of a sequence that the prefix cache does not keep."""
         held = self._held.pop(sequence, None)
         if held is None:
             return
@@ -131,7 +134,7 @@ class DraftModel:
         held.kv.close()
 
     def _next(self, sequence: Sequence, budget: int) -> SequenceInput | None:
-        """Return the settled ids that the draft model runs next; None if it can propose nothing for the sequence."""
+        """Return the settled ids that the draft model runs next, at most `budget`; None if it cannot run them."""
         ids, held = sequence.ids, self._held.get(sequence)
         config = self.model.config
         longest = min(int(config.context_length), self.pool.n_tokens, sequence.request.longest + MOST)
@@ -149,7 +152,10 @@ class DraftModel:
 
     @staticmethod
     def _settle(held: _Held, ids: abc.Sequence[int]) -> None:
-        """Commit the pending ids that are in the answer, and roll back the others. The last id stays unread."""
+        """Commit the pending ids that became part of the answer, and roll back the others.
+
+        Do not commit the last id: it must be run again, because the logits after it give the next proposal.
+        """
         kv, n = held.kv, 0
         following = ids[kv.length : len(ids) - 1]
         while n < min(len(held.pending), len(following)) and held.pending[n] == following[n]:
@@ -159,14 +165,17 @@ class DraftModel:
         held.pending = []
 
     def _keep(self, sequence: Sequence, n: int) -> None:
-        """Commit the n settled ids that a pass has run; keep a prompt for others and for forks."""
+        """Commit the n settled ids that a pass has run. If they are part of a prompt, add them to the prefix cache."""
         kv = self._held[sequence].kv
         kv.commit(kv.pending)
         if n > MOST + 1:
             self.prefix.insert(sequence.ids[: kv.length], kv)
 
     def _run(self, inputs: dict[Sequence, SequenceInput], found: dict[Sequence, list[Token]]) -> None:
-        """Run a pass, and append the chosen token to each list. Sequences without room are removed from both."""
+        """Run a pass over `inputs`, and append each sequence's chosen token to its list in `found`.
+
+        Sequences for which the pool has too few pages are removed from `inputs` and `found`.
+        """
         batch = None
         while inputs and batch is None:
             try:

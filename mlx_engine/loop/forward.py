@@ -1,6 +1,7 @@
-"""One forward pass outside of a scheduler, and the search for the first non-finite value of a pass.
+"""Run single forward passes without a scheduler, and search for the first non-finite value of a pass.
 
-The search runs when `Backend.bad_rows` has found a row of logits that is not finite.
+Sessions, benchmarks and `Engine.logits` run single passes. The search runs after `Backend.bad_rows` has found a row of
+logits that is not finite.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from mlx_engine.weights.model import Model
 
 
 def forward(model: Model, *parts: SequenceInput) -> Array | None:
-    """Run one forward pass and return logits (R, V) of the wanted tokens, or None if there are none.
+    """Run one forward pass and return logits (R, V) of the R wanted tokens, or None if no token is wanted.
 
-    The new tokens are committed when the pass has run; on a lazy backend, when it has been submitted. A pass that fails
-    or is interrupted leaves every sequence unchanged.
+    The new tokens are then committed to the KV cache. A lazy backend commits them before the device has run the pass.
+    If the pass fails or is interrupted, every sequence is unchanged.
 
     Raises:
         CacheFullError: there are too few pages for the new tokens.
@@ -39,7 +40,7 @@ def forward(model: Model, *parts: SequenceInput) -> Array | None:
 
 def forward_logits(model: Model, *parts: SequenceInput) -> Array:
     """Run one forward pass as `forward` does, with at least one wanted token, and return logits (R, V)."""
-    if all(part.wanted == 0 for part in parts):  # before the tokens are committed
+    if all(part.wanted == 0 for part in parts):  # check this before any token is committed
         raise ValueError("expected a forward pass with wanted tokens, found none")
     return wanted_logits(forward(model, *parts))
 
@@ -56,7 +57,10 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
-    """Check the logits (R, V) of the last R of the tokens `ids`, run from the first one with the default adapter.
+    """Check the logits (R, V) of the last R tokens of `ids`.
+
+    `ids` are all tokens of the sequence, which must have run with the default adapter: if a row is not finite, they are
+    run again to find the origin.
 
     Raises:
         NotFiniteError: a row has NaN or infinities.
@@ -67,17 +71,22 @@ def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
 
 
 def not_finite(model: Model, ids: Sequence[int], row: np.ndarray, adapter: int | None = None) -> NotFiniteError:
-    """Return the error for logits (V,) after the tokens `ids`, with the first value that is not finite.
+    """Search for the first intermediate value that is not finite, and return the error that names this value.
 
-    The tokens are run again from the first one, with every operation in its composed form, and with the adapter of this
-    number, see `KVSequence.adapter`; None is the default.
+    All tokens are run again for the search, with every operation in its composed (unfused) form.
+
+    Args:
+        model: the model.
+        ids: all tokens of the sequence before the logits.
+        row: the logits (V,) that are not finite.
+        adapter: the number of the sequence's adapter, see `KVSequence.adapter`; None is the default adapter.
     """
     verify = "`inspect --verify` checks the file's weights"
     try:
         found = model.first_fault(partial(_run_again, ids, adapter))
-    except DistributedError:  # the ranks can no longer search
+    except DistributedError:  # the connection between the ranks has failed
         raise
-    except Exception as error:  # for example too little memory for the search: the error then names no origin
+    except Exception as error:  # for example too little memory for the search: the NotFiniteError then has no origin
         origin = f"and the search for their origin failed ({type(error).__name__}); {verify}"
         return NotFiniteError(n_tokens=len(ids), found=_text(*_counts(row)), origin=origin)
     if found is None:
@@ -94,7 +103,7 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray, adapter: int |
 
 
 def _run_again(ids: Sequence[int], adapter: int | None, model: Model) -> None:
-    """Run the tokens from the first one, up to the logits of the last one."""
+    """Run all tokens in a new KV cache, and note the logits of the last token as the value "output"."""
     be = model.backend
     with be.session(), np.errstate(all="ignore"):
         kv = model.new_kv(len(ids))
@@ -107,11 +116,11 @@ def _run_again(ids: Sequence[int], adapter: int | None, model: Model) -> None:
 
 
 def _counts(values: np.ndarray) -> tuple[int, int, int]:
-    """Return how many of these values are NaN, how many are NaN or infinite, and their number."""
+    """Return the number of values that are NaN, the number that are NaN or infinite, and the number of all values."""
     return int(np.isnan(values).sum()), int((~np.isfinite(values)).sum()), int(values.size)
 
 
 def _text(n_nan: int, n_bad: int, n_values: int) -> str:
-    """Return a description of the values that are not finite."""
+    """Return a description such as "NaN and infinity (3 of 100 values)", from the numbers that `_counts` returns."""
     kind = "infinity" if n_nan == 0 else "NaN" if n_nan == n_bad else "NaN and infinity"
     return f"{kind} ({n_bad:,} of {n_values:,} values)"

@@ -1,8 +1,8 @@
-"""The model's log-probabilities of tokens, before any sampling option, correct to the last bit of float32.
+"""Log-probabilities of tokens under the model, before any sampling option; and their digest.
 
-The sum of exponentials is float64 in one fixed order (`kernels/cpu/products/sum_exp.py`). The logarithm is computed in
-this module, because the C libraries of two systems may round it differently. So equal logits give equal bits on every
-processor.
+Equal logits give bit-identical log-probabilities on every processor. For this, the sum of exponentials is computed in
+float64 in one fixed order (`kernels/cpu/products/sum_exp.py`). The logarithm is computed by `natural_log` in this
+module, because the C libraries of two systems may round `log` differently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.sampling import largest
 
 _LN2, _SQRT_HALF = 0.6931471805599453, 0.7071067811865476
-# Terms of the series of the logarithm; the first omitted term is below 2**-53 of the sum.
+# The number of terms in the series of `natural_log`; the first omitted term is below 2**-53 of the sum.
 _TERMS = 12
 
 
@@ -30,7 +30,8 @@ class TokenLogprobs:
     Attributes:
         token_id: the token.
         logprob: the natural logarithm of its probability, a float32 value.
-        top: pairs (token id, log-probability), most likely first; of equally likely tokens, the lower id first.
+        top: the most likely tokens as pairs (token id, log-probability), most likely first; of equally likely tokens,
+            the lower id first.
         rank: 1 plus the number of tokens that are more likely; None if it was not asked for.
         allowed: the sum of the probabilities of the tokens that the constraint allowed; None without a constraint.
     """
@@ -69,10 +70,17 @@ def token_logprobs(
 
 
 def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top: float, log_sum: float) -> float:
-    """Return the sum of the probabilities of the tokens of a mask.
+    """Return the sum of the probabilities of the tokens that a mask (V,) allows.
 
-    If most tokens are allowed, the result is 1 minus the sum of the other tokens, with an error of at most 1e-12;
-    otherwise it is exact to float64. `log_sum` is the logarithm of the sum of exp(logits - top).
+    If the mask allows most tokens, the result is computed as 1 minus the sum of the other tokens, with an error of at
+    most 1e-12; otherwise it is exact to float64.
+
+    Args:
+        backend: computes sums of exponentials.
+        logits: (V,).
+        mask: (V,), True for an allowed token.
+        top: the largest logit.
+        log_sum: the logarithm of the sum of exp(logits - top).
     """
     is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
     some = logits[np.flatnonzero(~mask if is_most else mask)]

@@ -1,10 +1,10 @@
-"""Lookup: proposes the tokens that followed the last tokens of a sequence where they occurred before.
+"""N-gram lookup, for speculative decoding: find the last tokens of a sequence in earlier text, propose what followed.
 
-A `Text` is token ids in which earlier occurrences are found: for each pair of neighbouring ids it has a chain of the
-places where the pair occurs, as in LZ77 with hash chains. A search compares the last ids of a sequence with at most
-`CANDIDATES` places, each over at most `LONGEST` ids, so its time is bounded for every text. While the sequence
-continues in the same way as the text, the match becomes longer and no search is needed. A text takes 12 to 16 bytes per
-token.
+A `Text` is a list of token ids with an index. For each pair of neighbouring ids, the index has a chain of the places
+where the pair occurs, as in LZ77 with hash chains. A search compares the last ids of a sequence with at most
+`CANDIDATES` places, over at most `LONGEST` ids each, so its time is bounded for every text. While the sequence
+continues in the same way as the text after the match, the match grows and no search is needed. A text takes 12 to 16
+bytes per token.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import NamedTuple
 
 from mlx_engine.loop import request as loop_request
 
-# The most places that a search compares, in each text, and the most ids of each.
+# The largest number of places that a search compares in each text, and of ids that it compares at each place.
 CANDIDATES, LONGEST = 8, 32
-# The number of ids in a key. A single id predicts the next one badly.
+# The number of ids in a key of the index. A single id would predict the next id badly.
 KEY = 2
-# Buckets of a text: a power of two, at least as many as ids.
+# The smallest number of hash buckets of a text. The number is a power of two, and above the number of ids.
 FEWEST = 64
 _MULTIPLIER = 0x9E3779B1
-# The most ids of other sequences that are kept, and an id that ends each of them.
+# The largest number of ids of ended sequences that are kept, and an id that stands between two of these sequences.
 MOST_OTHERS, END = 1 << 18, -1
 
 
 class Match(NamedTuple):
-    """An earlier occurrence of the last `length` ids of a sequence, which ends before index `end` of a text."""
+    """An earlier occurrence of the last `length` ids of a sequence: `text.ids[end - length : end]`."""
 
     text: Text
     end: int
@@ -36,14 +36,14 @@ class Match(NamedTuple):
 
 
 class Text:
-    """Token ids that grow at their end, and the places of each pair of ids.
+    """A list of token ids, to which ids can be appended, with an index of the places of each pair of ids.
 
     Attributes:
         ids: the ids.
     """
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
-        """Index ids, all at once."""
+        """Make a text with these ids, and index them."""
         self.ids = array("i", ids)
         self._index()
 
@@ -53,7 +53,7 @@ class Text:
         return sum(of.itemsize * len(of) for of in (self.ids, self._before, self._newest))
 
     def append(self, token: int) -> None:
-        """Append an id: constant time, apart from the times when the index doubles."""
+        """Append an id in constant time. If the index is full, make a new one of twice the size."""
         ids = self.ids
         ids.append(token)
         n = len(ids)
@@ -67,10 +67,11 @@ class Text:
             self._newest[bucket] = n
 
     def longest(self, last: Sequence[int]) -> tuple[int, int]:
-        """Return the end and the length of the longest occurrence of the last ids of `last` (at least two ids).
+        """Return the end and the length of the longest occurrence of the last ids of `last` in this text.
 
-        At least one id follows the occurrence. Of several occurrences with the same length, return the last. Return
-        (0, 0) if the last `CANDIDATES` places of the last pair have no occurrence.
+        Only occurrences that another id follows count, because this id is the proposal. Of several occurrences with the
+        same length, return the last one. Return (0, 0) if there is none among the last `CANDIDATES` places in the chain
+        of the last pair. `last` has at least two ids.
         """
         ids, n = self.ids, len(self.ids)
         a, b = last[-2], last[-1]
@@ -86,9 +87,10 @@ class Text:
         return (found, length) if length >= KEY else (0, 0)
 
     def _index(self) -> None:
-        """Make the index of all ids: `_newest[bucket]` is the end of its last pair, `_before[end - 1]` the one before.
+        """Make the index of all ids.
 
-        An end is an index after a pair; -1 stands for none.
+        The end of a pair is the index of the id after it. `_newest[bucket]` is the end of the last pair in a bucket.
+        `_before[end - 1]` is the end of the pair before it in the same bucket. -1 stands for no pair.
         """
         n, size = len(self.ids), FEWEST
         while size < n + 1:
@@ -112,14 +114,14 @@ def _agreeing(ids: Sequence[int], end: int, last: Sequence[int]) -> int:
 
 
 class Lookup:
-    """The drafter of one sequence.
+    """Proposes tokens for one sequence, from its own text and other texts: a `Drafter`.
 
-    The ids of the answer are a text that grows; the prompt and the other texts do not change, and may be shared.
+    The answer is a `Text` of this sequence. The texts of the prompt and of other sequences are shared.
     """
 
     def __init__(self, prompt: Text, others: Sequence[Text] = ()) -> None:
         self._answer, self._prompt = Text(), prompt
-        # In this order, the first of several longest matches is taken.
+        # If several texts have a longest match of the same length, the first text in this list is used.
         self._texts = [self._answer, prompt, *others]
         self._match = Match(self._answer, 0, 0)
 
@@ -132,12 +134,13 @@ class Lookup:
             self._match = Match(text, end + 1, length + 1) if goes_on else self._longest()
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return at most `most` ids that may follow, and how many of the last ids agree with the occurrence."""
+        """Return at most `most` ids that may follow, and the number of last ids that match the earlier occurrence."""
         text, end, length = self._match
         if not length:
             return (), 0
         found = text.ids[end : end + most].tolist()
-        if text is self._answer:  # the occurrence may overlap the end of the answer: it then repeats itself
+        # Near the end of the answer, few ids follow the occurrence: assume that the answer repeats them.
+        if text is self._answer:
             period = len(found)
             found += [found[i % period] for i in range(period, most)]
         return found, min(length, LONGEST)
@@ -161,8 +164,9 @@ class Lookups:
     """Makes the drafters of a scheduler's sequences. Answers of one request share the index of their prompt.
 
     Args:
-        keeps_others: also search sequences that have ended. Then a client can find out from the latency of an answer
-            whether other requests had the same text. So this is only for schedulers whose prefix cache reveals as much.
+        keeps_others: whether to search sequences that have ended, too. A client can then find out from the latency of
+            its answer whether other requests had the same text. So use this only if the scheduler's prefix cache
+            reveals the same.
     """
 
     def __init__(self, *, keeps_others: bool = False) -> None:
@@ -179,11 +183,11 @@ class Lookups:
         return Lookup(texts[0], [*texts[1:], *([] if self._others is None else [self._others])])
 
     def end(self, sequence: loop_request.Sequence) -> None:
-        """Keep the ids of a sequence that has ended, without those that others had before."""
+        """Keep the ids of a sequence that has ended, without its cached prefix, which an earlier sequence had."""
         others = self._others
         if others is None:
             return
         for token in (*sequence.ids[sequence.request.n_cached :], END):
             others.append(token)
-        if len(others.ids) > MOST_OTHERS:  # a new text: drafters have places in the old one
+        if len(others.ids) > MOST_OTHERS:  # make a new text, because drafters refer to places in the old one
             self._others = Text(others.ids[-(MOST_OTHERS // 2) :])

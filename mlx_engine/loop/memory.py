@@ -1,4 +1,4 @@
-"""Estimates: the memory that a KV pool may take, and the bytes that a forward pass reads from memory."""
+"""Choose the size of a KV pool, and estimate the bytes that a forward pass reads from memory."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ SPARE_SHARE = 0.5
 
 
 def spare_bytes(model: Model) -> int:
-    """Return the bytes for a KV pool by default: a share of the free memory of all machines that share the model."""
+    """Return the bytes of a KV pool by default: half of the free memory of the ranks that share the model."""
     return int(model.kv_capacity()[0] * SPARE_SHARE)
 
 
 def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed: int = 0) -> KVPool:
-    """Return a pool for `slots` sequences within `kv_memory` bytes, at most a full context for each.
+    """Return a pool of at most `kv_memory` bytes, and at most a full context for each of `slots` sequences.
 
     Args:
         model: the model.
         slots: the largest number of sequences.
-        kv_memory: bytes; None takes the memory that is available.
-        n_proposed: the largest number of proposed tokens in a pass, for layers with a state.
+        kv_memory: the largest number of bytes; None takes `spare_bytes`.
+        n_proposed: the largest number of proposed tokens in a pass, for layers with a recurrent state.
 
     Raises:
-        OptionError: the memory is too small for one page for each sequence, or more than a rank has free.
+        OptionError: `kv_memory` is too small for a page of each sequence, or larger than the free memory of a rank.
     """
     nbytes = spare_bytes(model) if kv_memory is None else kv_memory
     free, rank = model.kv_capacity()
     if rank is not None and nbytes > free:
-        message = f"kv_memory is {nbytes:,} bytes; the memory of rank {rank} suffices for {free:,}"
+        message = f"kv_memory is {nbytes:,} bytes, but rank {rank} has free memory for only {free:,}"
         raise OptionError(message, option="kv_memory", expected=f"at most {free:,}", found=nbytes)
     most = slots * int(model.config.context_length)
     of_proposed = n_proposed * state_nbytes(model.kv_layers)
@@ -54,10 +54,10 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed:
 
 
 def map_pages(model: Model, pool: KVPool) -> None:
-    """Run one token before the first request, so that the system maps the memory of the pool's first pages.
+    """Run one token before the first request, so that the operating system maps the memory of the pool's first pages.
 
-    The system maps memory in huge pages, when it is first written to. For 10 GiB of keys and values of a 0.6B model the
-    first token maps 0.9 GiB, which took 0.2 s.
+    The operating system maps memory when it is first written to, in huge pages. With a pool of 10 GiB for a 0.6B model,
+    the first token maps 0.9 GiB, because each KV head of each layer has its own part of the pool. This took 0.2 s.
     """
     kv = pool.sequence()
     with model.backend.session():
@@ -67,16 +67,17 @@ def map_pages(model: Model, pool: KVPool) -> None:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes that a pass reads: weights and chosen experts once, and the keys and values of every sequence.
+    """The bytes that passes read from memory: weights and chosen experts, and each sequence's keys and values.
 
-    Counted from sizes, not measured; embedding lookups are neglected.
+    The bytes are computed from sizes, not measured, and do not include embedding lookups.
 
     Attributes:
         weights: bytes of the matrices of the layers and the head, without experts.
-        kv: bytes of keys and values per token, by window; None for layers that attend to every token.
-        experts: bytes of experts, by the share of them that one token uses. For a pass of several tokens the bytes are
-            an expected value.
-        state: bytes of a sequence's state, which a pass reads and writes.
+        kv: for each attention window, the bytes of one token's keys and values in all layers with this window; the
+            window None stands for layers that attend to every token.
+        experts: bytes of all experts of the layers, by the share of a layer's experts that one token uses. The number
+            of different experts that a pass of several tokens reads is an expected value.
+        state: bytes of a sequence's recurrent state, which a pass reads and writes; 0 without one.
     """
 
     weights: float
@@ -86,7 +87,7 @@ class Traffic:
 
     @classmethod
     def of(cls, model: Model, pool: KVPool) -> Traffic:
-        """Return the traffic of a model's passes, with keys and values as float32."""
+        """Return the traffic of a model's passes, with the keys and values of a pool."""
         parts = [part for value in vars(model).values() for part in parts_of(value, (Linear, Experts))]
         mixtures = [part for part in parts if isinstance(part, Experts)]
         dense = [part for part in parts if isinstance(part, Linear)] + [
@@ -100,7 +101,7 @@ class Traffic:
         return cls(sum(map(nbytes_of, found.values())), kv, experts, pool.states.nbytes_each)
 
     def nbytes(self, parts: Iterable[ScheduledChunk]) -> float:
-        """Return the bytes of one pass, from its chunks after the pass has been committed."""
+        """Return the bytes that one pass has read, from its chunks. Call this after the pass has been committed."""
         lengths = [(part.sequence.kv.length, part.n) for part in parts]
         n_tokens = sum(n for _, n in lengths)
         experts = sum(nbytes * share_read(share, n_tokens) for share, nbytes in self.experts.items())
@@ -116,7 +117,10 @@ class Traffic:
 
 
 def linears(value: Any) -> list[Linear]:
-    """Return all linear layers in an attribute of a model; layers of experts only if each expert has its own matrix."""
+    """Return all linear layers in an attribute of a model.
+
+    Matrices of experts are included only if each expert has a matrix of its own.
+    """
     return parts_of(value, (Linear,))
 
 

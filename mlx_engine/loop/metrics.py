@@ -1,9 +1,9 @@
-"""Metrics of a run: times of forward passes, and the rates computed from them. The clock is a parameter.
+"""Metrics of a run: times of its forward passes, and the rates computed from them.
 
-A pass ends when its token's id is on the host. The first pass is prefill, in any number of chunks; it does not count in
-the decode rate. A metric that cannot be computed is None, printed as a dash.
+A pass here is all work for one new token, and ends when the token's id is on the host. The first one is the prefill, in
+any number of chunks; it does not count in the decode rate. A metric that cannot be computed is None, printed as a dash.
 
-Time that the caller spends between two ids does not count, unless the device works meanwhile: see `PassTimer`.
+Time that the caller spends between two tokens counts only if the device computes meanwhile: see `PassTimer`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# If the host waits for an id for at most this many seconds, the id counts as already computed.
+# If the host waits at most this many seconds for an id, the id is assumed to have been ready before.
 AT_ONCE = 1e-4
 
 
@@ -24,11 +24,12 @@ class Metrics:
     """The times of one run, in seconds.
 
     Attributes:
+        clock: returns the time in seconds.
         passes: the time of each pass, in order.
-        shares: this run's part of the time of each pass; smaller than the whole if other runs shared the pass.
-        sampling: the time of each choice of a token, which is part of its pass; empty if the device chooses.
+        shares: this run's part of the time of each pass: less than the time in `passes` if other runs shared the pass.
+        sampling: the time of choosing each token, which is part of its pass; empty if a lazy backend's device chooses.
         phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
-        n_more: tokens that passes gave in addition to their first one, because proposed tokens were right.
+        n_more: number of tokens that passes gave in addition to their first one, because proposed tokens were right.
     """
 
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
@@ -41,9 +42,14 @@ class Metrics:
     def record_pass(
         self, seconds: float, *, share: float | None = None, sampling: float | None = None, n_tokens: int = 1
     ) -> None:
-        """Record a pass that took `seconds` and gave `n_tokens`.
+        """Record a pass that took `seconds` and gave `n_tokens` tokens.
 
-        If other runs shared the pass, `share` is this run's part of the seconds; the shares of all runs add up to them.
+        Args:
+            seconds: the time of the pass.
+            share: this run's part of `seconds` if other runs shared the pass; None for all of it. The shares of all
+                runs add up to `seconds`.
+            sampling: the part of `seconds` in which the token was chosen; None if it was not measured.
+            n_tokens: number of new tokens: more than 1 if proposed tokens were right.
         """
         self.n_more += n_tokens - 1
         self.passes.append(seconds)
@@ -111,7 +117,7 @@ def _number(value: float | None) -> str:
 
 
 class PassTimer:
-    """Measures passes that follow each other on one device. The clock is a parameter."""
+    """Measures passes on a lazy backend, where the host submits the next pass before it waits for the last one."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -125,11 +131,14 @@ class PassTimer:
     def interval(self, resumed: float, asked: float) -> float:
         """Return the seconds of the pass that ends now, on a device that starts each pass when the previous one ends.
 
-        The interval begins at the end of the previous pass. The caller's code ran until `resumed`, and the host asked
-        for the id at `asked`. If the host had to wait for the id, the device was busy all the time, and the pass took
-        the whole interval. If not, a slow caller may have left the device idle; then the pass is assumed to take as
-        long as the last pass that the host waited for, but at least the time since `resumed`. So a slow caller does not
-        change the decode rate.
+        If the host had to wait for the id of this pass, the device was busy since the end of the previous pass, and the
+        pass took all of this time. Otherwise the device may have been idle while the caller's code ran. The pass is
+        then assumed to have taken as long as the last pass for which the host had to wait, but at least the time since
+        `resumed`. So a slow caller does not change the decode rate.
+
+        Args:
+            resumed: the time when the caller's code, which runs between two steps, returned to the engine.
+            asked: the time when the host began to wait for the id.
         """
         now = self._clock()
         whole, inside = now - (resumed if self._ended is None else self._ended), now - resumed

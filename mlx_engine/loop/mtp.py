@@ -1,9 +1,10 @@
-"""Multi-token prediction: a further layer of the model, trained for it, proposes the tokens after the next one.
+"""Speculative decoding with multi-token prediction (MTP): an extra layer of the model proposes the next tokens.
 
-The layer reads a token and the model's hidden state of the token before. The layer has a pool for its own keys and
-values of the last tokens of a sequence: at most `READ` tokens of a prompt, and the tokens of an answer that the layer
-has read without a gap. Fewer tokens make proposals worse, never answers. To propose several tokens at once, the layer
-reads its own hidden state and the token that it has proposed; the keys and values of these tokens are rolled back.
+The MTP layer was trained for this together with the model. Its input is a token and the model's hidden state of the
+token before, and its output predicts the token after. The layer has a KV pool of its own, for the last tokens of each
+sequence: at most `READ` tokens of the prompt, and the tokens of the answer. If tokens are missing there, proposals are
+less often right, but answers do not change. To propose several tokens, the layer reads the token that it has proposed
+and its own hidden state; the keys and values of proposed tokens are rolled back afterwards.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from mlx_engine.loop.speculation import MOST_ROWS, PassCosts
 from mlx_engine.options import MTP
 from mlx_engine.weights.model import ExtraLayer, Model
 
-# The last tokens of a prompt that the layer reads, and the most tokens that are proposed for a sequence at once.
+# The number of last tokens of a prompt that the layer reads, and the largest number of tokens that are proposed for a
+# sequence at once.
 READ, MOST = 256, 3
 
 
 @dataclass(eq=False)
 class _Held:
-    """The keys and values of a sequence in the layer, and the position of the first of them."""
+    """The layer's keys and values of a sequence, and the position of the first token that they have."""
 
     kv: KVSequence
     start: int = 0
 
 
 class NextTokens:
-    """The drafter of all sequences of a scheduler.
+    """Proposes tokens for all sequences of a scheduler, with the MTP layer: a `PassDrafter`.
 
     Attributes:
-        pool: the layer's keys and values.
+        pool: the memory for the layer's keys and values.
     """
 
     name, most, n_hidden = MTP, MOST, READ
@@ -52,7 +54,15 @@ class NextTokens:
         share: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a drafter. `share` is the assumed time of layer and head, divided by the time of a pass."""
+        """Make a drafter.
+
+        Args:
+            model: the model.
+            layer: the model's MTP layer and its head.
+            pool: the memory for the layer's keys and values.
+            share: the assumed time of layer and head, divided by the time of a pass of the model.
+            clock: returns the time in seconds, to measure passes.
+        """
         self.pool, self.share, self._clock = pool, share, clock
         self._backend, self._layer, self.costs = model.backend, layer, PassCosts()
         self._held: dict[Sequence, _Held] = {}
@@ -92,10 +102,13 @@ class NextTokens:
             held.kv.close()
 
     def _next(self, sequence: Sequence) -> tuple[SequenceInput, np.ndarray] | None:
-        """Return the tokens whose hidden states have not been read, and these states; None if there are none."""
+        """Return the tokens that the layer reads next, and the hidden states (n, D) of the tokens before them.
+
+        None if the hidden state before the sequence's last token is missing, or the pool has no room.
+        """
         ids, pieces = sequence.ids, list[np.ndarray]()
         first = end = len(ids) - 1  # the last id has not been run
-        for start, rows in reversed(sequence.hidden):  # those without a gap before the last id
+        for start, rows in reversed(sequence.hidden):  # the states up to the last id, without a gap
             if start + len(rows) != first:
                 break
             pieces.insert(0, rows)
@@ -118,7 +131,18 @@ class NextTokens:
         self, inputs: dict[Sequence, SequenceInput], hidden: Mapping[Sequence, np.ndarray],
         found: dict[Sequence, list[Token]],
     ) -> dict[Sequence, np.ndarray]:  # fmt: skip
-        """Run a pass, append the chosen token to each list, and return the hidden state (1, D) of each sequence."""
+        """Run a pass of the layer, append the chosen tokens to `found`, and return the layer's new hidden states.
+
+        Sequences for which the pool has too few pages are removed from `inputs` and `found`.
+
+        Args:
+            inputs: the tokens of each sequence.
+            hidden: for each sequence the hidden states (n, D) of the tokens before them.
+            found: for each sequence the list of its proposed tokens so far.
+
+        Returns:
+            For each sequence the layer's hidden state (1, D) of its last token.
+        """
         batch = None
         while inputs and batch is None:
             try:
@@ -127,7 +151,7 @@ class NextTokens:
                 last, _ = inputs.popitem()
                 if not found.get(last, True):
                     del found[last]
-                    self.release(last)  # it begins again with later tokens
+                    self.release(last)  # the next call of `propose` begins with later tokens of the sequence
         if batch is None:
             return {}
         be, began, asking = self._backend, self._clock(), list(inputs)

@@ -1,6 +1,7 @@
-"""The output of one run: its tokens, the text that they decode to, and how it ended.
+"""The output of one answer: its tokens, their decoded text, and the reason for its end.
 
-Text that may be the beginning of a stop string is held back until later text shows whether it is one.
+The scheduler appends each new token to an `Output`. Text that may be the beginning of a stop string is held back until
+later text shows whether it is the stop string.
 """
 
 from __future__ import annotations
@@ -19,24 +20,21 @@ FinishReason = Literal["stop", "length", "timeout"]
 
 
 class TextDecoder(Protocol):
-    """Decodes ids to text; returns complete characters only.
-
-    `marks` are the indices of the characters at which the texts of control tokens begin.
-    """
+    """Decodes token ids to text one by one, and returns complete characters only."""
 
     @property
     def marks(self) -> Sequence[int]:
-        """Return the marks of the text so far."""
+        """The indices in the text so far at which the texts of control tokens begin."""
 
     def add(self, token_id: int) -> str:
-        """Return the text that is complete after this token."""
+        """Return the new text that has become complete with this token."""
 
     def finish(self) -> str:
         """Return the rest of the text."""
 
 
 class NoText:
-    """A decoder that returns no text, for benchmarks."""
+    """A decoder that returns no text, for benchmarks and for requests that only read a prompt."""
 
     marks: Sequence[int] = ()
 
@@ -57,11 +55,11 @@ class Output:
 
     Attributes:
         token_ids: the tokens so far, including the end-of-text or stop token.
-        pieces: the text so far, without the end-of-text or stop token and the stop string, as it became complete.
-        logprobs: the log-probabilities of each token, if they were asked for.
-        finish_reason: None while more tokens follow.
-        stop: the stop string or stop token id from the options that ended the output; None if the output ended
-            otherwise.
+        pieces: the text so far, in the pieces in which it became complete; without the text of an end-of-text or stop
+            token, and without the stop string.
+        logprobs: the log-probabilities of each token; None if the options do not ask for them.
+        finish_reason: why the output has ended; None while more tokens follow.
+        stop: the stop string or the stop token id that ended the output; None if neither did.
         has_end_token: whether the last token is an end-of-text or stop token, which has no text.
         max_tokens: the largest number of tokens.
     """
@@ -85,13 +83,19 @@ class Output:
 
     @property
     def marks(self) -> Sequence[int]:
-        """The indices of characters, also in text that is held back, at which the texts of control tokens begin."""
+        """The indices, in the text including held-back text, at which the texts of control tokens begin."""
         return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
-        """Append a token that a sampler has chosen, and the log-probabilities of `n_logprobs` alternatives.
+        """Append the token that a sampler has chosen last.
 
-        If no token is wanted, the output ends without it.
+        If the output's token limit is 0, the output ends without the token.
+
+        Args:
+            token: the token id.
+            sampler: the sequence's sampler, which computes log-probabilities.
+            n_logprobs: the number of most likely tokens to list with the token's log-probability; None for no list and
+                no log-probability.
         """
         if not self.max_tokens:
             self.end("length")
@@ -114,14 +118,14 @@ class Output:
             self._log(token, piece, sampler.probability())
 
     def end(self, reason: FinishReason) -> None:
-        """End the output with a reason, before the token limit, unless it has already ended."""
+        """End the output with this reason. Do nothing if the output has already ended."""
         if self.finish_reason is None:
             self.finish_reason = reason
             if piece := self._rest():
                 self.pieces.append(piece)
 
     def _rest(self) -> str:
-        """Return the text that was held back until the end."""
+        """Return the text that was held back, at the end of the output."""
         piece = self._stops.add(self._text.finish()) + self._stops.finish()
         # An incomplete character at the end becomes U+FFFD, which may complete a stop string.
         if self._stops.found:
@@ -139,8 +143,8 @@ class Output:
 class StopStrings:
     """Ends a stream of text before the first complete stop string, which may span several pieces.
 
-    If several stop strings end at the same character, the longest counts. Each character of the stream takes constant
-    time per stop string, whatever its length. `found` is the stop string that ended the stream, or None.
+    If several stop strings end at the same character, the longest one counts. The time per character of the stream does
+    not depend on the length of the stop strings. `found` is the stop string that ended the stream, or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -164,7 +168,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return the text that was held back and is not a stop string."""
+        """Return the text that is still held back, at the end of the stream: it is no complete stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -185,7 +189,7 @@ class _Matcher:
             self._shorter[i] = self._after(self._shorter[i - 1], text[i])
 
     def read(self, piece: str) -> int | None:
-        """Read a piece; return the index after the first match in the piece, None if there is no match."""
+        """Read a piece; return the index in the piece after the end of the first match, or None without a match."""
         for i, character in enumerate(piece):
             self.n_matched = self._after(self.n_matched, character)
             if self.n_matched == len(self.text):
@@ -193,7 +197,7 @@ class _Matcher:
         return None
 
     def _after(self, n: int, character: str) -> int:
-        """Return the length of the matched prefix after one more character, given a match of n characters."""
+        """Return the length of the matched prefix after one more character, if n characters matched before."""
         while n and self.text[n] != character:
             n = self._shorter[n - 1]
         return n + (self.text[n] == character)

@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Times:
-    """When a request reached each stage, in seconds of the scheduler's clock; None before."""
+    """The time when a request reached each stage, in seconds of the scheduler's clock; None if it has not yet."""
 
     submitted: float | None = None
     admitted: float | None = None
@@ -43,35 +43,35 @@ class Times:
 class Request:
     """A prompt, and one or more answers to it.
 
-    A request has no reference to its sequences, so the memory of a scheduler is freed at once when it is
-    garbage-collected.
+    A request has no reference to its sequences, which refer to the scheduler's pool. So a caller who keeps a request
+    does not keep the pool's memory in use.
 
     Attributes:
         prompt_ids: the tokens of the prompt.
         prompt_array: the same tokens as an array (T,) int64.
         options: the options of the run.
         outputs: the output of each answer. The answers share one prefill.
-        matcher: the constraint of the answers, at their start; None without one.
+        matcher: the state of the constraint at the start of an answer; None without a constraint.
         output: the output of the first answer.
-        reader: reads rows of the prompt's logits or hidden states; None for a request that only generates.
-        is_hidden: whether its passes return hidden states in place of logits: it generates nothing.
+        reader: reads rows of the prompt's logits or hidden states; None for a request that only generates tokens.
+        is_hidden: whether the request's passes return hidden states in place of logits. If so, it generates no tokens.
         metrics: the times of the passes of the first answer.
         times: when the request reached each stage.
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
-        n_cached: tokens of the prompt that were taken from the prefix cache.
-        n_from_disk: how many of these were read from files.
-        n_prefilled: tokens of the prompt that are in the KV cache, including those from the prefix cache.
+        n_cached: number of tokens of the prompt that were taken from the prefix cache.
+        n_from_disk: number of these cached tokens that were read from files.
+        n_prefilled: number of tokens of the prompt that are in the KV cache, including those from the prefix cache.
         n_steps: number of passes that computed tokens of this request.
         n_rows: number of tokens of all requests in these passes.
         n_bytes: bytes of weights, keys and values that these passes read, if the scheduler counts them.
-        decode_bytes: bytes of the passes after the first token.
-        decode_seconds: the time of the passes after the first token.
-        predicted_ids: the tokens of a text that the answers may repeat, for drafters; empty without one.
-        adapter: the adapter of the answers, see `KVSequence.adapter`.
-        n_proposed: proposed tokens that passes have run.
-        n_accepted: proposed tokens that were accepted.
+        decode_bytes: the part of `n_bytes` that the passes after the first new token have read.
+        decode_seconds: the time of the passes after the first new token.
+        predicted_ids: the tokens of a text that the answers may repeat (the option `prediction`), for drafters.
+        adapter: the number of the adapter for the answers, see `KVSequence.adapter`.
+        n_proposed: number of proposed tokens that passes have run.
+        n_accepted: number of proposed tokens that were accepted.
         drafters: for each drafter that has proposed tokens, the numbers of proposed and of accepted tokens.
-        n_preemptions: how often a sequence lost its pages to an older request.
+        n_preemptions: number of times that a sequence of this request was preempted, to give its pages to an older one.
         error: the error that ended the request; None if it has not failed.
         number: the order of arrival.
     """
@@ -111,33 +111,39 @@ class Request:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs] | None:
-        """The log-probabilities of the prompt's tokens after the first, as far as it has been run; None for none."""
+        """The log-probabilities of the prompt's tokens after the first, as far as the prompt has been run.
+
+        None if the options do not ask for them.
+        """
         return list(self.reader.tokens) if isinstance(self.reader, PromptLogprobs) else None
 
     @property
     def longest(self) -> int:
-        """The largest number of tokens of one answer that the KV cache holds: all but the last new token."""
+        """The largest number of tokens of prompt and answer that the KV cache holds for one answer.
+
+        The last new token is not included, because no pass runs it.
+        """
         return len(self.prompt_ids) + max(1, *(output.max_tokens for output in self.outputs)) - 1
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A sequence that is being generated: its tokens continue a request's prompt and become one of its outputs.
+    """One answer to a request while it is being computed: the prompt's tokens and the tokens chosen so far.
 
     Attributes:
         request: the request.
-        output: the output of the request that gets the tokens.
+        output: the output of the request to which the sequence's new tokens are appended.
         kv: the KV cache.
         sampler: chooses the tokens.
-        unread: the tokens that no pass has run yet. The last one may be a token that the device has not computed yet.
+        unread: the tokens that no pass has run yet. On a lazy backend, the device may still be computing the last one.
         index: the index of `output` among the outputs of the request.
-        parallel: the samplers of the other outputs of the request (parallel samples), until the prompt has been run
-            and they become sequences of their own.
+        parallel: the samplers of the request's other outputs (parallel samples). After the pass with the last token of
+            the prompt, each of them becomes a sequence of its own.
         seconds: the time of the passes since the last token.
         share: this sequence's part of `seconds`.
-        draft: the sequence's drafter, and how often its proposals were right; None before the first proposal.
-        hidden: for a drafter that reads hidden states, those of the last tokens that passes have run. Each item is the
-            position of the first token, and rows (n, D).
+        draft: the state of speculation in this sequence; None before the first proposal.
+        hidden: the hidden states of the last tokens, for a drafter that reads them. Each item is the position of its
+            first token, and the hidden states (n, D) of n tokens.
     """
 
     request: Request
@@ -154,7 +160,7 @@ class Sequence:
 
     @classmethod
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
-        """Return the first sequence of a request, with the samplers of the others."""
+        """Return the first sequence of a request, which also has the samplers of the request's other outputs."""
         prompt = request.prompt_ids
         logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(
             INFO
@@ -175,18 +181,19 @@ class Sequence:
         return [*self.request.prompt_ids, *self.output.token_ids]
 
     def arrival(self) -> tuple[int, int]:
-        """Return the key of the order of arrival."""
+        """Return a key that sorts sequences by the arrival of their requests."""
         return self.request.number, self.index
 
     def n_pages(self, n: int) -> int:
-        """Return the number of pages that the KV cache needs for n more tokens."""
+        """Return the number of new pages that the KV cache needs for n more tokens, in a group without a window."""
         page, length = self.kv.pool.page, self.kv.length + self.kv.pending
         return -(-(length + n) // page) - -(-length // page)
 
     def chunk(self, budget: int, most_rows: int | None = None) -> ScheduledChunk:
         """Return a chunk of the first unread tokens, at most `budget`, for a pass.
 
-        `most_rows` bounds the number of logits that the request's reader gets; it does not bound the choice of a token.
+        `most_rows` bounds the number of rows that the pass computes for the request's reader. The row from which the
+        next token is chosen is not counted.
         """
         n, reader, request = min(len(self.unread), budget), self.request.reader, self.request
         first = self.kv.length + self.kv.pending
@@ -198,12 +205,12 @@ class Sequence:
         return ScheduledChunk(self, n, samplers, n_wanted=max(n_read, int(ends)), n_read=n_read, first=first)
 
     def fork(self, sampler: Sampler, token: int) -> Sequence:
-        """Return the sequence of the next output, which shares the prompt and continues with another token."""
+        """Return the sequence of another output, which shares the prompt's pages and begins with `token`."""
         index = sampler.choice
         return Sequence(self.request, self.request.outputs[index], self.kv.fork(), sampler, [token], index)
 
     def rewind(self) -> None:
-        """Free all pages; the tokens so far are unread again."""
+        """Free all pages, and mark all tokens so far as unread, so that they are run again."""
         self.kv.close()
         self.unread = list(self.ids)
 
@@ -214,22 +221,22 @@ class ScheduledChunk:
 
     Attributes:
         sequence: the sequence.
-        n: the number of tokens in the chunk: unread ones, then proposed ones. When the choices are known, proposed
-            tokens that were not chosen no longer count.
+        n: the number of tokens in the chunk: unread tokens, then proposed ones. After the choice, rejected proposals
+            are subtracted.
         samplers: the samplers that choose a token from the logits of the chunk's last token. The first one is the
             sequence's own. Empty if the sequence has more unread tokens after the chunk.
-        row: the index of the last token's row among the rows of the pass, if this row is wanted.
-        n_wanted: the number of last tokens whose logits or hidden states the pass returns.
+        row: the index of the last token's row among the rows (of logits or hidden states) that the pass returns. With
+            proposed tokens, the index of the unread token's row.
+        n_wanted: the number of last tokens of the chunk for which the pass returns a row.
         n_read: the number of last tokens whose rows the request's reader gets.
         first: the position of the chunk's first token.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
-        proposed: the tokens that a drafter proposes after the unread one. The row of each is wanted, and `row` is the
-            row of the unread token.
+        proposed: the tokens that a drafter proposes after the unread token. The pass returns a row for each of them.
         drafter: the name of the drafter.
         hidden: the hidden states (n, D) of the tokens, if a drafter reads them.
-        logits: the logits of the pass if tokens are proposed, because the choices after the first are made when the
-            pass is settled.
+        logits: the logits of the pass if tokens are proposed. They are kept because all tokens but the first are chosen
+            after the pass has been settled.
     """
 
     sequence: Sequence

@@ -1,8 +1,9 @@
-"""Readers of a prompt's rows. A row is the logits or the hidden state of one token of the prompt.
+"""Readers of a prompt's rows, for log-probabilities of a prompt, embeddings and reranking.
 
-A pass computes the rows of one chunk of the prompt. A reader gets the rows that it needs one at a time, in the order of
-positions, so that its sums do not depend on the chunks or on the batch. The rows of a prompt are not kept: for 8,192
-tokens and a vocabulary of 150,000 they would take 5 GB.
+A row is the logits or the hidden state of one token of the prompt. A pass computes the rows of one chunk of the prompt.
+A reader gets the rows that it needs one at a time, in the order of positions, so that its sums do not depend on the
+chunks or on the batch. Rows are dropped after they have been read: all rows of 8,192 tokens and a vocabulary of 150,000
+would take 5 GB.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.loop.logprobs import TokenLogprobs, token_logprobs
 
-# The largest number of bytes of logits that one pass keeps for readers.
+# The largest number of bytes of logits that one pass computes for readers.
 MOST_BYTES = 1 << 26
 
 
@@ -37,7 +38,10 @@ class RowReader(ABC):
         self.start, self.end = start, end
 
     def n_wanted(self, first: int, n: int) -> int:
-        """Return k if the reader needs the last k rows of a chunk: n tokens from position `first` on."""
+        """Return how many of the last rows of a chunk must be computed for the reader.
+
+        The chunk has n tokens, from position `first` on.
+        """
         at = max(first, self.start)
         return first + n - at if at < min(self.end, first + n) else 0
 
@@ -54,7 +58,7 @@ class RowReader(ABC):
 
 
 class PromptLogprobs(RowReader):
-    """The log-probability of each token of a prompt after the first, and the `n_top` most likely tokens at its place.
+    """Computes the log-probability of each token of a prompt after the first, and the `n_top` most likely tokens there.
 
     Attributes:
         tokens: the tokens that have been read so far, from the second token of the prompt on.
@@ -72,10 +76,10 @@ class PromptLogprobs(RowReader):
 
 
 class LastLogits(RowReader):
-    """The logits of some tokens after a whole prompt.
+    """Keeps the logits of some tokens after a whole prompt.
 
     Attributes:
-        values: float64, in the order of the tokens; empty before the prompt has been run.
+        values: the logits, in the order of the tokens; empty before the prompt has been run.
     """
 
     def __init__(self, n_prompt: int, token_ids: Sequence[int]) -> None:
@@ -89,9 +93,9 @@ class LastLogits(RowReader):
 
 
 class PooledHidden(RowReader):
-    """The hidden states of a prompt as one vector: of the last token, of the first ("cls"), or the mean of all.
+    """Computes one vector from a prompt's hidden states: that of the last or of the first token ("cls"), or the mean.
 
-    The mean is a sum in float64 in the order of positions.
+    The mean is computed as a float64 sum in the order of positions.
     """
 
     kind = "hidden"

@@ -1,16 +1,18 @@
-"""The model runner: submits and settles forward passes in order, each with the choice of the tokens that follow.
+"""The model runner: runs the forward passes that the scheduler asks for, and chooses the next tokens from their logits.
 
-A pass runs unread tokens of one or more sequences, in two steps. Submitting a pass computes its batch; on a lazy
-backend it only hands the batch to the device. Settling a pass waits until the chosen tokens are on the host, and
-commits the tokens that were run to the KV cache. An eager backend settles each pass at once. On a lazy backend the next
-pass is submitted before the last one is settled, so that the device computes while the host works. With N pipeline
-stages, N passes are submitted before the first is settled. The tokens of these passes are chosen when the passes are
-settled, so the passes run different sequences, or later tokens of a prompt.
+A pass runs unread tokens of one or more sequences, in two steps. Submitting a pass computes its batch and chooses the
+next tokens; on a lazy backend (MLX), it only hands this work to the device. Settling a pass waits until the chosen
+tokens are on the host, and commits the tokens that were run to the KV cache. An eager backend settles each pass at
+once. On a lazy backend, the next pass is submitted before the last one is settled, so that the device computes while
+the host works. With N pipeline stages, N passes are submitted before the first one is settled. The tokens of such a
+pass are chosen when it is settled. So passes that are submitted at the same time run different sequences, or successive
+chunks of one prompt.
 
-The mask of a constraint depends on the previous token. So if a sequence in a pass has a constraint and its last token
-is not settled, the pass is submitted without a choice. Its tokens are chosen when the previous pass is settled; the
-device runs the pass meanwhile. An eager backend computes masks in a thread, while the next pass runs; a greedy choice
-without log-probabilities is checked first, and needs a mask only if the constraint does not allow it.
+The mask of a constraint depends on the previous token. So if a sequence has a constraint, and its last token is not
+settled, its next pass is submitted without choosing tokens. While the device runs this pass, the host settles the
+previous pass, and then chooses the tokens. An eager backend computes masks in a thread, while the next pass runs. If a
+request is greedy and has no log-probabilities, the eager backend first chooses without a mask, and computes the mask
+only if the constraint does not allow the chosen token.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ class PassOutput(NamedTuple):
     """The results of the passes that a step has settled.
 
     Attributes:
-        chunks: the chunks whose passes have ended.
-        chosen: the chunks for which tokens were chosen, and the tokens, one per sampler.
-        failed: the chunks for which no token could be chosen, because their logits are not finite or their constraint
-            allows no token; their sequences cannot continue.
+        chunks: the chunks of the settled passes.
+        chosen: the chunks for which tokens were chosen, each with these tokens, one per sampler.
+        failed: the chunks for which no token could be chosen, each with the error: its logits are not finite, its
+            constraint allows no token, or a processor has failed.
         seconds: the time of these passes.
-        sampling: the part of `seconds` that chose tokens; None if it was not measured.
+        sampling: the part of `seconds` in which tokens were chosen; None if it was not measured.
     """
 
     chunks: abc.Sequence[ScheduledChunk] = ()
@@ -71,9 +73,9 @@ class _Pass:
         chunks: the chunks of the pass, without those that were dropped.
         n_rows: the number of rows of the logits or hidden states.
         started: the time when the pass was submitted.
-        reply: returns the logits, if no tokens have been chosen from them yet. With pipeline stages, the call waits for
-            the logits.
-        check: the logits that tokens were chosen from and the sums of their rows: see `Backend.bad_rows`.
+        reply: a function that returns the logits, for a pass whose tokens are chosen when it is settled; None when they
+            have been chosen. With pipeline stages, the function waits for the logits.
+        check: the logits from which tokens were chosen, and the sums of their rows, for `Backend.bad_rows`.
         rows: the logits or hidden states, if readers of requests get some of these rows.
         sampling: the time of choosing tokens; None if it was not measured.
     """
@@ -92,15 +94,16 @@ class ModelRunner:
     """Submits and settles the passes of one model.
 
     Attributes:
-        overlaps: whether a pass is submitted before the tokens of the last one are on the host.
-        depth: the largest number of passes that are submitted and not settled.
+        overlaps: whether a pass is submitted before the tokens of the last pass are on the host.
+        depth: the largest number of passes that are in flight (submitted, but not settled).
         n_hidden: the number of last tokens of a sequence whose hidden states are kept for a drafter that reads them.
-        n_batches: the number of passes with different sequences that are in flight: one for each pipeline stage.
+        n_batches: the number of groups into which the scheduler divides the running sequences, so that each of the
+            passes in flight runs another group: one for each pipeline stage.
 
     Args:
         model: the model.
         overlap: submit a pass before the last one is settled, if the backend is lazy and not profiled.
-        clock: read for the times of passes; no decision depends on it.
+        clock: returns the time in seconds, to measure passes; no decision depends on it.
     """
 
     def __init__(self, model: Model, *, overlap: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -122,22 +125,22 @@ class ModelRunner:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The sequences of passes that are not settled."""
+        """The sequences in passes that are not settled."""
         return list(dict.fromkeys(chunk.sequence for submitted in self._flight for chunk in submitted.chunks))
 
     def n_pending(self, sequence: Sequence) -> int:
-        """Return the number of passes that are not settled and choose a token for a sequence."""
+        """Return the number of passes in flight that choose a token for a sequence."""
         if not self._flight:
             return 0
         chunks = (chunk for submitted in self._flight for chunk in submitted.chunks)
         return sum(chunk.sequence is sequence and bool(chunk.samplers) for chunk in chunks)
 
     def step(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> PassOutput:
-        """Submit the pass that `schedule` returns, and settle the oldest one.
+        """Submit passes until `depth` passes are in flight, then settle the oldest one and return its results.
 
-        `schedule` is called until `depth` passes are in flight. If it returns no chunks, no pass is submitted. A step
-        that fails or is interrupted while it submits a pass leaves the sequences of this pass unchanged; a step that is
-        interrupted while it settles a pass can be repeated.
+        `schedule` returns the chunks of the next pass, or no chunks if no pass can be submitted now. If a step fails or
+        is interrupted while it submits a pass, the sequences of this pass are unchanged. If a step is interrupted while
+        it settles a pass, it can be repeated.
 
         Raises:
             CacheFullError: there are too few pages for the new tokens, and no pass was left to settle.
@@ -156,7 +159,7 @@ class ModelRunner:
         return PassOutput([*read, *oldest.chunks], chosen, failed, seconds, oldest.sampling)
 
     def drop(self, sequence: Sequence) -> None:
-        """Remove a sequence from all passes that are not settled, and roll back its pending tokens."""
+        """Remove a sequence from all passes in flight, and roll back its pending tokens."""
         if not self._flight:
             return
         for submitted in reversed(self._flight):
@@ -168,9 +171,10 @@ class ModelRunner:
         self._flight = deque(submitted for submitted in self._flight if submitted.chunks)
 
     def choose_next(self, chunk: ScheduledChunk, i: int) -> int | None:
-        """Return the token after the i-th proposed token of a settled chunk, which has been chosen.
+        """Choose and return the token after the first i proposed tokens of a settled chunk.
 
-        None if the logits are not finite: the next pass computes them again, and fails.
+        These i proposed tokens have been accepted. Return None if the logits are not finite: the next pass will compute
+        them again, and fail.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -187,7 +191,7 @@ class ModelRunner:
         return token
 
     def keep(self, chunk: ScheduledChunk, n: int, token: int) -> None:
-        """Commit the unread token of a settled chunk and the first n proposed ones; `token` is the next unread one."""
+        """Commit the unread token and the first n proposed tokens of a settled chunk; `token` becomes unread."""
         sequence = chunk.sequence
         sequence.kv.roll_back(chunk.n - 1 - n)
         sequence.kv.commit(1 + n)
@@ -196,16 +200,20 @@ class ModelRunner:
             self._keep_hidden(chunk, chunk.hidden)
 
     def idle(self) -> None:
-        """Signal that there is no work, so that other ranks may sleep until the next pass."""
+        """Tell the other ranks that there is no work, so that they may sleep until the next pass."""
         self._model.idle()
 
     def _submit_all(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> list[ScheduledChunk]:
-        """Submit up to `depth` passes. Stop after a pass that chooses no token, and return its chunks."""
+        """Submit passes until `depth` passes are in flight.
+
+        After a pass that returns no rows, because it only reads a part of a prompt, stop and return its chunks: it is
+        settled at once.
+        """
         while len(self._flight) < self.depth:
             try:
                 chunks = schedule()
                 submitted = self._submit(list(chunks)) if chunks else None
-            except Exception:  # the next step submits the pass again; it raises the error if no pass is left to settle
+            except Exception:  # if passes are in flight, settle them first; the next step submits this pass again
                 if not self._flight:
                     raise
                 return []
@@ -222,10 +230,11 @@ class ModelRunner:
         return []
 
     def _submit(self, chunks: list[ScheduledChunk]) -> _Pass:
-        """Begin a pass. Choose its tokens, except with pipeline stages or if the choice waits for a mask."""
+        """Submit a pass, and choose its tokens. With pipeline stages, or if a mask is missing, choose them later."""
         model, profiler = self._model, self._model.backend.profiler
         if self._last_had_no_choice and not model.is_shared:
-            # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
+            # A lazy backend would otherwise keep the graphs of all chunks of a prompt in memory until the last chunk is
+            # evaluated.
             model.backend.wait(chunks[0].sequence.kv.pool.stores.arrays)
             self._last_had_no_choice = False
         start, inputs, n_rows = self._clock(), [], 0
@@ -272,12 +281,12 @@ class ModelRunner:
         return submitted
 
     def _keeps_hidden(self, chunk: ScheduledChunk) -> bool:
-        """Return whether a chunk has hidden states that a drafter may read: at the end of a prompt, or in an answer."""
+        """Return whether a drafter may read a chunk's hidden states: of an answer, or of a prompt's last tokens."""
         request = chunk.sequence.request
         return not request.is_hidden and chunk.first + chunk.n > len(request.prompt_ids) - self.n_hidden
 
     def _keep_hidden(self, chunk: ScheduledChunk, rows: Array) -> None:
-        """Keep the hidden states of a chunk's committed tokens, without those that are too far from the last one."""
+        """Keep the hidden states of a chunk's committed tokens; drop those that are too far from the last token."""
         kept, end = chunk.sequence.hidden, chunk.first + chunk.n
         kept.append((chunk.first, self._model.backend.host(rows)[: chunk.n]))
         chunk.hidden = None
@@ -300,9 +309,9 @@ class ModelRunner:
             ]
 
     def _choose(self, submitted: _Pass, rows: Array) -> None:
-        """Choose the tokens of a pass from its rows, and keep the rows that readers get until the pass is settled.
+        """Choose the tokens of a pass from its rows of logits. If this fails, no sampler has changed.
 
-        No sampler has changed if this fails.
+        If readers get some of the rows, keep the rows until the pass is settled.
         """
         be, start, logits = self._model.backend, self._clock(), rows
         if any(chunk.n_read for chunk in submitted.chunks):
@@ -317,8 +326,8 @@ class ModelRunner:
         sums = be.row_sums(logits)
         submitted.check = logits, sums
         if not be.lazy and be.bad_rows(logits, sums):
-            # These rows fail when the pass is settled. Until then they need some valid token, which logits of NaN do
-            # not give.
+            # The chunks of these rows fail when the pass is settled. Until then they need some valid token, which
+            # cannot be chosen from NaN.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         draws: list[Draw] = []
         for chunk, sampler in pairs:
@@ -339,7 +348,7 @@ class ModelRunner:
             chunk.choices.append(sampler.add(token, logits, row, whole=whole))
             if chunk.proposed:
                 chunk.logits = rows
-        # On a lazy backend the choice is part of the graph: its time cannot be separated from the time of the pass.
+        # On a lazy backend, the choice is part of the pass's graph, so its time cannot be measured separately.
         submitted.sampling = None if be.lazy else self._clock() - start
 
     def _settle(
@@ -347,8 +356,8 @@ class ModelRunner:
     ) -> tuple[list[tuple[ScheduledChunk, list[int]]], list[tuple[ScheduledChunk, EngineError]]]:
         """Wait for the oldest pass and commit its tokens; return the chosen tokens, and the chunks that have failed.
 
-        Chunks that have failed are committed, too: the scheduler drops their sequences. Chunks with proposed tokens are
-        not committed: the scheduler calls `choose_next` and `keep`.
+        Failed chunks are committed, too, which has no effect, because the scheduler drops their sequences. Chunks with
+        proposed tokens are not committed here: the scheduler calls `choose_next` and `keep` for them.
         """
         if submitted.reply is not None:
             self._choose_late(submitted)
@@ -385,7 +394,7 @@ class ModelRunner:
         if constrained:
             self._prepare_masks(constrained)
         if self._flight and self._flight[0].reply is not None and not self._is_staged:
-            # If this fails, the next step repeats it, and the tokens of the settled pass are not lost.
+            # An error here must not lose the tokens of the settled pass. The next step calls this again.
             with suppress(Exception):
                 self._choose_late(self._flight[0])
         return chosen, failed
@@ -411,7 +420,7 @@ class ModelRunner:
         return failed
 
     def _prepare_masks(self, samplers: abc.Sequence[Sampler]) -> None:
-        """Begin to compute the masks of the next tokens."""
+        """Begin to compute the masks of the samplers' next tokens in a thread."""
         if self._process != os.getpid():  # the thread does not exist in a forked process
             self._process, self._masks = os.getpid(), None
         if self._masks is None:
@@ -423,9 +432,15 @@ class ModelRunner:
 def _checked(
     be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], tokens: list[Token]
 ) -> list[Token]:
-    """Choose tokens from logits (R, V). If a constraint does not allow the chosen token, choose again with its mask.
+    """Return the chosen tokens, after choosing again for each row whose constraint does not allow its token.
 
     If a constraint allows no token, its chunk fails.
+
+    Args:
+        be: the backend.
+        logits: (R, V).
+        pairs: the chunk and the sampler of each row.
+        tokens: the token that was chosen for each row, without a mask.
     """
     for row, (chunk, sampler) in enumerate(pairs):
         try:
@@ -440,10 +455,10 @@ def _checked(
 def _edited(
     be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], draws: abc.Sequence[Draw]
 ) -> Array:
-    """Return logits (R, V), in which processors have edited the rows of their samplers.
+    """Return logits (R, V) in which each row has been edited by the processors of its sampler.
 
-    If a processor fails, its row is unchanged, and only its chunk fails. A row that is not finite is unchanged, too;
-    its chunk fails when the pass is settled.
+    If a processor fails, its row is unchanged, and only the chunk of this row fails. A row that is not finite is
+    unchanged, too; its chunk fails when the pass is settled.
     """
     rows = [row for row, (_, sampler) in enumerate(pairs) if sampler.processors is not None]
     edited = np.array(be.host(logits))

@@ -1,6 +1,7 @@
-"""The sampler of a sequence keeps its tokens and its seed, which determine the next choice.
+"""The sampler of a sequence: keeps its tokens, seed and constraint, and chooses the next token with the backend.
 
-A user can pass functions: processors edit the logits of a sequence before each draw, and a sampler chooses the token.
+Users can pass two kinds of functions (`Processors`): a logits processor edits the logits before each choice, and a
+user's sampler function chooses the token itself.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Choice:
         token: the token, as `Backend.embed` accepts it.
         logits: (R, V), the logits of the pass.
         position: the position of the token in the sequence.
-        row: the row of the logits from which the token was chosen.
-        whole: whether all logits of the row are known. If not, only the largest logits are known, which suffice for the
-            choice.
+        row: the index of the row of `logits` from which the token was chosen.
+        whole: whether the row has all logits. If not, another rank has sent only the largest ones, which suffice for
+            the choice.
         mask: which tokens (V,) the constraint allowed; None without a constraint.
     """
 
@@ -49,19 +50,23 @@ class Choice:
 
 
 class Sampler:
-    """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice.
+    """Chooses the tokens of one sequence, in three steps.
 
-    Several samplers may continue one prompt. The random numbers of each depend on its number, `choice`. With
-    `logprobs=False` no log-probabilities are available, because they need all logits. With a `matcher`, the next token
-    can be drawn only when all tokens before it are settled, because its mask depends on them.
+    Pass the result of `draw` to `Backend.choose`. Pass the chosen token to `add`. When the token's id is needed on the
+    host, call `settle`; on a lazy backend, the token is being computed until then.
+
+    Several samplers may continue one prompt. Each has a number, `choice`, on which its random numbers depend. With
+    `logprobs=False`, log-probabilities are not available, because they need all logits. With a `matcher`, the next
+    token can be drawn only after all tokens before it have been settled, because its mask depends on them.
 
     Attributes:
         choice: the number of the sampler among those of its prompt.
-        is_constrained: whether the next token depends on the ids of all tokens before it, by its mask.
-        is_checked: whether the token with the largest logit is chosen first and then compared with the constraint. Most
-            such tokens are allowed, and then no mask is computed. False on a lazy backend, because the id is known only
-            later, and with log-probabilities, because `allowed` needs the mask.
-        processors: the functions of the user that edit logits; None if there are none.
+        is_constrained: whether there is a constraint, so that the mask of the next token depends on all earlier ids.
+        is_checked: whether the token with the largest logit is chosen without a mask, and then compared with the
+            constraint. Usually the constraint allows the token, and no mask has to be computed. False on a lazy
+            backend, because the id is known only later, and with log-probabilities, because `TokenLogprobs.allowed`
+            needs the mask.
+        processors: the user's functions; None if there are none.
     """
 
     def __init__(
@@ -83,16 +88,16 @@ class Sampler:
         self.processors, self.is_constrained = processors, matcher is not None
         is_free = logprobs or processors is not None or not sampling.is_argmax
         self.is_checked = matcher is not None and not is_free and not backend.lazy
-        # The mask of the next token, or the future of a thread that computes it.
+        # The mask of the next token; or the id of this process, and the future of the thread that computes the mask.
         self._matcher = matcher
         self._mask: Mask | None = None
         self._next: tuple[int, Future[Mask]] | None = None
 
     def fork(self, choice: int) -> Sampler:
-        """Return a sampler with the same seed and prompt, for another choice, before any token has been chosen.
+        """Return a sampler with the same seed and prompt, and with the number `choice`.
 
         Raises:
-            ValueError: this sampler has chosen a token.
+            ValueError: this sampler has already chosen a token.
         """
         if len(self._recent) > self._n_prompt:
             n = len(self._recent) - self._n_prompt
@@ -105,21 +110,18 @@ class Sampler:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a constraint allows no token after the settled ones."""
+        """Whether the text of the settled tokens is complete under the constraint, so that no token may follow."""
         return self._matcher is not None and self._matcher.is_complete
 
     @property
     def ids(self) -> list[int]:
-        """The tokens of the prompt and the chosen tokens.
-
-        All are ints except the last ones, if they are not settled.
-        """
+        """The tokens of the prompt and the chosen tokens. Tokens that are not settled may be arrays of the backend."""
         return cast("list[int]", self._recent)
 
     def __call__(self, logits: Array, *, whole: bool = True) -> int:
-        """Choose from logits (1, V), wait until the id is on the host, and return it.
+        """Choose a token from logits (1, V), wait until its id is on the host, and return the id.
 
-        All tokens before must be settled.
+        All earlier tokens must be settled.
         """
         draw = self.draw()
         edited = self.edited(self._backend.host(logits)[0], draw) if self.processors else None
@@ -137,18 +139,23 @@ class Sampler:
         u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self.choice)
         if self._next is not None:
             (process, promised), self._next = self._next, None
-            # The thread does not exist in a forked process.
+            # In a forked process, the thread that would compute the mask does not exist.
             self._mask = promised.result() if process == os.getpid() else None
         if self._mask is None and self._matcher is not None and not self.is_checked:
             self._mask = self._matcher.mask()
         return Draw(self._sampling, self._recent, u, self._n_prompt, self._mask)
 
     def guess(self, ids: Sequence[Token], n_vocabulary: int) -> Draw:
-        """Return the inputs with which a drafter should choose the token after further proposed ids.
+        """Return the inputs with which a drafter should choose the token after the settled tokens and `ids`.
 
-        These are the inputs of the choice itself, with the same random number, but without mask and processors. So two
-        models with nearly the same probabilities choose the same token. Ids from `n_vocabulary` on are left out of
-        penalties and biases, because the drafter has no logits for them.
+        These inputs include the random number with which this sampler will choose the token at the same position, but
+        no mask and no processors. So if the drafter and the model have nearly the same probabilities, both choose the
+        same token. Ids from `n_vocabulary` on, for which the drafter has no logits, are left out of penalties and
+        biases.
+
+        Args:
+            ids: the tokens that the drafter has proposed so far.
+            n_vocabulary: the number of the drafter's logits.
         """
         sampling, n = self._sampling, len(self._recent) + len(ids)
         if any(token >= n_vocabulary for token, _ in sampling.logit_bias):
@@ -157,14 +164,16 @@ class Sampler:
         u = 0.0 if sampling.is_greedy else random_number(self._seed, n, self.choice)
         if sampling.repetition_penalty == 1 and not sampling.has_penalties:
             return Draw(sampling, (), u)
-        # The answer's ids are ints, those that the drafter has just chosen may be tokens of a lazy backend.
+        # The ids of the answer are ints. The proposed tokens may be arrays of a lazy backend.
         new = [token if isinstance(token, int) else self._backend.token_id(token) for token in ids]
         prompt = [token for token in self.ids[: self._n_prompt] if token < n_vocabulary]
         answer = [token for token in (*self.ids[self._n_prompt :], *new) if token < n_vocabulary]
         return Draw(sampling, [*prompt, *answer], u, len(prompt))
 
     def redraw(self, token: Token) -> Draw | None:
-        """Return the inputs for choosing again with the mask if the constraint forbids a checked choice, else None.
+        """Check a token that was chosen without a mask (`is_checked`).
+
+        If the constraint forbids the token, return the inputs for choosing again with the mask. Otherwise return None.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -174,7 +183,7 @@ class Sampler:
         return Draw(self._sampling, self._recent, 0.0, self._n_prompt, self._matcher.mask())
 
     def edited(self, row: np.ndarray, draw: Draw) -> np.ndarray:
-        """Return logits (V,) as the processors return them. All tokens before must be settled.
+        """Return logits (V,) after the processors have edited them. All earlier tokens must be settled.
 
         Raises:
             ProcessorError: a processor has failed.
@@ -182,22 +191,22 @@ class Sampler:
         return row if self.processors is None else self.processors(self.ids, row, draw.mask)
 
     def prepare(self, executor: Executor) -> None:
-        """Begin to compute the mask of the next token in a thread, when all tokens before it are settled."""
+        """Begin to compute the mask of the next token in a thread. All earlier tokens must be settled."""
         if self._matcher is not None and not self.is_checked:
             self._next = os.getpid(), executor.submit(self._matcher.mask)
 
     @property
     def best(self) -> int | None:
-        """How many of the largest logits the choice needs; None for all."""
+        """The number of largest logits that the choice needs; None if it needs all logits."""
         sampling = self._sampling
         if self._logprobs or sampling.repetition_penalty != 1 or sampling.has_penalties or sampling.logit_bias:
             return None
-        if self._matcher is not None or self.processors is not None:  # the constraint may forbid all of the largest
+        if self._matcher is not None or self.processors is not None:  # they may forbid all of the largest logits
             return None
         return 1 if sampling.is_greedy else sampling.top_k
 
     def add(self, token: Token, logits: Array, row: int = 0, *, whole: bool = True) -> Choice:
-        """Append a token that was chosen from a row of logits (R, V), without waiting for its id."""
+        """Append a token that was chosen from row `row` of logits (R, V), without waiting for its id."""
         self._recent.append(token)
         return Choice(token, logits, len(self._recent) - 1, row, whole, self._mask)
 
@@ -213,8 +222,7 @@ class Sampler:
     def logprobs(self, n_top: int = 0) -> TokenLogprobs:
         """Return the log-probabilities of the last settled token and of the `n_top` most likely tokens at its place.
 
-        These are the model's probabilities, before any sampling option and any mask. They are computed here, from the
-        kept logits.
+        These are the model's probabilities, before any sampling option and any mask, computed from the kept logits.
 
         Raises:
             ValueError: no token has been settled, or only the largest logits are known.
@@ -233,17 +241,21 @@ class Sampler:
 
 
 def best_of(samplers: Sequence[Sampler]) -> int | None:
-    """Return the number of largest logits that suffices for all samplers; None for all logits, or without samplers."""
+    """Return the number of largest logits that all samplers together need; None if a sampler needs all logits.
+
+    Without samplers, return None.
+    """
     needs = [sampler.best for sampler in samplers]
     known = [n for n in needs if n is not None]
     return max(known) if known and len(known) == len(needs) else None
 
 
 def random_number(seed: int, position: int, choice: int = 0) -> float:
-    """Return a random number in [0, 1) for one token, which depends on the seed, the token's position and the choice.
+    """Return the random number in [0, 1) for one token, which depends only on seed, position and choice.
 
-    A sequence that is interrupted and computed again, or runs in a batch, gets the same numbers. Each choice of a
-    prompt gets its own numbers; choice 0 gets the numbers of a run with a single choice.
+    So a sequence gets the same numbers if it is preempted and computed again, or runs in a batch. `choice` is the
+    number of the answer among several answers to one prompt. Each answer gets its own numbers; answer 0 gets the
+    numbers of a request with a single answer.
     """
     key = (seed, position, choice) if choice else (seed, position)
     (bits,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
@@ -251,9 +263,10 @@ def random_number(seed: int, position: int, choice: int = 0) -> float:
 
 
 class Processors:
-    """The processors of a run, in order, and the user's sampler.
+    """The user's functions in a run: processors, in order, and a sampler function.
 
-    They are called once for each token of an answer, with the ids of all tokens before it and a copy of its logits.
+    Each function is called once for each token of an answer, with the ids of all earlier tokens and a copy of the
+    logits for this token.
     """
 
     def __init__(self, processors: Sequence[Processor], sampler: Processor | None) -> None:
@@ -261,15 +274,16 @@ class Processors:
 
     @classmethod
     def of(cls, options: Options) -> Processors | None:
-        """Return the processors of a run; None if it has no processor and no sampler."""
+        """Return the functions in the options of a run; None if there are none."""
         has_any = options.processors or options.sampler is not None
         return cls(options.processors, options.sampler) if has_any else None
 
     def __call__(self, ids: Sequence[int], logits: np.ndarray, mask: NDArray[np.bool_] | None = None) -> np.ndarray:
         """Return the logits (V,) from which the token is drawn: the result of the last processor.
 
-        A sampler gets the logits with the mask (V,) of the sequence's constraint applied; in the result only the chosen
-        token has a finite logit. A processor must leave a finite logit for a token that the mask allows.
+        With a sampler function, only the token that this function has chosen has a finite logit in the result. The
+        function gets logits to which the constraint's mask (V,) has been applied. A processor must leave a finite logit
+        for at least one token that the mask allows.
 
         Raises:
             ProcessorError: a function has failed, or has not returned logits or a token.
@@ -298,13 +312,14 @@ def _called(who: str, function: Callable[..., Any], ids: Sequence[int], logits: 
         return function(list(ids), logits)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        # A traceback through this frame would keep the scheduler and its memory alive as long as the error exists.
+        # Remove this frame from the traceback: through its callers, it would keep the scheduler and its memory alive as
+        # long as the error exists.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         raise ProcessorError(f"{who} failed after {len(ids):,} tokens: {reason}") from error
 
 
 def _checked(who: str, returned: Any, shape: tuple[int, ...], mask: NDArray[np.bool_] | None, n: int) -> np.ndarray:
-    """Return what a processor has returned as float32 logits; raise ProcessorError if no token can be drawn from it."""
+    """Return the result of a processor as float32 logits; raise ProcessorError if no token can be drawn from them."""
     expected = f"{who} after {n:,} tokens: expected logits of shape {shape}"
     try:
         logits = np.asarray(returned, dtype=np.float32)

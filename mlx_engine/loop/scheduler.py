@@ -3,14 +3,15 @@
 The scheduler does no input or output. Its decisions depend only on the order of calls. It reads the clock only to
 record the times of requests.
 
-A step runs one forward pass: the next token of every sequence that is being generated, and chunks of prompts. While
-sequences are being generated, a pass has few tokens of prompts, so that no answer waits long for another prompt.
-Requests are admitted in their order of arrival, when slots and pages for their prompts are free. When the pages run
-out, unused prefixes are evicted; then the newest sequence is preempted: it gives its pages back, and is computed again
-later. The tokens of a sequence do not depend on any of this: docs/exactness.md says why.
+A step runs one forward pass. The pass computes the next token of every answer that is being generated, and runs chunks
+of prompts. While answers are being generated, a pass has few tokens of prompts, so that no answer waits long for the
+prompt of another request. Requests are admitted in their order of arrival, when a slot and the pages for their prompt
+are free. When the pages of the KV cache run out, cached prefixes that no sequence uses are evicted. If this is not
+enough, the newest sequence is preempted: its pages are freed, and it is computed again later. The tokens of a sequence
+do not depend on any of this, see docs/exactness.md.
 
-If the pool keeps nothing between passes (`--no-kv`), every sequence is rewound after each of its tokens, so that each
-pass runs whole sequences again. This shows what the KV cache saves.
+Without a KV cache (`--no-kv`), every sequence is rewound after each new token, so that each pass runs whole sequences
+again. The comparison shows how much time the KV cache saves.
 
 With a `Speculation`, a pass may also run proposed next tokens of a sequence: see `speculation.py`.
 """
@@ -38,8 +39,9 @@ from mlx_engine.weights.model import Model
 if TYPE_CHECKING:
     from mlx_engine.loop.speculation import Speculation
 
-# The most tokens of prompts in a pass: BUDGET while no answer is generated, SHARED_BUDGET while one is. SHARED_BUDGET
-# can be small, because on a CPU all passes of 32 or more tokens have the same tokens per second.
+# The largest number of prompt tokens in a pass: BUDGET while no answer is being generated, SHARED_BUDGET while one is.
+# A small SHARED_BUDGET does not make prefill slower: on a CPU, passes of 32 or more tokens all run about as many tokens
+# per second.
 BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
 _INTERRUPTED = "a step of this scheduler was interrupted: make a new scheduler"
 
@@ -48,10 +50,10 @@ class StepOutput(NamedTuple):
     """The result of one step.
 
     Attributes:
-        requests: the requests that got tokens, the requests whose prompt was run further, and those that failed.
+        requests: the requests that got new tokens, those that ran a chunk of their prompt, and those that failed.
         ended: the requests among these that have ended.
-        n_decode: tokens that continued an answer.
-        n_prefill: tokens of prompts.
+        n_decode: number of tokens of answers that the passes ran.
+        n_prefill: number of tokens of prompts that the passes ran.
         seconds: the time of the passes.
         nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
         drafts: for each answer with proposed tokens: the drafter, the number of proposed tokens and the number of
@@ -76,7 +78,7 @@ class Scheduler:
         slots: the largest number of sequences that run at the same time.
         waiting: sequences without a slot, in the order in which they will be admitted.
         running: sequences with a slot, in the order of arrival.
-        speculation: proposes tokens, and counts the accepted ones; None proposes none.
+        speculation: proposes tokens, and counts the accepted ones; None if no tokens are proposed.
         others_answer: whether another scheduler on the same cores is generating answers. Passes of this scheduler then
             have at most `shared_budget` tokens of prompts.
     """
@@ -102,20 +104,21 @@ class Scheduler:
             pool: the memory for keys and values, made for at least `slots` sequences. If it keeps nothing between
                 passes (`kept=False`), each pass runs whole sequences again.
             slots: the largest number of sequences that run at the same time.
-            prefix: where the keys and values of prompts and answers are kept for later requests; None keeps none.
+            prefix: the prefix cache, which keeps the keys and values of prompts and answers for later requests; None
+                keeps none.
             budget: the largest number of prompt tokens in a pass while no answer is being generated.
             shared_budget: the largest number of prompt tokens in a pass while an answer is being generated.
             overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
-            traffic: counts the bytes that passes read; None counts none.
-            speculation: proposes tokens; None proposes none. Without a KV cache no tokens are proposed.
-            clock: read for the times of requests.
+            traffic: computes the bytes that passes read; None does not count them.
+            speculation: proposes tokens; None proposes none. Without a KV cache, it is ignored.
+            clock: returns the time in seconds, for the times of requests and passes.
         """
         if min(slots, budget, shared_budget) < 1:
             raise ValueError(f"expected at least one slot and token, found {slots}, {budget} and {shared_budget}")
         self._model, self._traffic, self._clock = model, traffic, clock
         self.pool, self.prefix, self.slots = pool, prefix, slots
         self._keeps_kv = pool.stores.are_kept
-        # A layer with a window has pages for passes of at most `longest_pass` tokens.
+        # Layers with a window have pages only for passes of at most `longest_pass` tokens of a sequence.
         self._has_windows = any(window is not None for window in pool.windows)
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
@@ -134,15 +137,15 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._failed: list[Request] = []
-        # The sequence that was last refused for lack of pages, until pages are freed.
+        # The waiting sequence that was last refused for lack of pages; None after pages have been freed.
         self._refused: Sequence | None = None
-        # Requests whose streams were dropped, perhaps by a garbage collection within a step.
+        # Requests whose streams were garbage-collected, perhaps during a step. They are cancelled after the step.
         self._left: deque[Request] = deque()
         self._is_stepping = self._is_broken = False
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether there are requests that a step would continue or report."""
         return bool(self.waiting or self.running or self._failed) and not self._is_broken
 
     @property
@@ -154,7 +157,7 @@ class Scheduler:
         """Append a request to the queue.
 
         Raises:
-            ContextLengthError: the request could not be completed even if it had all pages for itself.
+            ContextLengthError: the request needs more pages than the whole pool has.
             ValueError: the request asks for more answers than there are slots, or for several without a KV cache.
             RuntimeError: an earlier step was interrupted.
         """
@@ -186,7 +189,7 @@ class Scheduler:
         self._stamp_end(request)
 
     def leave(self, request: Request) -> None:
-        """Cancel a request at once, or after the step that is running. May be called by the garbage collector."""
+        """Cancel a request now, or after the running step. The garbage collector may call this during a step."""
         self._left.append(request)
         while self._left and not self._is_stepping:
             self.cancel(self._left.popleft())
@@ -194,12 +197,12 @@ class Scheduler:
     def step(self) -> StepOutput:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
 
-        If the submission of a pass fails, the passes in flight are settled and the pass is submitted again. If the
-        submission fails while no pass is in flight, each sequence is run in a pass of its own, and the requests of the
-        sequences whose passes fail end with the error. If a pass fails while it is settled, the requests of all passes
-        in flight end with the error. A request whose logits are not finite also ends with an error. A step that is
-        interrupted (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses further steps, and the
-        caller makes a new scheduler.
+        If the submission of a pass fails, the passes in flight (submitted, but not settled) are settled, and the pass
+        is submitted again. If the submission fails while no pass is in flight, each sequence is run in a pass of its
+        own, and a request ends with the error if its own pass fails. If a pass fails while it is settled, the requests
+        of all passes in flight end with the error. A request whose logits are not finite also ends with an error. After
+        a step has been interrupted (KeyboardInterrupt), the state of the scheduler may be inconsistent. It then refuses
+        further steps, and the caller must make a new scheduler.
 
         Raises:
             RuntimeError: an earlier step was interrupted.
@@ -264,10 +267,10 @@ class Scheduler:
             if n_slots > self.slots or (first is self._refused and self.running):
                 return
             if self._attach_prefix(first) and self.running:
-                first.rewind()  # the running answers get a pass before files are read again
+                first.rewind()  # let the running answers have a pass before the next call reads more files
                 return
             n_pages = sum(one.n_pages(len(one.unread)) for one in (first, *self.running))
-            # Each parallel sample continues in a copy of the prompt's last page.
+            # Each parallel sample (a further answer to the prompt) needs a copy of the prompt's last page.
             if self.running and not self._make_room(n_pages + len(first.parallel)):
                 first.rewind()
                 self._refused = first
@@ -277,16 +280,19 @@ class Scheduler:
                 first.request.times.admitted = self._clock()
 
     def _schedule(self, only: Sequence | None = None) -> list[ScheduledChunk]:
-        """Return the chunks of the next pass, of all sequences or of one, and make room for their pages.
+        """Return the chunks of the next pass, and free the pages that they need.
 
-        While there are too few pages after unused prefixes are evicted, preempt the newest sequence. If passes are in
-        flight, return no chunks instead, because their tokens may end a sequence and so free its pages.
+        First evict unused prefixes. While this is not enough, preempt the newest sequence. But if passes are in flight,
+        return no chunks, because their tokens may end a sequence and so free its pages.
+
+        Args:
+            only: the only sequence in the pass; None for all sequences.
         """
         while True:
             chunks = self._chunks() if only is None else self._chunk_alone(only)
             n_pages = sum(chunk.sequence.n_pages(chunk.n) for chunk in chunks)
-            # Parallel samples begin when the pass with the last token of their prompt has ended. Each of them copies a
-            # page.
+            # When the pass with the last token of a prompt has ended, the prompt's parallel samples become sequences,
+            # and each of them copies a page.
             ends = [chunk.sequence for chunk in chunks if chunk.samplers]
             forked = [one for one in self.running if one.parallel and (one in ends or self._runner.n_pending(one))]
             n_copies = sum(len(one.parallel) for one in forked)
@@ -301,17 +307,18 @@ class Scheduler:
             self._preempt(self.running[-1])
 
     def _chunks(self) -> list[ScheduledChunk]:
-        """Return one token of every sequence that is being generated, then chunks of prompts within the budget.
+        """Return one token of every answer that is being generated, then chunks of prompts within the budget.
 
-        A pass returns either logits or hidden states; if both are wanted, the two kinds of passes alternate. With N
-        pipeline stages, a pass continues at most 1/N of the running sequences and has 1/N of the budget.
+        A pass returns either logits or hidden states. If some requests need logits and others hidden states, the two
+        kinds of passes alternate. With N pipeline stages, a pass continues at most 1/N of the running sequences, and
+        its budget is 1/N of the whole budget.
         """
         ready, n_batches = [one for one in self.running if self._is_ready(one)], self._runner.n_batches
         if any(one.request.is_hidden != ready[0].request.is_hidden for one in ready):
             ready = [one for one in ready if one.request.is_hidden != self._was_hidden]
         chunks = [sequence.chunk(1) for sequence in ready if len(sequence.unread) == 1]
         chunks = chunks[: -(-len(self.running) // n_batches)]
-        # A pass of hidden states runs no tokens of answers, so answers wait for it.
+        # Answers wait for a pass that returns hidden states, so its budget must be small while an answer is generated.
         is_hidden = bool(ready) and ready[0].request.is_hidden
         is_shared = (
             self.others_answer or bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
@@ -327,18 +334,18 @@ class Scheduler:
         return chunks
 
     def _chunk_alone(self, sequence: Sequence) -> list[ScheduledChunk]:
-        """Return the next chunk of one sequence; an empty list if it has lost its slot or a pass is in flight."""
+        """Return the next chunk of one sequence; no chunk if the sequence lost its slot or a pass is in flight."""
         is_free = sequence in self.running and self._runner.is_idle
         return [sequence.chunk(self._budget, self._read_budget)] if is_free else []
 
     def _is_ready(self, sequence: Sequence) -> bool:
-        """Return whether a sequence has unread tokens, and a pass may run them."""
+        """Return whether a sequence has unread tokens that the next pass may run."""
         if not sequence.unread:  # a pass in flight computes the sequence's next token
             return False
         n_pending = self._runner.n_pending(sequence)
         most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
-        # A processor needs the ids of all earlier tokens, and must not be called for a token that is later dropped. So
-        # the sequence waits until it has no pass in flight.
+        # A processor needs the ids of all earlier tokens, and must not be called for a token that is later rolled back.
+        # So the sequence waits until no pass of it is in flight.
         waits = bool(sequence.parallel) or sequence.sampler.processors is not None
         if self.speculation is not None and n_pending:
             waits = waits or self.speculation.is_promising(sequence)
@@ -348,15 +355,15 @@ class Scheduler:
         return not self._runner.n_pending(sequence)
 
     def _make_room(self, n_pages: int, n_copies: int = 0) -> bool:
-        """Return whether each group has `n_pages + n_copies` free pages, after evicting unused prefixes.
+        """Evict unused prefixes until there are enough free pages; return whether there are now enough.
 
-        Layers with a window need pages for the copies only, because they always have enough pages for one sequence per
-        slot.
+        Each group of layers without a window needs `n_pages + n_copies` free pages. Groups with a window only need
+        pages for the copies, because the pool always has enough of their pages for one sequence per slot.
         """
         return self.pool.make_room([n_copies + (n_pages if window is None else 0) for window in self.pool.windows])
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Free a sequence's pages, and put the sequence back into the queue at its place."""
+        """Free a sequence's pages, and put the sequence back into the queue, in the order of arrival."""
         self.running.remove(sequence)
         self._refused = None
         if self.speculation is not None:
@@ -369,10 +376,10 @@ class Scheduler:
         """Run a pass over all sequences. If its submission fails and no pass is in flight, run each sequence alone."""
         try:
             return self._runner.step(self._schedule)
-        except DistributedError:  # no request's fault
+        except DistributedError:  # the connection to another rank failed, which ends the run
             raise
         except Exception as error:
-            if not self._runner.is_idle:  # the tokens of submitted passes cannot be computed
+            if not self._runner.is_idle:  # a pass failed while it was settled, so the later passes are invalid, too
                 for sequence in self._runner.sequences:
                     self._fail(sequence, again(error))
                 return PassOutput()
@@ -392,11 +399,14 @@ class Scheduler:
     # ---- prefixes ----
 
     def _attach_prefix(self, sequence: Sequence) -> bool:
-        """Begin a sequence with its longest cached prefix, and return whether files have more of it."""
+        """Begin a sequence with the longest cached prefix of its tokens.
+
+        Return whether files on disk have more of the prefix, which a later call could read.
+        """
         if self.prefix is None:
             return False
         ids, request = sequence.ids, sequence.request
-        # The cache holds no logits or hidden states: positions that the request's reader still needs are run again.
+        # The cache has no logits or hidden states, so positions whose rows the request's reader needs must be run.
         most = len(ids) - 1 if request.reader is None else min(len(ids) - 1, request.reader.start)
         match = self.prefix.attach(sequence.kv, ids, most, is_busy=bool(self.running))
         sequence.unread = list(ids[match.length :])
@@ -407,17 +417,19 @@ class Scheduler:
         return match.has_more
 
     def _keep_prompts(self, prefix: PrefixCache, chunks: abc.Sequence[ScheduledChunk]) -> None:
-        """Keep the prompts that have been run, as prefixes for later requests."""
+        """Add the prompts that the chunks have run to the prefix cache, for later requests."""
         for chunk in chunks:
             sequence = chunk.sequence
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
-            # Keep the states at the page boundaries inside an answer, because an answer seldom ends at one.
+            # If only whole pages are reused, or prefixes are kept on disk, keep the recurrent states at the page
+            # boundaries inside an answer, because an answer seldom ends at a boundary.
             on_page = kv.length % self.pool.page < (chunk.n if chunk.proposed else 1)
             at_page = (prefix.whole_pages or prefix.disk is not None) and on_page
             if sequence.output.token_ids and at_page and has_states:
                 prefix.insert(sequence.ids[: kv.length], kv, on_disk=False)
-            # Layers with a window soon give back the first pages of a prompt, and models with states reuse a prefix
-            # only where a state is held: insert the prompt after each chunk. Otherwise insert it once, at its end.
+            # Insert the prompt after each chunk if layers with a window soon free its first pages, or if the model has
+            # recurrent states, which allow reuse only up to a stored state. Otherwise insert the prompt once, at its
+            # end.
             chunks_count = self._has_windows or has_states
             if not sequence.output.token_ids and (chunks_count or kv.length >= len(request.prompt_ids)):
                 prefix.insert(request.prompt_array[: kv.length], kv)
@@ -425,7 +437,7 @@ class Scheduler:
     # ---- results ----
 
     def _record(self, done: PassOutput, n_rows: int) -> float:
-        """Add times, rows and bytes of a pass to its requests; return the bytes, or 0 if they are not counted."""
+        """Add times, rows and bytes of the settled passes to their requests; return the bytes, 0 if not counted."""
         nbytes = self._traffic.nbytes(done.chunks) if self._traffic and done.chunks else 0.0
         for request in dict.fromkeys(chunk.sequence.request for chunk in done.chunks):
             request.n_steps += 1
@@ -450,7 +462,10 @@ class Scheduler:
         return nbytes
 
     def _accept(self, speculation: Speculation, done: PassOutput) -> list[tuple[ScheduledChunk, Exception]]:
-        """Append the tokens of chunks with proposed tokens to their outputs; return the chunks that have failed."""
+        """Choose the tokens of the chunks that have proposed tokens, and append them to the outputs of the requests.
+
+        Return the chunks for which this has failed, with the errors.
+        """
         failed = []
         if done.chunks:
             is_decode = all(chunk.samplers and chunk.sequence.output.token_ids for chunk in done.chunks)
@@ -467,8 +482,8 @@ class Scheduler:
     def _accept_chunk(self, chunk: ScheduledChunk, token: int) -> None:
         """Append the chosen token to the output, and choose further tokens while they equal the proposed ones.
 
-        Each choice is made from the row of the previous token, after that token has been appended. So penalties, masks
-        and processors see the tokens of the answer and no rejected ones.
+        Each token is chosen from the row of logits of the token before, after that token has been appended. So
+        penalties, masks and processors depend only on tokens of the answer, and not on rejected proposals.
         """
         output, sampler, n_logprobs = (
             chunk.sequence.output,
@@ -488,7 +503,11 @@ class Scheduler:
             self._runner.keep(chunk, n, token)
 
     def _deliver(self, first: Sequence, ids: abc.Sequence[int]) -> None:
-        """Append the chosen tokens to the outputs of a sequence and, after its prompt, of its parallel samples."""
+        """Append the chosen tokens to the outputs of a sequence and of its parallel samples.
+
+        `ids` has one token for each sampler of the chunk. After the pass with the last token of the prompt, these are
+        the first tokens of all parallel samples, which now become sequences of their own.
+        """
         request, sequences = first.request, [first]
         try:
             if request.times.first_token is None:
@@ -510,7 +529,7 @@ class Scheduler:
         """End the requests for hidden states whose prompts have been run."""
         for chunk in done.chunks:
             sequence = chunk.sequence
-            # The committed length: a lazy backend may have submitted the prompt's next pass, which is not settled yet.
+            # Compare the committed length: the last pass of the prompt may be in flight, and not settled yet.
             has_run = sequence.kv.length == len(sequence.request.prompt_ids)
             if sequence.request.is_hidden and sequence.request.error is None and has_run:
                 if sequence.request.times.first_token is None:
@@ -519,7 +538,7 @@ class Scheduler:
                 self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        """Free the pages of a sequence that has ended, except those that the prefix cache holds."""
+        """Add an ended sequence to the prefix cache, and free its other pages."""
         self._runner.drop(sequence)
         if self.speculation is not None:
             self.speculation.end(sequence)
@@ -530,7 +549,7 @@ class Scheduler:
             self._stamp_end(sequence.request)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        """End a request with an error."""
+        """End the request of a sequence with an error, and remove all sequences of this request."""
         request = sequence.request
         request.error = error
         for other in [other for other in (*self.waiting, *self.running) if other.request is request]:

@@ -1,20 +1,21 @@
-"""Speculation: the pass that computes the next token also checks proposed tokens, so one pass may give several tokens.
+"""Speculative decoding: a pass that computes the next token also checks proposed tokens, so it may give several tokens.
 
-A drafter sees the ids of a sequence and proposes ids that may follow. The pass runs them after the sequence's unread
-token, and every row of logits is wanted. The scheduler then chooses token after token as without proposals, each from
-the row of the token before, until a choice differs from the proposal: that choice is the next token, and keys, values
-and states after it are discarded. So a proposal is accepted exactly if it is the token that would have been chosen, and
-no answer depends on proposals.
+A drafter reads the ids of a sequence and proposes ids that may follow. The pass runs the proposed ids after the
+sequence's unread token, and computes logits for each of them. The scheduler then chooses one token after another as it
+would without proposals, each from the row of logits of the token before. It stops at the first chosen token that
+differs from the proposed one. This chosen token is the next token of the answer, and the keys, values and states of the
+remaining proposals are discarded. So a proposed token is accepted only if it would have been chosen anyway, and no
+answer depends on proposals.
 
-How many tokens are proposed is chosen for each pass, so that the expected number of tokens per second is highest. This
-number depends on how often proposals were right after a match of about the same length, and on the measured time of
-passes by their number of rows. The first proposed token is always compared with the next token, even if no pass has run
-it, so that the rate of acceptance is known before a wrong proposal costs time. Each sequence has an account of the
-tokens that proposals have gained or cost; when the account is empty, nothing is proposed.
+The number of proposed tokens is chosen for each pass, so that the expected number of tokens per second is highest. The
+estimate uses the share of right proposals after matches of about the same length, and the measured time of passes by
+their number of rows. The first proposed token is always compared with the next token of the answer, even if no pass has
+run the proposal, so that the share of right proposals is known before a wrong proposal costs time. Each sequence has an
+account of the tokens that proposals have gained or cost. When the account is empty, nothing is proposed.
 
-Proposals of earlier text (`lookup.py`) cost nothing. A drafter that runs passes of its own (`draft.py`, `mtp.py`)
-proposes tokens for all sequences whose proposal of earlier text is less likely to be right than its own. The number of
-these tokens also depends on the time of the drafter's passes, which the accounts of the sequences pay for.
+Lookup in earlier text (`lookup.py`) takes hardly any time. A drafter that runs passes of its own (`draft.py`, `mtp.py`)
+proposes tokens only for sequences for which its proposals are more likely to be right than those of lookup. Its number
+of tokens also depends on the time of its passes, which is subtracted from the accounts of the sequences.
 """
 
 from __future__ import annotations
@@ -34,45 +35,53 @@ from mlx_engine.observe.log import warn
 from mlx_engine.options import AUTO_SPECULATION, DRAFT, LOOKUP, MTP, OFF
 from mlx_engine.weights.model import Model
 
-# The most tokens that are proposed for one sequence in a pass, and the most rows of a pass with proposed tokens: up to
-# 32 rows all layers run in one call of the CPU kernels.
+# The largest number of proposed tokens of one sequence in a pass, and of all rows of a pass with proposed tokens. Up to
+# 32 rows, all layers run in one call of the CPU kernels.
 MOST, MOST_ROWS = 15, 32
-# Each kind of evidence: a match of at least this many ids.
+# The share of right proposals is counted separately for each kind of evidence. The kinds of lookup: a match of at least
+# this many ids.
 LENGTHS = (1, 3, 4, 6, 9, 16)
-# The kinds of evidence of drafters with passes of their own, and the assumed share of right proposals of each kind
-# before any is counted.
+# One more kind for each drafter with passes of its own; and for every kind the share of right proposals that is assumed
+# before any proposal is counted.
 KINDS = {DRAFT: len(LENGTHS), MTP: len(LENGTHS) + 1}
 PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
-# The weight of the assumed share, in proposals; and the number of latest proposals that count.
+# The weight of the assumed share, as a number of counted proposals; and the number of counted proposals after which the
+# counts are halved, so that later proposals count more.
 WEIGHT, LATEST = 4.0, 64
-# The account of a sequence, in tokens: its value at the start, what each token adds, and the largest value.
+# The account of a sequence, in tokens: its value at the start, the amount that each token of the answer adds, and the
+# largest amount that right proposals can save.
 START, PER_TOKEN, MOST_SAVED = 0.5, 0.004, 8.0
-# The trust in the proposals of a sequence, in tokens, which is added to its account: its largest value, what a right
-# first token adds, and what a wrong one takes away. It grows where more than two of three are right. Without it, a
-# wrong proposal at the start of an answer that repeats its prompt would forbid proposals for fifty tokens.
+# The trust in the proposals of a sequence, in tokens, is added to its account: the largest trust, the amount that a
+# right first token adds, and the amount that a wrong one takes away. So trust grows if more than two of three first
+# tokens are right. Without trust, a wrong proposal at the start of an answer that repeats its prompt would prevent
+# proposals for fifty tokens.
 MOST_TRUST, TRUST, DOUBT = 1.0, 0.2, 0.4
 # The expected rate with proposals must be higher by this factor than the rate without.
 MARGIN = 1.05
-# After so many passes with proposals, one without is run and measured: gains are relative to its time.
+# After this many passes with proposals, a pass without proposals is run, to measure the time with which passes with
+# proposals are compared.
 PLAIN_EACH = 128
-# On a lazy backend a sequence waits for its token before the next pass if the probability of a right proposal is at
-# least this.
+# On a lazy backend, a sequence can only get proposals after its last token has reached the host, which delays its next
+# pass. It waits for this if the probability of a right proposal is at least this number.
 PROMISING = 0.5
-# The assumed time of a pass by its rows, before any is measured: 1 for one row, and the added time of each row up to
-# the fourth and of each further row. CPU kernels multiply four rows in about the time of one; after that arithmetic is
-# the limit.
-PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.25, 4
-# Rows whose times are kept, the number of new times that change them, and the weights of a longer and a shorter time.
+# The assumed time of a pass before any pass has been measured, in units of a pass with one row: the time that each row
+# up to the fourth adds, and the time that each further row adds. CPU kernels multiply four rows in about the time of
+# one row, because memory bandwidth is the limit; with more rows, arithmetic is the limit.
+PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
+# The number of rows up to which times are kept; the number of new measurements after which the curve is computed again;
+# and the weights of a measurement that is longer, and of one that is shorter, than the average so far.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
-# A token that is less likely to be right than this is not proposed.
+# A token is proposed only if the probability that it is right is at least this.
 LEAST = 0.1
-# The most ids that a drafter reads in a step while several answers are generated; a single one takes a longest pass.
+# The largest number of ids that a drafter reads in a step while several answers are generated. For a single answer it
+# is `LONGEST_PASS`.
 SHARED = 64
 
 
-# The slots for states of proposed tokens, where a model has states: each takes memory.
+# For models with recurrent states: the number of slots for states of proposed tokens. It is small, because every slot
+# takes memory.
 MOST_STATES = 8
-# `auto` proposes nothing for models with fewer parameters: looking for proposals takes 1 % of so short a pass.
+# For models with fewer parameters, `auto` does not use lookup: looking for proposals would take 1 % of so short a pass.
 FEWEST_PARAMETERS = 1 << 28
 
 
@@ -85,7 +94,7 @@ class Use(NamedTuple):
 
 
 def fixes_rows(model: Model) -> bool:
-    """Return whether the bits of a row depend on no other row of its pass: proposals then change no answer."""
+    """Return whether a row's bits do not depend on the other rows of its pass, so that proposals change no answer."""
     return model.backend.fixes_bits and not any(layer.head_dim % 16 for layer in kv_layers(model.kv_layers))
 
 
@@ -113,9 +122,9 @@ def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] =
 
 
 def _why_no_lookup(model: Model, n_parameters: int) -> str:
-    """Return why `auto` does not look in earlier text; "" if it does."""
+    """Return the reason why `auto` does not use lookup in earlier text; "" if it does."""
     if not fixes_rows(model):
-        return f"on {model.backend.name} the bits of this model's rows depend on their number"
+        return f"on {model.backend.name} the bits of this model's results depend on a pass's length"
     if model.is_shared:
         return "its cost on ranks has not been measured; --speculate lookup turns it on"
     if n_parameters < FEWEST_PARAMETERS:
@@ -127,10 +136,10 @@ class Drafter(Protocol):
     """Proposes tokens for one sequence."""
 
     def extend(self, ids: abc.Sequence[int]) -> None:
-        """Read the ids that have followed in the sequence."""
+        """Read new ids of the sequence's answer."""
 
     def propose(self, most: int) -> tuple[abc.Sequence[int], int]:
-        """Return at most `most` ids that may follow, and the strength of the evidence for them: a number of ids."""
+        """Return at most `most` ids that may follow, and the evidence for them: the number of last ids that matched."""
 
 
 class Drafters(Protocol):
@@ -161,14 +170,16 @@ class PassDrafter(Protocol):
     n_hidden: int
 
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
-        """Return the ids that may follow the settled ids of sequences, at most as many as are wanted for each.
+        """Return the ids that may follow the settled ids of each sequence.
 
-        A sequence without memory gets no ids, and neither does a sequence with unread settled ids: a call reads at most
-        `budget` settled ids.
+        Args:
+            wanted: the largest number of ids for each sequence.
+            budget: the largest number of settled ids that this call reads, of all sequences together. A sequence with
+                settled ids that are not read yet gets no proposed ids, nor does a sequence for which memory is lacking.
         """
 
     def release(self, sequence: Sequence) -> None:
-        """Give back the memory that is held for a sequence; it may propose for the sequence again later."""
+        """Free the memory that is held for a sequence. A later call of `propose` may name the sequence again."""
 
 
 class Acceptance:
@@ -186,7 +197,7 @@ class Acceptance:
             self._tried[kind] /= 2
 
     def estimate(self, kind: int, before: float) -> float:
-        """Return the probability that a proposed token is right; `before` is the estimate without these counts."""
+        """Return the probability that a proposed token is right; `before` is assumed as long as few are counted."""
         return (before * WEIGHT + self._right[kind]) / (WEIGHT + self._tried[kind])
 
     def lines(self) -> list[str]:
@@ -207,7 +218,7 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        # The time by rows, made again after `RENEW` new times.
+        # The time by number of rows, computed again after `RENEW` new measurements.
         self._curve, self._n_new = [_usual(n) for n in range(CURVE)], 0
 
     @property
@@ -216,13 +227,13 @@ class PassCosts:
         return bool(self._seconds)
 
     def lacks(self, n_rows: int) -> bool:
-        """Return whether the time of a pass with so many rows would be guessed from those of other passes."""
+        """Return whether passes have been measured, but none with `n_rows` rows."""
         return self.is_known and n_rows not in self._seconds
 
     def add(self, n_rows: int, seconds: float) -> None:
-        """Add the time of a pass that has run no prompt.
+        """Add the measured time of a pass without tokens of prompts.
 
-        Other work on the machine makes passes longer, never shorter: shorter times count more than longer ones.
+        Other work on the machine makes passes longer, never shorter, so shorter times get more weight than longer ones.
         """
         known, self._n_new = self._seconds.get(n_rows), self._n_new + 1
         if known is None:
@@ -233,13 +244,13 @@ class PassCosts:
             self._seconds[n_rows] = known + (LONGER if seconds > known else SHORTER) * (min(seconds, 2 * known) - known)
 
     def __call__(self, n_rows: int) -> float:
-        """Return the time of a pass of `n_rows` rows, in an arbitrary unit."""
+        """Return the estimated time of a pass of `n_rows` rows: in seconds if a pass was measured, else relative."""
         if self._n_new >= RENEW and self._seconds:
             self._curve, self._n_new = [self._estimate(n) for n in range(CURVE)], 0
         return self._curve[n_rows] if n_rows < CURVE else self._curve[-1] * _usual(n_rows) / _usual(CURVE - 1)
 
     def _estimate(self, n_rows: int) -> float:
-        """Return the time of a pass with so many rows: no more than that of a pass with more."""
+        """Return the estimated time of a pass with `n_rows` rows: at most the measured time of passes with more."""
         if n_rows in self._seconds:
             return min(seconds for n, seconds in self._seconds.items() if n >= n_rows)
         nearest = min(self._seconds, key=lambda measured: abs(measured - n_rows))
@@ -257,17 +268,18 @@ def _usual(n_rows: int) -> float:
 
 @dataclass(eq=False)
 class Draft:
-    """The drafter of a sequence, and the ids that are proposed next.
+    """The state of speculation in one sequence: its drafter, the ids to propose next, and its account.
 
     Attributes:
-        drafter: looks in earlier text; None where only passes propose tokens.
+        drafter: looks in earlier text; None if only drafters with passes of their own propose tokens.
         n_read: the number of ids of the answer that the drafter has read.
         ids: the ids that are proposed next.
         kind: the kind of the evidence for these ids: an index of `LENGTHS`, or a value of `KINDS`.
         acceptance: how often proposals were right.
-        account: tokens that proposals have gained, less those that they have cost.
-        trust: tokens that proposals may cost beyond the account, because the last ones were right.
-        under_way: of the pass in flight: rows without proposals, sequences that continue an answer, proposed tokens.
+        account: number of tokens that proposals have gained, minus the number that they have cost.
+        trust: number of tokens that proposals may cost beyond the account, because recent proposals were right.
+        under_way: three numbers of the pass in flight: rows without proposals, sequences that continue an answer, and
+            proposed tokens.
     """
 
     drafter: Drafter | None
@@ -285,7 +297,7 @@ class Draft:
         return next((name for name, kind in KINDS.items() if kind == self.kind), LOOKUP)
 
     def budget(self, n_tokens: int) -> float:
-        """Return how many tokens proposals may cost after `n_tokens` tokens of the answer."""
+        """Return the number of tokens that wrong proposals may cost after `n_tokens` tokens of the answer."""
         return START + PER_TOKEN * n_tokens + self.account + self.trust
 
 
@@ -293,13 +305,13 @@ class Speculation:
     """Proposes tokens for the sequences of one scheduler, and learns from how often they were right.
 
     Attributes:
-        drafters: makes the drafters that look in earlier text; None for none.
+        drafters: makes the drafters that look in earlier text; None if there are none.
         passes: the drafters with passes of their own, the best first.
         n_hidden: the number of last tokens of a sequence whose hidden states the drafters read.
-        costs: the time of passes.
-        n_drafts: passes of a sequence with proposed tokens.
-        n_proposed: proposed tokens that passes have run.
-        n_accepted: proposed tokens that were right.
+        costs: the time of the model's passes by their number of rows.
+        n_drafts: number of passes with proposed tokens, counted once for each sequence with proposals.
+        n_proposed: number of proposed tokens that passes have run.
+        n_accepted: number of proposed tokens that were right.
     """
 
     def __init__(
@@ -315,12 +327,12 @@ class Speculation:
         """Make a speculation.
 
         Args:
-            drafters: makes the drafter of a sequence that looks in earlier text; None for none.
-            n_vocabulary: the number of tokens of the model; a proposal ends before an id outside of it.
-            most: the most tokens that are proposed for a sequence in one pass.
+            drafters: makes the drafters that look in earlier text; None if there are none.
+            n_vocabulary: the model's vocabulary size; a proposal is cut before the first id that is not below it.
+            most: the largest number of tokens that are proposed for a sequence in one pass.
             passes: drafters with passes of their own.
-            usual: the names of the drafters of requests that do not choose one; None for all.
-            clock: read for the times of the passes of drafters.
+            usual: the names of the drafters for requests whose option `speculate` is "auto"; None for all drafters.
+            clock: returns the time in seconds, to measure the passes of drafters.
         """
         self.drafters, self._n_vocabulary, self._most = drafters, n_vocabulary, most
         self.passes, self._clock = tuple(passes), clock
@@ -329,23 +341,23 @@ class Speculation:
         self.costs, self._acceptance = PassCosts(), Acceptance()
         self.n_drafts = self.n_proposed = self.n_accepted = 0
         self.n_hidden = max((drafter.n_hidden for drafter in self.passes), default=0)
-        # The time that drafters have taken since a pass was measured.
+        # The seconds that drafters have taken since a pass of the model was last measured.
         self._drafting = 0.0
-        # Passes with proposals since the last one without.
+        # The number of passes with proposals since the last pass without.
         self._n_since = 0
         self._failed = set[str]()
 
     def propose(
         self, chunks: abc.Sequence[ScheduledChunk], is_settled: Callable[[Sequence], bool], n_pages: int
     ) -> None:
-        """Add proposed tokens to the chunks of a pass that each continue an answer by a settled token.
+        """Add proposed tokens to those chunks of a pass that continue an answer whose last token is settled.
 
-        Proposals take pages that are free, and none from prefixes or other sequences.
+        Proposals only use free pages: no cached prefix is evicted and no sequence preempted for them.
 
         Args:
             chunks: all chunks of the pass.
-            is_settled: whether all tokens of a sequence are settled.
-            n_pages: pages that the pass takes without proposals, in each group of layers without a window.
+            is_settled: returns whether all tokens of a sequence are settled, so that their ids are on the host.
+            n_pages: number of pages that the pass takes without proposals, in each group of layers without a window.
         """
         n_since, self._n_since = self._n_since, 0
         asking = [chunk for chunk in chunks if _may_ask(chunk) and is_settled(chunk.sequence)]
@@ -353,7 +365,7 @@ class Speculation:
             return
         drafts = [self.look(chunk.sequence) for chunk in asking]
         n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
-        # A pass that also reads a prompt is not measured.
+        # Propose nothing if this pass is needed as a measurement. A pass with tokens of a prompt is never measured.
         if n_rows == len(chunks) and (self.costs.lacks(n_rows) or n_since >= PLAIN_EACH):
             return
         for drafter in self.passes:
@@ -373,7 +385,7 @@ class Speculation:
                 chunk.n = chunk.n_wanted = 1 + n
 
     def plan(self, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int) -> list[int]:
-        """Return how many tokens to propose for each chunk: those with the highest expected tokens per second."""
+        """Return the number of tokens to propose for each chunk, so that the expected tokens per second are highest."""
         n, numbers = len(chunks), [0] * len(chunks)
         chances = [self.probability(draft) if draft.ids else 0.0 for draft in drafts]
         if max(chances) < LEAST:
@@ -400,7 +412,10 @@ class Speculation:
         return numbers
 
     def look(self, sequence: Sequence) -> Draft:
-        """Return the draft of a sequence after its settled ids; count whether the id proposed before was right."""
+        """Return the draft of a sequence, with proposals after its settled ids.
+
+        If the sequence has a new id, first count whether the id that was proposed in its place was right.
+        """
         draft = sequence.draft
         if draft is None:
             is_lookup = self.drafters is not None and self._may_use(LOOKUP, sequence)
@@ -426,7 +441,7 @@ class Speculation:
         return draft.acceptance.estimate(kind, self._acceptance.estimate(kind, PRIOR[kind]))
 
     def is_promising(self, sequence: Sequence) -> bool:
-        """Return whether a sequence should wait for its token, because a proposal is likely to be right after it."""
+        """Return whether a sequence should wait for its token, because a proposal after this token is likely right."""
         draft = self.look(sequence)
         if len(draft.ids) > 1 and self.probability(draft) >= PROMISING:
             return True
@@ -434,25 +449,25 @@ class Speculation:
         return any(self.probability(draft, kind) >= PROMISING for kind in kinds) and draft.account > -START
 
     def end(self, sequence: Sequence) -> None:
-        """Record that a sequence has ended: others may look up its text."""
+        """Record that a sequence has ended, so that other sequences may look up its text."""
         if self.drafters is not None and self._may_use(LOOKUP, sequence):
             self.drafters.end(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Give back the memory that drafters hold for a sequence, which has ended or waits."""
+        """Free the memory that drafters hold for a sequence, because the sequence has ended or was preempted."""
         for drafter in self.passes:
             drafter.release(sequence)
 
     def depths(
         self, drafter: PassDrafter, asking: abc.Sequence[tuple[Sequence, Draft]], n_sequences: int, n_rows: int
     ) -> list[int]:
-        """Return how many tokens a drafter should propose for sequences in its own passes, so that the rate is highest.
+        """Return the number of tokens that a drafter should propose for each sequence, so that the rate is highest.
 
         Args:
-            drafter: the drafter.
+            drafter: the drafter, which runs passes of its own.
             asking: the sequences without a better proposal.
-            n_sequences: the answers that the pass continues.
-            n_rows: the rows of the pass without proposals.
+            n_sequences: the number of answers that the pass of the model continues.
+            n_rows: the number of rows of this pass without proposals.
         """
         kind, n, plain = KINDS[drafter.name], len(asking), self.costs(n_rows)
         cost = drafter.costs(n) if drafter.costs.is_known else drafter.share * plain
@@ -477,7 +492,7 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """Let a drafter propose tokens, if that pays, for sequences whose proposals are less likely to be right."""
+        """Call a drafter for sequences whose proposals are less likely right than its own, if a gain is expected."""
         kind = KINDS[drafter.name]
         asking = [
             (chunk.sequence, draft)
@@ -494,7 +509,7 @@ class Speculation:
         began, budget = self._clock(), LONGEST_PASS if len(chunks) == 1 else SHARED
         try:
             found = drafter.propose(wanted, budget)
-        except Exception as error:  # no answer needs proposals
+        except Exception as error:  # answers do not need proposals, so no request fails
             self._stop(drafter, wanted, error)
             found = {}
         seconds = self._clock() - began
@@ -509,7 +524,10 @@ class Speculation:
                 draft.account -= cost
 
     def measure(self, n_rows: int, seconds: float, *, is_decode: bool) -> None:
-        """Record the time of a step of `n_rows` rows, less the time of drafters, if all rows continued answers."""
+        """Record the time of a step of `n_rows` rows, minus the time of drafters, if `is_decode` is true.
+
+        `is_decode` is whether all rows of the step continued answers.
+        """
         seconds, self._drafting = seconds - self._drafting, 0.0
         if is_decode and seconds > 0:
             self.costs.add(n_rows, seconds)
@@ -528,10 +546,10 @@ class Speculation:
         self.n_accepted += n_right
         request.n_proposed += n
         request.n_accepted += n_right
-        # The time of this pass is already among the costs.
+        # `_extra` already includes the measured time of this pass.
         cost = self._extra(*draft.under_way) * n / draft.under_way[-1]
         draft.account = min(MOST_SAVED, draft.account + n_right - cost)
-        # `look` counts the first proposed token.
+        # The first proposed token is counted by `look`.
         for i in range(1, min(n, n_right + 1)):
             self._count(draft, draft.kind, is_right=i < n_right)
 
@@ -560,7 +578,7 @@ class Speculation:
         return name in self._usual if asked == AUTO_SPECULATION else asked == name
 
     def _most_of(self, sequence: Sequence) -> int:
-        """Return the largest number of tokens to propose, so that an answer does not exceed its token limit."""
+        """Return the largest number of tokens to propose with which the answer cannot exceed its token limit."""
         return max(0, min(self._most, sequence.output.max_tokens - len(sequence.output.token_ids) - 1))
 
     def _count(self, draft: Draft, kind: int, *, is_right: bool) -> None:
@@ -574,7 +592,7 @@ class Speculation:
         return ids[: next(i for i, one in enumerate(ids) if not 0 <= one < self._n_vocabulary)]
 
     def _extra(self, n_rows: int, n_sequences: int, n: int) -> float:
-        """Return the tokens that the sequences of a pass would get in the time that n more rows take."""
+        """Return the cost of n more rows: the number of tokens that a pass's sequences would get in the added time."""
         return n_sequences * max(0.0, self.costs(n_rows + n) / self.costs(n_rows) - 1) if n_rows else 0.0
 
 
@@ -591,14 +609,17 @@ def speculation_of(counts: abc.Iterable[Mapping[str, abc.Sequence[int]]]) -> dic
 
 
 def _may_ask(chunk: ScheduledChunk) -> bool:
-    """Return whether a chunk continues an answer by one token, and chooses the next."""
+    """Return whether proposals may be added to a chunk: it runs one token of an answer, and chooses the next token."""
     output = chunk.sequence.output
     goes_on = chunk.n == 1 and len(chunk.samplers) == 1 and not chunk.n_read and bool(output.token_ids)
     return goes_on and output.max_tokens - len(output.token_ids) > 1
 
 
 def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
-    """Return how many of n proposed tokens fit, if others take `n_pages` free pages and `n_slots` free slots."""
+    """Return how many of n proposed tokens fit into the pool.
+
+    `n_pages` free pages and `n_slots` free slots for states are already taken by the rest of the pass.
+    """
     sequence, pool = chunk.sequence, chunk.sequence.kv.pool
     n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)
     free = [pool.free_pages(group) for group, window in enumerate(pool.windows) if window is None]

@@ -1,7 +1,8 @@
-"""A request as a stream of text: an iterator that runs scheduler steps until the next piece of text is complete.
+"""Streams: iterators over the text of an answer, which run scheduler steps until the next piece of text is complete.
 
-The timeout starts when the first piece is requested. It is checked after every step, so after every token and every
-prompt chunk. A pass is not interrupted.
+`Engine.stream` returns a `Stream`, and `Engine.generate` reads one to its end. The timeout starts when the first piece
+is requested. It is checked after every step, that is after every token and every prompt chunk; a pass is not
+interrupted.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from mlx_engine.options import name_of
 
 Progress = Callable[[int, int], None]
 
-# The errors of one run in a batch that do not end the other runs.
+# Errors that end only one run of a batch; the other runs of the batch continue.
 RunError: TypeAlias = NotFiniteError | ConstraintError | ProcessorError
 RUN_ERRORS = (NotFiniteError, ConstraintError, ProcessorError)
 
-# Characters of the text in the repr of a generation.
+# The largest number of characters of the text in the repr of a generation.
 SHOWN_CHARACTERS = 60
 
 
@@ -40,16 +41,17 @@ class Generation:
         text: the new text, without the end-of-text or stop token and without the stop string.
         token_ids: the new tokens, including the end-of-text or stop token if there is one.
         metrics: times of the passes.
-        finish_reason: "stop" at an end-of-text token, stop token or stop string, "length" at the token limit, "timeout"
-            if the timeout came first, "error" if it failed; None while the run continues.
+        finish_reason: "stop" after an end-of-text token, stop token or stop string, "length" at the token limit,
+            "timeout" after the timeout, "error" if the run failed; None while the run continues.
         prompt_ids: the tokens of the prompt.
-        logprobs: the log-probabilities of each new token, if they were asked for.
-        prompt_logprobs: the log-probabilities of each token of the prompt after the first, if they were asked for.
-        n_cached: tokens of the prompt that were taken from the prefix cache.
-        error: why the run failed, in a batch; a run that is not in a batch raises the error.
-        stop: the stop string or the stop token id of the options that ended the run; None if none of them did.
-        n_proposed: proposed tokens that passes have run; see docs/speculation.md.
-        n_accepted: proposed tokens that were accepted.
+        logprobs: the log-probabilities of each new token; None if the options do not ask for them.
+        prompt_logprobs: the log-probabilities of each token of the prompt after the first; None if the options do not
+            ask for them.
+        n_cached: number of tokens of the prompt that were taken from the prefix cache.
+        error: the error that ended a run of a batch, or None. A run that is not in a batch raises its error instead.
+        stop: the stop string or the stop token id that ended the run; None if neither did.
+        n_proposed: number of proposed tokens that passes have run; see docs/speculation.md.
+        n_accepted: number of proposed tokens that were accepted.
         drafters: for each drafter that has proposed tokens, the numbers of proposed and of accepted tokens.
         processors: the names of the run's processors and of its sampler function. The tokens then depend on the code of
             these functions too, not only on prompt, options and seed.
@@ -72,18 +74,18 @@ class Generation:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens after the first one per second of their passes; None without a second token."""
+        """The decode rate: tokens after the first, per second of their passes; None without a second token."""
         return self.metrics.decode_tokens_per_second
 
     @property
     def digest(self) -> str | None:
-        """The SHA-256 of all token ids and their log-probabilities, as the server reports it; None without these."""
+        """The SHA-256 of token ids and log-probabilities, as in server replies; None without log-probabilities."""
         if self.logprobs is None:
             return None
         return digest(self.token_ids, [token.logprob for token in self.logprobs])
 
     def _repr_markdown_(self) -> str:
-        """Return the text, and a line about the run, for notebooks."""
+        """Return the text, quoted, and a line about the run. IPython notebooks call this method."""
         quoted = "\n".join(f"> {line}" for line in self.text.split("\n"))
         return f"{quoted}\n\n*{self._about}*"
 
@@ -171,12 +173,12 @@ class Stream:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The new tokens so far, without a copy: `generation` copies everything."""
+        """The new tokens so far. This is not a copy, so it is faster than `generation`, which copies everything."""
         return self.request.output.token_ids
 
     @property
     def logprobs(self) -> Sequence[TokenLogprobs]:
-        """The log-probabilities of the tokens so far, without a copy; none if they were not asked for."""
+        """The log-probabilities of the new tokens so far, not a copy; empty if the options do not ask for them."""
         return self.request.output.logprobs or ()
 
     @property
@@ -186,7 +188,7 @@ class Stream:
 
     @property
     def n_read(self) -> int:
-        """The largest number of tokens that the model runs: all but the last new token."""
+        """The largest number of tokens that the model runs: the prompt and all new tokens but the last one."""
         return self.request.longest
 
     @property
@@ -216,7 +218,8 @@ class Stream:
         request = self.request
         scheduler.step()
         if request.error is not None:
-            # The traceback keeps the scheduler alive: its memory is freed when the caller has handled the error.
+            # The traceback refers to the scheduler. Keep no reference to the error here, so that the scheduler's memory
+            # is freed when the caller has handled the error.
             error, request.error = request.error, None
             try:
                 raise error
@@ -240,7 +243,7 @@ def drained(stream: Stream) -> Generation:
 def outcome(stream: Stream) -> Generation:
     """Run a stream to its end and return the result.
 
-    If only this run failed, the result has the tokens so far and the error.
+    If an error of `RUN_ERRORS` ends the run, return the tokens so far and the error.
     """
     try:
         return drained(stream)
@@ -258,13 +261,13 @@ class AsyncStream:
 
     The forward passes run in a separate thread, so that the event loop is never blocked.
 
-    The run begins with the first piece, and each piece is computed when it is asked for. Cancelling the task,
-    `aclose()` and the end of `async with` end the run after the current forward pass. Several streams may
-    run at once: their passes take turns. One task at a time reads a stream.
+    The run begins when the first piece is requested, and each piece is computed when it is requested. Cancelling the
+    task, `aclose()` and the end of `async with` end the run after the current forward pass. Several streams may run at
+    the same time: their passes take turns. Only one task at a time may read a stream.
     """
 
     def __init__(self, begin: Callable[[], Stream]) -> None:
-        """Make a stream; `begin` submits the request, and is called in the thread."""
+        """Make a stream. `begin` is called in the separate thread; it submits the request and returns its `Stream`."""
         self._begin = begin
         self._stream: Stream | None = None
         self._thread = ThreadPoolExecutor(1, "mlx_engine-stream")
@@ -296,7 +299,7 @@ class AsyncStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the run, and wait until its keys and values are free; `generation` keeps the result so far."""
+        """End the run, and wait until its keys and values are freed; `generation` keeps the result so far."""
         import asyncio
 
         ended = self._leave()
@@ -315,7 +318,7 @@ class AsyncStream:
         return self._stream.generation
 
     def _advance(self) -> str | None:
-        """Return the next piece, or None at the end; called in the thread."""
+        """Return the next piece, or None at the end. Runs in the separate thread."""
         if self._is_closed:
             return None
         if self._stream is None:
@@ -323,9 +326,9 @@ class AsyncStream:
         return next(self._stream, None)
 
     def _leave(self) -> Future[None] | None:
-        """Begin to end the run.
+        """Ask the thread to end the run.
 
-        Return a future that is done when the run has ended, or None if an earlier call did this.
+        Return a future that is done when the run has ended, or None if an earlier call has already asked.
         """
         if self._is_closed:
             return None

@@ -1,1 +1,1 @@
-"""The machine that this process runs on: memory, cores, mapped pages, and forks."""
+"""The machine on which this process runs: free memory, cores, pages of memory-mapped files, and locks for forks."""

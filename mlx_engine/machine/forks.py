@@ -1,10 +1,9 @@
-"""Locks that are safe across fork().
+"""Make locks safe across fork(), for programs that load a model and then fork.
 
-`fork` copies every lock in its current state, but only the calling thread. A lock that another thread holds would stay
-locked in the child process for ever, and the data that it protects might be inconsistent. So the thread that forks
-first acquires all locks of this module, and both processes release them afterwards.
-
-This serves programs that load a model and then fork: pre-forking web servers, and `multiprocessing` on Linux.
+Such programs are pre-forking web servers, and `multiprocessing` on Linux. `fork` copies every lock in its current
+state, but of all threads only the calling one. If another thread held a lock, the lock would stay locked in the child
+process forever, and the data that it protects might be inconsistent. So the thread that forks first acquires all locks
+that are registered here, and both processes release them afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 import weakref
 from typing import Protocol, TypeVar
 
-# Seconds that a fork waits for the locks of other threads. A thread holds the lock of a backend for a forward pass.
+# Seconds that a fork waits for the locks of other threads. A thread holds a backend's lock during a forward pass.
 PATIENCE = 10.0
 
 
@@ -31,18 +30,20 @@ class Lock(Protocol):
 
 L = TypeVar("L", bound=Lock)
 
-# Each lock, and whether it is an outer lock: its holder may acquire further locks of this table.
+# The registered locks, and for each whether it is an outer lock: a thread that holds it may acquire other registered
+# locks.
 _locks: weakref.WeakKeyDictionary[Lock, bool] = weakref.WeakKeyDictionary()
-# Locks that a thread of the parent did not release within PATIENCE before the fork; this process never releases them.
+# In a forked process: locks that a thread of the parent still held after PATIENCE. They stay locked forever.
 abandoned: weakref.WeakSet[Lock] = weakref.WeakSet()
 _forking = threading.RLock()
 _acquired: list[Lock] = []
 
 
 def kept_over_forks(lock: L, *, is_outer: bool = False) -> L:
-    """Register a lock to be acquired before each fork, for as long as the lock exists; return the lock.
+    """Register a lock, which is then acquired before each fork, as long as it exists; return the lock.
 
-    Set `is_outer` if a thread that holds the lock acquires other registered locks; a fork acquires outer locks first.
+    Set `is_outer` if a thread that holds the lock may acquire other registered locks. To avoid deadlocks, a fork
+    acquires outer locks first.
     """
     _locks[lock] = is_outer
     return lock

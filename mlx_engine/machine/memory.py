@@ -1,9 +1,7 @@
-"""Free memory, usable cores, and the memory pages of mapped files.
+"""Measure free memory and usable cores, and control which pages of memory-mapped files are in memory.
 
-Cores and free memory are those of the machine, within the limits of its container. Pages of weights are read before the
-first pass, and released when the weights have been converted. A page fault on a mapped file also maps neighbouring
-pages from the page cache, up to 2 MiB on Linux. Thus a rank that reads half of the rows of a matrix would have two
-thirds to three quarters of it resident.
+Cores and free memory are those of the machine, within the limits of this process's container (control group). Pages of
+mapped weights are read before the first pass, and released when a weight has been converted.
 """
 
 from __future__ import annotations
@@ -20,7 +18,8 @@ import numpy as np
 
 from mlx_engine.observe import log
 
-# By cgroup version, the names of: the limit, the bytes in use, and the bytes in use that the system can free.
+# By cgroup version: the file with the memory limit, the file with the bytes in use, and the entries of `memory.stat`
+# that are in use but can be freed by the system.
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
@@ -28,20 +27,23 @@ _FILES = {
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can allocate: the free memory, within the limits of its control groups."""
-    import psutil  # imported here: it takes 10 ms
+    """Return the bytes that this process can allocate: the free memory, within the limits of its control groups.
+
+    `root` is the root of the file system, which tests replace.
+    """
+    import psutil  # imported here, because it takes 10 ms
 
     return max(0, min([int(psutil.virtual_memory().available), *_left(root)]))
 
 
 def give_back_freed() -> None:
-    """Return freed memory, which glibc keeps, to the system."""
+    """Give freed memory, which glibc keeps for later allocations, back to the operating system."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _left(root: Path) -> Iterator[int]:
-    """Yield the bytes that are left in each control group with a limit."""
+    """Yield the bytes that may still be allocated in each control group with a memory limit."""
     for group in groups_of(root, "memory"):
         left = _left_in(group)
         if left is not None:
@@ -62,14 +64,14 @@ def _left_in(group: Group) -> int | None:
 
 
 class Group(NamedTuple):
-    """The folder of a control group of this process, and the cgroup version, 1 or 2."""
+    """A control group of this process: its cgroup version, 1 or 2, and its folder."""
 
     version: int
     folder: Path
 
 
 def groups_of(root: Path, controller: str) -> Iterator[Group]:
-    """Yield each control group that may limit this process by a controller, such as "cpu" or "memory"."""
+    """Yield the control groups that may limit a resource of this process; `controller` is "cpu" or "memory"."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -80,7 +82,7 @@ def groups_of(root: Path, controller: str) -> Iterator[Group]:
         if len(rest) != 2:
             continue
         controllers, inside = rest[0], rest[1].strip("/")
-        if not controllers:  # version 2: one tree, and every folder up to its root may set a limit
+        if not controllers:  # version 2: every folder up to the root may set a limit
             parts = Path(inside).parts
             for n in range(len(parts), -1, -1):
                 yield Group(2, groups.joinpath(*parts[:n]))
@@ -90,15 +92,15 @@ def groups_of(root: Path, controller: str) -> Iterator[Group]:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return the number of cores by affinity, or fewer if a control group has a lower CPU quota; at least 1."""
+    """Return the number of cores that this process may use by its affinity and its control groups' CPU quotas."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 
 
 def bounded_threads(threads: int | None) -> int | None:
-    """Return `threads`, but at most the number of usable cores; warn if there are fewer.
+    """Return `threads`, but at most the number of usable cores, with a warning if the number was reduced.
 
-    More threads than cores wait for each other: 8 threads on 2 cores are 8 times slower than 2.
+    More threads than cores wait for each other: on 2 cores, 8 threads are 8 times slower than 2 threads.
     """
     if threads is None or threads <= (cores := usable_cores()):
         return threads
@@ -130,15 +132,21 @@ def _version_1(folder: Path) -> Iterator[float]:
         yield quota / period
 
 
-# On a page fault Linux maps at most this many bytes of a file around the page that is read.
+# On a page fault, Linux also maps neighbouring pages of the file that are in its page cache, up to this many bytes
+# around the page that is read. So a rank that reads half of the rows of a matrix would keep two thirds to three
+# quarters of the matrix in memory, unless other pages are released.
 AROUND = 2 << 20
 
 
 def release(read: np.ndarray, prepared: object) -> None:
-    """Release the pages of the mapped file that `read` is a view of, unless `prepared` is a view of them, too.
+    """Release the pages of the mapped file of a stored weight, unless the backend's weight is a view of them.
 
-    A converted weight is not read again, but its pages would count as this process's memory until the end of loading.
-    For a bfloat16 file they take half as much as the weights in float32.
+    After a weight has been converted, the stored weight is not read again, but its pages would count as this process's
+    memory until the end of loading. In a bfloat16 file, they take half as much memory as the weights in float32.
+
+    Args:
+        read: the stored weight, a view of the mapped file.
+        prepared: the backend's weight.
     """
     file = _file_of(read)
     if file is not None and not is_view(prepared, read):
@@ -146,7 +154,7 @@ def release(read: np.ndarray, prepared: object) -> None:
 
 
 def is_view(prepared: object, read: np.ndarray) -> bool:
-    """Return whether `prepared`, a backend's weight, is a view of the memory of the stored weight `read`."""
+    """Return whether a backend's weight, `prepared`, is a view of the memory of the stored weight `read`."""
     held = prepared if isinstance(prepared, np.ndarray) else getattr(prepared, "data", None)
     return isinstance(held, np.ndarray) and np.may_share_memory(held, read)
 
@@ -189,7 +197,7 @@ def map_small_pages(view: np.ndarray) -> None:
     """Ask the system to map the file of a view in small pages.
 
     Large pages (2 MiB) are mapped and dropped as a whole. If only some parts of a matrix are needed, dropping the other
-    parts would drop needed parts too; the next pass would map both again.
+    parts would also drop needed parts, and the next pass would map all of them again.
     """
     file = _file_of(view)
     if file is not None and hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -198,7 +206,7 @@ def map_small_pages(view: np.ndarray) -> None:
 
 
 def read_ahead(views: Iterable[np.ndarray]) -> None:
-    """Read every page of these arrays, and release all other pages of the mapped files that they are views of."""
+    """Read every page of these views of mapped files, and release all other pages of the files."""
     ends: dict[mmap.mmap, int] = {}
     for view in sorted(views, key=lambda array: array.ctypes.data):
         view[:: mmap.PAGESIZE].max(initial=0)
@@ -213,7 +221,10 @@ def read_ahead(views: Iterable[np.ndarray]) -> None:
 
 
 def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
-    """Release the pages around some rows of a matrix in a mapped file."""
+    """Release the pages near some rows of a matrix in a mapped file, which reading these rows has mapped.
+
+    `row_bytes` is the number of bytes of a row.
+    """
     file = _file_of(matrix)
     if file is None:
         return
@@ -224,7 +235,10 @@ def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> Non
 
 
 def _give_back(file: mmap.mmap, start: int, stop: int) -> None:
-    """Release the pages that lie wholly in [start, stop); the pages at its ends may hold bytes of other tensors."""
+    """Release the pages of a file that lie wholly in the bytes [start, stop).
+
+    The pages at both ends are kept, because they may also have bytes of other tensors.
+    """
     start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
     if start < stop and hasattr(file, "madvise"):
         with contextlib.suppress(OSError):  # pages that are locked in memory
@@ -232,13 +246,13 @@ def _give_back(file: mmap.mmap, start: int, stop: int) -> None:
 
 
 def _range(file: mmap.mmap, view: np.ndarray) -> tuple[int, int]:
-    """Return the first byte of a view in its file, and the one after its last."""
+    """Return the offsets of a view in its file: its first byte, and the byte after its last one."""
     first = view.ctypes.data - np.frombuffer(file, np.uint8, 1).ctypes.data
     return first, first + view.nbytes
 
 
 def _file_of(array: np.ndarray) -> mmap.mmap | None:
-    """Return the mapped file that an array is a contiguous view of."""
+    """Return the mapped file of which an array is a contiguous view; None if it is no such view."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base

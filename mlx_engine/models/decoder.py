@@ -30,7 +30,7 @@ def decoder_layers(
     """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
     If layers have per-layer inputs of width I, x is (T, D + L*I): the hidden states, then the inputs of all L layers.
-    With LoRA adapters, the columns [first, end) = `masked` of x are the adapter masks of the rows.
+    With LoRA adapters, `masked` is (first, end): these columns of x have each row's adapter mask.
     """
     views, masks = dict[int, KVView](), None
     if masked[1]:

@@ -1,4 +1,4 @@
-"""GLM-4, such as GLM-4-9B-Chat-HF and GLM-Edge; GLM-4-0414, such as GLM-4-9B and GLM-Z1-32B.
+"""GLM-4, such as GLM-4-9B-Chat-HF and GLM-Edge; GLM-4-0414, such as GLM-4-9B-0414 and GLM-Z1-32B-0414.
 
 Reference: Hugging Face transformers, models/glm. Differences from Llama: RoPE rotates the first half of each head, with
 the pairs (2j, 2j + 1); queries, keys and values have biases; gate and up are one matrix.
@@ -46,5 +46,5 @@ GLM4_TENSORS = {
 glm4_plan = standard.plan(Config, GLM4_TENSORS)
 ARCHITECTURES = (
     Architecture("GLM-4, such as GLM-4-9B-Chat-HF and GLM-Edge", ("glm", "chatglm"), "chatglm", Config, Model, plan),
-    Architecture("GLM-4-0414, such as GLM-4-9B and GLM-Z1-32B", ("glm4",), "glm4", Config, Model, glm4_plan),
+    Architecture("GLM-4-0414, such as GLM-4-9B-0414 and GLM-Z1-32B-0414", ("glm4",), "glm4", Config, Model, glm4_plan),
 )

@@ -1,1 +1,1 @@
-"""Log events and the profiler of operations. Imports no other part of this package."""
+"""Log events, and the profiler of operations. Imports no other part of mlx_engine, so every package may import it."""

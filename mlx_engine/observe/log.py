@@ -1,8 +1,8 @@
-"""Log events (a name and fields, one line each) with Python's logging, under the logger name "mlx_engine".
+"""Log events with Python's logging, under the logger name "mlx_engine". An event is a line with a name and fields.
 
-Logging is off by default. `MLX_ENGINE_LOG=info|debug|trace`, `--log-level` or a logging configuration turn it on.
-Each level adds to the one above: `info` logs one event per token, `debug` one per forward pass, `trace` one per
-operation and a table at the end.
+Logging is off by default. `MLX_ENGINE_LOG=info|debug|trace`, `--log-level` or a logging configuration turn it on. The
+level `info` logs an event per token. `debug` also logs an event per forward pass, and `trace` an event per operation
+and a table at the end.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ TRACE = 5
 LEVELS = {"off": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
 VARIABLE = "MLX_ENGINE_LOG"
 
-# Called before each event, so that streamed text on the same terminal can end its line first.
+# A function that is called before each event. Programs that stream text to the same terminal set it, to end their line
+# first.
 before_event: Callable[[], None] | None = None
 
-# Shows a bar with this title on the terminal, and yields the function that reports (done, total, what is left); set by
-# programs that have one. It yields None where nothing can be drawn.
+# A function that shows a progress bar with a title on the terminal; programs that have a bar set it. It returns
+# a context manager, which yields a function to report (done, total, what is left), or None if nothing can be drawn.
 Bar = Callable[[int, int, str], None]
 show_bar: Callable[[str], AbstractContextManager[Bar | None]] | None = None
 
@@ -32,7 +33,10 @@ _warned: set[str] = set()
 
 
 def configure(level: str) -> None:
-    """Print events of `level`, a key of `LEVELS`, and above to stderr; "off" leaves only warnings."""
+    """Print the events of a level (a key of `LEVELS`), and those of less detailed levels, to stderr.
+
+    With "off", only warnings are printed.
+    """
     LOGGER.setLevel(LEVELS[level])
     for handler in [h for h in LOGGER.handlers if isinstance(h, _Lines)]:
         LOGGER.removeHandler(handler)
@@ -53,14 +57,14 @@ def note(text: str) -> None:
 
 
 def progress_bar(title: str) -> AbstractContextManager[Bar | None]:
-    """Show a progress bar if this program has one and can draw it; else the context is None."""
+    """Show a progress bar if this program has one and can draw it; otherwise the context manager yields None."""
     return nullcontext() if show_bar is None else show_bar(title)
 
 
 def event(level: int, name: str, **fields: Any) -> None:
     """Log one event. The record has the attribute `fields`; its text has them as `key=value`.
 
-    If a field is costly to compute, check `LOGGER.isEnabledFor(level)` before.
+    Before computing a field that takes time, check `LOGGER.isEnabledFor(level)`.
     """
     LOGGER.log(level, "%s", name, extra={"fields": fields})
 

@@ -1,7 +1,8 @@
-"""Profiler: time spans of operations, summed per operation, per layer and per forward pass.
+"""The profiler: measures the time of each operation, and sums times per operation, per layer and per forward pass.
 
-Spans nest. The own time of a span excludes the spans inside it: a block composed of primitives has only the rest, a
-fused block has all of its time. Own times thus add up to the whole, whichever operations a backend fuses.
+The time of an operation is a span. Spans nest, because a block composed of primitives contains their spans. A span's
+own time is its time without the spans inside it. So the own times of all spans add up to the whole time, whichever
+operations a backend fuses.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 # Operations before the first layer or after the last one.
 OUTSIDE = ("embed", "norm_head", "argmax", "sample")
 SAMPLING = ("argmax", "sample")
-# Outside of layers these belong to the embedding: learned positions are added, and some models scale embeddings.
+# Outside of layers, these operations are part of the embedding: some models add learned positions or scale embeddings.
 EMBEDDING = ("embed", "add", "scale")
 
 
@@ -36,7 +37,7 @@ class Cost:
 
 @dataclass
 class Total:
-    """Sums over calls."""
+    """The sums over all calls of an operation, or over all operations of a layer."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -56,10 +57,16 @@ class Span:
     """An operation that is running or has just ended.
 
     Attributes:
-        part: the operation's first parameter without its layer number ("attn_norm"), or the previous operation's.
+        op: the name of the operation.
+        layer: the index of its layer; None outside of the layers.
+        part: the name of the operation's first parameter without its layer number ("attn_norm"). For an operation
+            without parameters, that of the previous operation.
+        start: the time when it began.
         phase: embedding, layers, norm, projection or sampling.
-        inner, own: seconds of the spans inside, and this span's seconds without them.
-        counted, cost: the cost of the spans inside, and this span's cost without them.
+        inner: seconds of the spans inside this span.
+        own: seconds of this span without those of the spans inside.
+        counted: the cost of the spans inside this span.
+        cost: the cost of this span without that of the spans inside.
         role: the operation's purpose, as named in a profile.
     """
 
@@ -76,9 +83,9 @@ class Span:
 
 
 class Profiler:
-    """Collect spans. `ops`, `layers` and `phases` have the sums of the whole run.
+    """Collects spans, and sums them over the whole run in `ops`, `layers` and `phases`.
 
-    With `keep`, `spans` has every span until `take_spans` is called.
+    With `keep`, the list `spans` has every span since the last call of `take_spans`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keep: bool = False) -> None:
@@ -94,7 +101,7 @@ class Profiler:
 
     @contextmanager
     def span(self, op: str, layer: int | None = None, part: str = "") -> Iterator[Span]:
-        """Time one operation. If `layer` is None, it belongs to the layer of the previous operation."""
+        """Time one operation. If `layer` is None, the operation is counted for the layer of the previous operation."""
         if op in OUTSIDE:
             self._layer, self._part = None, ""
         elif layer is not None:
@@ -113,7 +120,11 @@ class Profiler:
             self.phases[span.phase] += span.own
 
     def record(self, span: Span, cost: Cost) -> None:
-        """Add an ended span to the sums. The cost of spans inside it is not counted twice."""
+        """Add a span that has ended to the sums.
+
+        `cost` is the cost of the whole operation. The cost of the spans inside, which are already counted, is
+        subtracted.
+        """
         span.cost = cost.without(span.counted)
         self.ops[span.op].add(span.own, span.cost)
         self.layers[span.layer].add(span.own, span.cost)
@@ -134,7 +145,8 @@ class Profiler:
 
     def _phase(self, span: Span) -> str:
         if any(outer.op == "norm_head" for outer in self._open) or span.op == "norm_head":
-            fused = span.op == "norm_head" and not span.counted.flops  # nearly all of its time is the projection
+            # A fused `norm_head` counts as projection, which takes nearly all of its time.
+            fused = span.op == "norm_head" and not span.counted.flops
             return "projection" if span.op == "linear" or fused else "norm"
         if span.op in SAMPLING:
             return "sampling"

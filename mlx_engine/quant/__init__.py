@@ -1,8 +1,9 @@
-"""The block formats of GGUF in NumPy, by family, and those of MLX (`groups.py`).
+"""Quantise and dequantise weights in NumPy: the block formats of GGUF, and those of MLX (`groups.py`).
 
-A format has a function `dequantize_*`, (n, block bytes) uint8 to (n, block size) float32, and, if this project can
-write it, the inverse `quantize_*`. This module looks them up by type and applies them piece by piece, so that the
-temporaries of a large tensor stay small. The values are bit-identical to those of the `gguf` package and of MLX.
+The other modules have a function `dequantize_*` for each format, from (n, block bytes) uint8 to (n, block size)
+float32. For formats that this project can write, they also have the inverse `quantize_*`. This module looks up the
+function of a type, and applies it to a tensor piece by piece, so that temporary arrays stay small. Dequantised values
+are bit-identical to those of the `gguf` package and of MLX.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ _QUANTIZE: dict[str, Quantize] = {
     "Q6_K": k_quants.quantize_q6_k,
 }
 
-# Weights per piece: the temporaries (a few bytes per weight) fit into a core's L2 cache.
+# The number of weights per piece. Its temporary arrays, a few bytes per weight, fit into a core's L2 cache.
 _PIECE = 1 << 16
 
 
 def readable_types() -> tuple[GGMLType, ...]:
-    """Return the types of GGUF that `dequantize` supports, by type number. It supports all types of MLX, too."""
+    """Return the types of GGUF that `dequantize` supports, by type number. It also supports all types of MLX."""
     return tuple(type_ for type_ in TYPES if type_.name in _DEQUANTIZE)
 
 
@@ -81,13 +82,11 @@ def writable_types() -> tuple[GGMLType, ...]:
 
 
 def dequantize(raw: NDArray[np.uint8], type_: GGMLType, *, where: str = "dequantize") -> NDArray[np.float32]:
-    """Return the weights stored in `raw` as a float32 vector.
-
-    `where` names the bytes in error messages.
+    """Return the weights stored in `raw` as a float32 vector. `where` describes the weights in error messages.
 
     Raises:
-        UnsupportedTypeError: the type cannot be read.
-        ValueError: the number of bytes is not a multiple of the block size.
+        UnsupportedTypeError: dequantising the type is not implemented.
+        ValueError: the bytes do not fill whole blocks.
     """
     function = _reader(type_, where)
     blocks = _in_rows_of(type_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))
@@ -102,9 +101,9 @@ def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "qua
     """Return the bytes of `values` stored as `type_`, in row-major order. Rows must be whole blocks long.
 
     Raises:
-        UnsupportedTypeError: the type cannot be written.
-        ValueError: the number of values is not a multiple of the block size, or one is not finite and the type has no
-            such values.
+        UnsupportedTypeError: quantising to the type is not implemented.
+        ValueError: the number of values is not a multiple of the block size; or a value is NaN or infinite, and the
+            type cannot store such values.
     """
     function = _writer(type_, where)
     blocks = _in_rows_of(type_.block_size, np.ascontiguousarray(values, dtype=np.float32))
@@ -123,8 +122,9 @@ def requantize(
     The bytes do not depend on `threads`, because each piece is converted separately.
 
     Raises:
-        UnsupportedTypeError: `from_` cannot be read, or `to` cannot be written.
-        ValueError: the weights do not fill whole blocks, or one is not finite and `to` has no such values.
+        UnsupportedTypeError: dequantising `from_` or quantising to `to` is not implemented.
+        ValueError: the weights do not fill whole blocks; or a weight is NaN or infinite, and `to` cannot store such
+            values.
     """
     read, write = _reader(from_, where), _writer(to, where)
     blocks = _in_rows_of(from_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))

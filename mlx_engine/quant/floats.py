@@ -24,11 +24,11 @@ class F32:
 
 
 class F16:
-    """IEEE half precision, little-endian; magnitudes above 65,504 are written as infinity."""
+    """IEEE half precision, little-endian. Magnitudes that round to more than 65,504 are written as infinity."""
 
     @staticmethod
     def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The stored halves as floats, (n, 2) bytes to (n, 1) values."""
+        """Read (n, 2) bytes as (n, 1) values."""
         with np.errstate(invalid="ignore"):  # widening a signalling NaN sets the flag; the result is NaN
             return blocks.view("<f2").astype(np.float32)
 
@@ -44,19 +44,19 @@ class BF16:
 
     @staticmethod
     def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The stored halves as floats, (n, 2) bytes to (n, 1) values."""
+        """Read (n, 2) bytes as (n, 1) values."""
         return (blocks.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
     @staticmethod
     def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
         """Round to nearest even, (n, 1) values to (n, 2) bytes.
 
-        A NaN is not rounded, since a carry out of its mantissa would turn it into infinity. It becomes a quiet NaN.
+        A NaN is not rounded, because a carry out of its mantissa could turn it into infinity. It becomes a quiet NaN.
         """
         bits = values.view(np.uint32)
         is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
         quiet = (bits | np.uint32(0x00400000)) >> np.uint32(16)
-        # For finite values and infinities (at most 0xFF800000) the sum fits into 32 bits. For a NaN it may wrap; that
-        # sum is not used.
+        # For finite values and infinities (at most 0xFF800000), the sum fits into 32 bits. The sum for a NaN may
+        # overflow, but is not used.
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         return np.where(is_nan, quiet, rounded).astype("<u2").view(np.uint8)

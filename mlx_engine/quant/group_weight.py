@@ -1,12 +1,12 @@
-"""Weights in MLX's quantised types, and conversions between these types and those of GGUF that round no weight.
+"""Weights in MLX's quantised types, and conversions between types of MLX and of GGUF that do not round a weight.
 
-A file stores the quants, the scales and the biases of such a weight in three tensors. The conversions:
+A file of MLX stores such a weight as three tensors: its quants, scales and biases. The conversions are:
 
-- Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". Signed quants are stored with an offset z:
-  `d * q = d * (q + z) - z * d`. The scales are float32, which represents the product of a float16 and a quant exactly.
-  In float16, the bias would overflow if the scale is above 511.75.
+- Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". This mode has unsigned quants, so an offset z is added
+  to signed quants q: `d * q = d * (q + z) - z * d`. Scales are float32, which represents the product of a float16 and a
+  quant exactly. (In float16, the bias `-z * d` would overflow for scales above 511.75.)
 - MXFP4 has 32 quants in 16 bytes: in halves in GGUF; in pairs in MLX and in Hugging Face's folders of gpt-oss
-  (`packing.py`). The weights stay the same, except for the sign of a zero, which GGUF does not store.
+  (`packing.py` defines both orders). The weights stay the same, but GGUF cannot store the sign of a zero.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from mlx_engine.quant.groups import GroupType, affine, fixed
 from mlx_engine.quant.types import BY_NAME
 from mlx_engine.quant.weight import Weight, cut_shape, taken
 
-# The number of groups that a thread joins at a time, and of threads. Most of the time is page faults of new memory.
+# The number of groups that a thread joins at a time, and the number of threads. Most of the time is spent on the page
+# faults of new memory.
 _PIECE, _THREADS = 1 << 16, 4
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The stored tensors of a weight (..., N, K): G groups, each with a scale, perhaps a bias, and packed quants.
+    """The stored tensors of a weight (..., N, K), as bytes. It has n groups, each with a scale and perhaps a bias.
 
     Attributes:
-        quants: uint8 (G, bytes of a group's quants), in MLX's order.
-        scales: uint8 (G, bytes of a scale).
-        biases: uint8 (G, bytes of a bias), or None.
+        quants: uint8 (n, bytes of a group's quants), in MLX's order.
+        scales: uint8 (n, bytes of a scale).
+        biases: uint8 (n, bytes of a bias), or None.
     """
 
     quants: NDArray[np.uint8]
@@ -44,12 +45,12 @@ class Parts:
 
     @property
     def in_order(self) -> tuple[NDArray[np.uint8], ...]:
-        """The parts in the order of a block."""
+        """The parts in the order that they have in a block."""
         return (self.scales, self.quants) if self.biases is None else (self.scales, self.biases, self.quants)
 
 
 class GroupWeight(Weight):
-    """A weight of a `GroupType` that is stored in parts. Its blocks are made when `data` is first used.
+    """A weight of a `GroupType` that is stored in parts. The parts are joined to blocks when `data` is first used.
 
     Raises:
         ValueError: the parts do not match shape and type.
@@ -74,12 +75,15 @@ class GroupWeight(Weight):
         return join(self.type, self.parts)
 
     def _blocks(self, first: int, last: int) -> NDArray[np.uint8]:
-        """Return only the given blocks."""
+        """Return the bytes of blocks [first, last), without joining the other blocks."""
         cut = [part[first:last] for part in self.parts.in_order]
         return join(self.type, Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None))
 
     def part(self, i: int, n: int) -> GroupWeight:
-        """Return part i of n equal parts along the first axis, without that axis. No bytes are read."""
+        """Return part i of n equal parts along the first axis, which must have n items. No bytes are read.
+
+        The result has no first axis.
+        """
         cut = [part[len(part) // n * i : len(part) // n * (i + 1)] for part in self.parts.in_order]
         parts = Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None)
         return GroupWeight(self.name, self.shape[1:], self.type, parts)
@@ -92,7 +96,7 @@ class GroupWeight(Weight):
         return GroupWeight(self.name, shape, self.type, parts)
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
-        """Dequantise the rows `ids` of a matrix as `Weight.rows` does. Only their blocks are made."""
+        """Dequantise the rows `ids` of a matrix as `Weight.rows` does. Only the blocks of these rows are joined."""
         if len(self.shape) != 2 or not len(ids) or min(ids) < 0 or max(ids) >= self.shape[0]:
             return super().rows(ids)
         n, per_row = len(ids), self.shape[1] // self.type.block_size
@@ -105,9 +109,10 @@ class GroupWeight(Weight):
 
 
 def join(type_: GroupType, parts: Parts) -> NDArray[np.uint8]:
-    """Return blocks as a vector of bytes: the parts of each group side by side, without any rounding.
+    """Return the blocks of a weight as a vector of bytes. A block has the parts of one group side by side.
 
-    Quants of 4 bits are put in halves, which the CPU kernels unpack with fewer instructions.
+    4-bit quants are reordered from pairs to halves (`packing.py`), because CPU kernels unpack halves with fewer
+    instructions. No value is rounded.
     """
     n = len(parts.quants)
     blocks = np.empty((n, type_.block_bytes), dtype=np.uint8)
@@ -131,7 +136,7 @@ def join(type_: GroupType, parts: Parts) -> NDArray[np.uint8]:
 
 
 def split(weight: Weight, type_: GroupType) -> Parts:
-    """Return the parts of a weight of this type: the stored ones if it has them, else copies."""
+    """Return the parts of a weight of this type: those of a `GroupWeight`, or copies made from the blocks."""
     if isinstance(weight, GroupWeight):
         return weight.parts
     blocks, n = weight.data.reshape(-1, type_.block_bytes), type_.scale_bytes
@@ -145,12 +150,12 @@ def split(weight: Weight, type_: GroupType) -> Parts:
 
 
 def _words(columns: NDArray[np.uint8]) -> NDArray[np.generic]:
-    """View columns of bytes as the widest possible items, because NumPy copies one item at a time."""
+    """View the bytes of each row (n, width) as one item, because NumPy copies item by item."""
     width = columns.shape[1]
     return columns.view(f"V{width}")
 
 
-# By GGUF type, the type in groups.
+# The types of GGUF that `in_groups` converts, with the types of MLX that result.
 EXACT: Mapping[str, GroupType] = {
     "Q8_0": affine(8, 32, "F32"),
     "Q4_0": affine(4, 32, "F32"),
@@ -159,14 +164,17 @@ EXACT: Mapping[str, GroupType] = {
 OFFSETS = {"Q8_0": 128, "Q4_0": 8}
 
 GGUF, MLX = BY_NAME["MXFP4"], fixed("mxfp4")
-# The byte of the only scale that differs: it is infinite in MLX and 2 ** 128 in GGUF.
+# The byte of the only scale with different meanings: infinity in MLX, 2 ** 128 in GGUF.
 _UNLIKE = 255
-# Groups that are converted at a time: temporaries take a few megabytes.
+# The number of groups that are converted at a time, so that temporary arrays take only a few megabytes.
 _PART = 1 << 17
 
 
 def in_groups(weight: Weight) -> Weight:
-    """Return a weight in the group type of `EXACT`; return others, and weights with infinite scales, unchanged."""
+    """Convert a weight of a type in `EXACT` to MLX's type.
+
+    Return weights of other types, and weights with scales that are not finite, unchanged.
+    """
     if weight.type.name not in EXACT:
         return weight
     type_, stored = EXACT[weight.type.name], BY_NAME[weight.type.name]
@@ -185,7 +193,10 @@ def in_groups(weight: Weight) -> Weight:
 
 
 def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return unsigned quants in MLX's order. GGUF has signed bytes, or quants j and j + 16 in the halves of byte j."""
+    """Convert the quants of GGUF blocks to unsigned quants in MLX's order.
+
+    GGUF's 8-bit quants are signed bytes. Of its 4-bit quants, j and j + 16 are in the halves of byte j.
+    """
     quants: NDArray[np.uint8]
     if bits == 8:
         quants = packed ^ np.uint8(0x80)
@@ -196,7 +207,10 @@ def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def in_gguf_order(weight: Weight) -> Weight:
-    """Return a weight of MLX's type as one of GGUF's; return others, and weights with infinite scales, unchanged."""
+    """Convert a weight in MLX's form of MXFP4 to GGUF's form.
+
+    Return weights of other types, and weights with infinite scales, unchanged.
+    """
     if weight.type != MLX:
         return weight
     parts = split(weight, MLX)
@@ -211,7 +225,10 @@ def in_gguf_order(weight: Weight) -> Weight:
 
 
 def in_mlx_order(weight: Weight) -> Weight:
-    """Return a weight of GGUF's type as one of MLX's; return others, and weights whose scales MLX lacks, unchanged."""
+    """Convert a weight in GGUF's form of MXFP4 to MLX's form.
+
+    Return weights of other types, and weights with the scale 2 ** 128, which MLX does not have, unchanged.
+    """
     if weight.type != GGUF:
         return weight
     blocks = weight.data.reshape(-1, GGUF.block_bytes)

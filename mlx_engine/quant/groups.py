@@ -1,10 +1,10 @@
-"""MLX's quantised types: groups of consecutive weights of a row share a scale, and in the mode "affine" a bias.
+"""MLX's quantised types: groups of consecutive weights in a row share a scale and, in the mode "affine", a bias.
 
-A block of such a type is one group: its scale, its bias, its packed quants, side by side. mlx-lm's folders store the
-three in separate tensors; `group_weight.py` joins them.
+Here a block of such a type is one group: its scale, bias and packed quants side by side. mlx-lm's folders store scales,
+biases and quants in separate tensors; `group_weight.py` joins them to blocks.
 
-The other modes have quants that are floats: E2M1 of 4 bits or E4M3 of 8 bits. Their scale is a power of two, E8M0, or
-in "nvfp4" an E4M3.
+In the mode "affine", quants are unsigned integers. In the other modes they are floats: E2M1 with 4 bits, or E4M3 with 8
+bits. Their scale is a power of two (E8M0), and in "nvfp4" an E4M3 float.
 
 Sources: `mx.quantize` of MLX 0.32, https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
 and "OCP Microscaling Formats (MX) Specification", version 1.0, for E2M1, E4M3 and E8M0.
@@ -26,7 +26,7 @@ from mlx_engine.quant.types import BY_NAME, GGMLType
 Mode: TypeAlias = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]
 MODES: tuple[str, ...] = get_args(Mode)
 AFFINE_BITS, AFFINE_GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
-# The bits and the group size of the modes that have one form only.
+# The bits and the group size of the modes for which MLX supports only one choice.
 FIXED = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 # Types of affine scales and biases, and of the scales of the other modes, as safetensors spells them.
 FLOATS, BYTE = ("F16", "BF16", "F32"), "U8"
@@ -37,7 +37,7 @@ class GroupType(GGMLType):
     """A type of MLX. `id` is -1, because GGUF has no such type; `block_size` is the group size.
 
     Attributes:
-        mode: how quants and scales become weights.
+        mode: the formula by which weights follow from quants and scales, one of `MODES`.
         bits: bits per quant.
         scale: the type of scales and biases: F16, BF16, F32, or U8 for the modes without biases.
     """
@@ -58,12 +58,12 @@ class GroupType(GGMLType):
 
     @property
     def in_halves(self) -> bool:
-        """Whether the quants of a block are in GGUF's order (in halves: `packing.py`); else they are in MLX's order."""
+        """Whether the quants of a block are in halves (GGUF's order, `packing.py`), and not in MLX's order."""
         return self.has_biases and self.bits == 4
 
     @property
     def layout(self) -> np.dtype[np.void]:
-        """The fields of a block: `d`, `m` if there are biases, `qs`."""
+        """The fields of a block: the scale `d`, the bias `m` (in the mode "affine"), and the quants `qs`."""
         return blocks.group(self.block_size, self.bits, self.scale, has_biases=self.has_biases)
 
 
@@ -74,7 +74,7 @@ def affine(bits: int, group: int, scale: str) -> GroupType:
 
 
 def fixed(mode: str) -> GroupType:
-    """Return the type of a mode that has one form only. GGUF's MXFP4 and NVFP4 order their quants differently."""
+    """Return the type of a mode in `FIXED`. MXFP4 and NVFP4 of GGUF are other types, with another order of quants."""
     bits, group = FIXED[mode]
     layout = blocks.group(group, bits, BYTE, has_biases=False)
     return GroupType(-1, f"MLX_{mode.upper()}", group, layout.itemsize, mode, bits, BYTE)
@@ -89,13 +89,13 @@ GROUP_TYPES = (
 def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, block bytes) to (n, group size) weights, bit for bit as `mx.dequantize` on the CPU in float32.
 
-    Mode "affine": `scale * q + bias`, with scale and bias widened to float32, the product and the sum each rounded.
-    With scales of float16 or bfloat16 the product is exact. (Given scales of these types, `mx.dequantize` itself
-    computes in them, which is less exact; `mx.quantized_matmul` with float32 activations widens them.)
+    In the mode "affine", a weight is `scale * q + bias`, with scale and bias widened to float32. The product and the
+    sum are each rounded; for float16 and bfloat16 scales, the product is exact. (`mx.dequantize` itself would compute
+    in the type of the scales, which is less exact. `mx.quantized_matmul` with float32 activations widens them.)
     """
     block = blocks.view(type_.layout)[:, 0]
     quants = packing.unpack_halves(block["qs"]) if type_.in_halves else unpack(block["qs"], type_.bits)
-    with np.errstate(invalid="ignore", over="ignore"):  # any bytes are weights: a scale may be infinite or NaN
+    with np.errstate(invalid="ignore", over="ignore"):  # any bytes are valid: a scale may be infinite or NaN
         if type_.has_biases:
             weights = quants.astype(np.float32)
             weights *= _widened(block["d"], type_)[:, None]
@@ -108,9 +108,9 @@ def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.
 
 
 def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return quants (n, group size), each from 0 to 2**bits - 1, of (n, group size * bits / 8) bytes in MLX's order.
+    """Unpack (n, group size * bits / 8) bytes in MLX's order to quants (n, group size), each from 0 to 2**bits - 1.
 
-    `bits` bytes hold 8 quants. A quant is in one byte or in two adjacent ones.
+    Each run of `bits` bytes holds 8 quants, from the lowest bit on, so a quant may be in one byte or in two.
     """
     if bits == 8:
         return packed
@@ -132,7 +132,10 @@ def _widened(values: NDArray[np.generic], type_: GroupType) -> NDArray[np.float3
 
 
 def _e4m3() -> NDArray[np.float32]:
-    """Return the 256 values of E4M3: 4 bits of exponent, 3 of mantissa, no infinities, NaN for all ones."""
+    """Return the values of the 256 bytes as E4M3 floats: 4 bits of exponent, 3 of mantissa, no infinity.
+
+    The bytes 127 and 255 are NaN.
+    """
     code = np.arange(128)
     exponent, mantissa = code >> 3, code & 7
     values = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))

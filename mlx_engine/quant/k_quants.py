@@ -1,7 +1,8 @@
-"""Q2_K to Q6_K: 256 weights in groups whose scales, and minima, are small integers times the block's float16 factors.
+"""Quantise and dequantise the K-quants, Q2_K to Q6_K.
 
-Q2_K, Q4_K and Q5_K: `weight = (d * scale) * q - (dmin * minimum)`. Q3_K and Q6_K: `weight = (d * scale) * (q -
-offset)`.
+A block has 256 weights in groups of 16 or 32. The scale of a group, and its minimum if it has one, are small integers,
+which are multiplied by the float16 factors `d` and `dmin` of the block. In Q2_K, Q4_K and Q5_K,
+`weight = (d * scale) * q - (dmin * minimum)`. In Q3_K and Q6_K, `weight = (d * scale) * (q - offset)`.
 
 Source: `dequantize_row_q*_K`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -30,11 +31,11 @@ def dequantize_q2_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def dequantize_q3_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 110) bytes to (n, 256) weights: 16 groups of 16, 3 bits minus 4, scale of 6 bits minus 32.
+    """Dequantise (n, 110) bytes to (n, 256) weights: 16 groups of 16, 3-bit quants minus 4, 6-bit scales minus 32.
 
     Each 32 bytes of `qs` hold the low two bits of 128 weights, the first 32 in the lowest bits. Bit `j` of the 32 bytes
     `hmask` is the third bit of weights `32 j` to `32 j + 31`. The first 8 bytes of `scales` hold the low four bits of
-    16 scales, the last 4 bytes the high two.
+    16 scales, the last 4 bytes their high two bits.
     """
     block = blocks.view(layout.Q3_K)[:, 0]
     low = bit_fields(block["qs"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
@@ -44,7 +45,7 @@ def dequantize_q3_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     low_scales = bit_fields(block["scales"][:, :8], 4).reshape(-1, 16)
     high_scales = bit_fields(block["scales"][:, 8:], 2).reshape(-1, 16)
     scales = ((low_scales | high_scales << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are weights: d may be infinite or NaN, and a scale 0
+    with np.errstate(invalid="ignore"):  # any bytes are valid: d may be infinite or NaN, and a scale 0
         return ((block["d"].astype(np.float32)[:, None] * scales)[..., None] * quants).reshape(-1, 256)
 
 
@@ -100,16 +101,16 @@ def quantize_q5_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 210) bytes to (n, 256) weights: 16 groups of 16, 6 bits minus 32, a signed scale of 8 bits.
+    """Dequantise (n, 210) bytes to (n, 256) weights: 16 groups of 16, 6-bit quants minus 32, signed 8-bit scales.
 
-    For each half of the block, 64 bytes of `ql` hold the low four bits of 128 weights (the first 64 in the low halves),
-    and 32 bytes of `qh` their high two bits (the first 32 lowest).
+    For each half of the block, 64 bytes of `ql` hold the low four bits of 128 weights, the first 64 in the low halves
+    of the bytes. 32 bytes of `qh` hold their high two bits, those of the first 32 weights in the lowest bits.
     """
     block = blocks.view(layout.Q6_K)[:, 0]
     low = bit_fields(block["ql"].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
     high = bit_fields(block["qh"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     quants = ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are weights: d may be infinite or NaN, and a scale 0
+    with np.errstate(invalid="ignore"):  # any bytes are valid: d may be infinite or NaN, and a scale 0
         scales = block["d"].astype(np.float32)[:, None] * block["scales"].astype(np.float32)
         return (scales[..., None] * quants).reshape(-1, 256)
 
@@ -134,8 +135,11 @@ def quantize_q6_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 def _affine(
     block: NDArray[np.void], scales: NDArray[np.float32], minima: NDArray[np.float32], quants: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return `(d * scale) * q - (dmin * minimum)`, (n, 256), of (n, groups) scales and minima."""
-    with np.errstate(invalid="ignore"):  # any bytes are weights: d and dmin may be infinite or NaN
+    """Return `(d * scale) * q - (dmin * minimum)`, (n, 256).
+
+    `scales` and `minima` are (n, groups), and `quants` (n, groups, weights of a group).
+    """
+    with np.errstate(invalid="ignore"):  # any bytes are valid: d and dmin may be infinite or NaN
         scales = block["d"].astype(np.float32)[:, None] * scales
         minima = block["dmin"].astype(np.float32)[:, None] * minima
         return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)
@@ -144,9 +148,9 @@ def _affine(
 def scales_and_minima(packed: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Unpack the (n, 12) bytes of Q4_K and Q5_K into (n, 8) scales and (n, 8) minima, from 0 to 63.
 
-    With scales `A` to `H` and minima `a` to `h`, bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, bytes 4 to 7 are `eeaaaaaa`
-    to `hhdddddd`, and bytes 8 to 11 are `eeeeEEEE` to `hhhhHHHH`, the highest bit first. The first four scales and
-    minima are stored whole; of the last four, the high two bits are stored above the first four.
+    With scales `A` to `H` and minima `a` to `h`, the bits of bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, those of bytes
+    4 to 7 `eeaaaaaa` to `hhdddddd`, and those of bytes 8 to 11 `eeeeEEEE` to `hhhhHHHH`, the highest bit first. So the
+    first four scales and minima are stored whole, and the high two bits of the last four are above them.
     """
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = [first & np.uint8(0x3F), last & np.uint8(0x0F) | first >> np.uint8(6) << np.uint8(4)]

@@ -1,7 +1,7 @@
-"""Rows of keys and values as a cache stores them, in NumPy: the definition that all backends follow.
+"""The types in which the KV cache stores keys and values, in NumPy: the definition that all backends follow.
 
-A row is one head of one token. `f32` is exact; `f16` and `bf16` round to nearest even; `q8_0` has blocks of 32 numbers
-along the head, in ggml's form. Attention uses the rounded values, in float32.
+A row is the key or the value of one head and one token. `f32` is exact; `f16` and `bf16` round to nearest even; `q8_0`
+has ggml's blocks of 32 numbers along the head. Attention computes in float32 with the rounded values.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 from mlx_engine import quant
 from mlx_engine.quant.types import BY_NAME
 
-# By type: the element of a store in NumPy.
+# The NumPy type of a store's elements, by the type of keys and values. NumPy has no bfloat16, and Q8_0 is stored as
+# bytes.
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "q8_0": np.uint8}
 
 
 def default_type(activations: str) -> str:
-    """Return the default type of keys and values for a type of activations: f16, bf16, else f32."""
+    """Return the default type of keys and values: the type of activations if it is f16 or bf16, else f32."""
     return activations if activations in DTYPES else "f32"
 
 
 def types_text(activations: str, kv_type: str) -> str:
-    """Return the types that differ from the default as ", activations i16, keys and values q8_0", for reports."""
+    """Return a text for reports with the types that are not the default: ", activations i16, keys and values q8_0"."""
     text = "" if activations == "f32" else f", activations {activations}"
     return text if kv_type == default_type(activations) else f"{text}, keys and values {kv_type}"
 
@@ -42,12 +43,12 @@ def row_nbytes(head_dim: int, type_: str) -> int:
 
 
 def row_length(head_dim: int, type_: str) -> int:
-    """Return the elements of a row in a store of `DTYPES`."""
+    """Return the number of elements (of `DTYPES[type_]`) of a row in a store."""
     return row_nbytes(head_dim, type_) // np.dtype(DTYPES[type_]).itemsize
 
 
 def stored(x: NDArray[np.float32], type_: str) -> NDArray[np.generic]:
-    """Round rows (..., E) to a type: (..., row_length) of the type's element."""
+    """Round rows (..., E) to a type, and return them as stored: (..., row_length) elements of `DTYPES[type_]`."""
     if type_ == "f32":
         return x
     rows = quant.quantize(x, BY_NAME[type_.upper()]).view(DTYPES[type_])

@@ -1,10 +1,12 @@
-"""Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1: 32 weights share a float16 scale `d` and, in the `_1` types, a float16 minimum `m`.
+"""Quantise and dequantise Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1.
+
+In a block, 32 weights share a float16 scale `d` and, in the types that end in `_1`, a float16 minimum `m`.
 
 - Q8_0: signed bytes, `weight = d * q`.
 - Q4_0: 4 bits, `weight = d * (q - 8)`. Byte `i` has weight `i` in its low half and weight `i + 16` in its high half.
 - Q4_1: 4 bits in the same order, `weight = d * q + m`.
-- Q5_0, Q5_1: `weight = d * (q - 16)` and `d * q + m`. The low four bits are stored as in Q4_0; bit `i` of the 32 bits
-  `qh` is the fifth bit of weight `i`.
+- Q5_0: 5 bits, `weight = d * (q - 16)`. Q5_1: 5 bits, `weight = d * q + m`. The low four bits of the quants are stored
+  as in Q4_0; bit `i` of the 32 bits `qh` is the fifth bit of quant `i`.
 
 Source: `quantize_row_*_ref` and `dequantize_row_*`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -33,13 +35,13 @@ def dequantize_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 34) bytes to (n, 32) weights, `d * q`."""
     block = blocks.view(layout.Q8_0)[:, 0]
     weights: NDArray[np.float32] = block["qs"].astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a quant 0
+    with np.errstate(invalid="ignore"):  # any bytes are valid: a scale may be infinite or NaN, and a quant 0
         weights *= block["d"].astype(np.float32)[:, None]
     return weights
 
 
 def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 34) bytes: the largest magnitude of a block becomes 127 or -127.
+    """Quantise (n, 32) weights to (n, 34) bytes. The weight of largest magnitude in a block gets the quant 127 or -127.
 
     Quants are computed with the float32 scale, which is then rounded to float16, as in ggml. If the scale overflows
     or is NaN, the quants are 0.
@@ -59,14 +61,14 @@ def dequantize_q4_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 18) bytes to (n, 32) weights, `d * (q - 8)`."""
     block = blocks.view(layout.Q4_0)[:, 0]
     quants = bit_fields(block["qs"], 4).reshape(-1, 32).astype(np.int8) - np.int8(8)
-    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a quant 0
+    with np.errstate(invalid="ignore"):  # any bytes are valid: a scale may be infinite or NaN, and a quant 0
         return block["d"].astype(np.float32)[:, None] * quants.astype(np.float32)
 
 
 def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 18) bytes: the weight of largest magnitude becomes quant 0, that is -8 * d.
+    """Quantise (n, 32) weights to (n, 18) bytes. The weight of largest magnitude gets the quant 0, which means -8 * d.
 
-    The scale therefore has the opposite sign of that weight, and values at the other end, 8 * d, are clipped to 7 * d.
+    So the scale d has the opposite sign of this weight, and weights of the other sign are clipped at 7 * d.
     """
     blocks = np.empty(len(values), layout.Q4_0)
     with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 8 * 65,504, and infinities
@@ -82,10 +84,10 @@ def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _extreme(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return (n, 1): the value of largest magnitude in each block, the first one of equal magnitudes."""
+    """Return (n, 1): the value of largest magnitude in each block; of values with equal magnitude, the first one."""
     high, low = block_maximum(values), block_minimum(values)
     extreme = np.where(high > -low, high, low)
-    # Equal magnitudes, or NaN.
+    # Blocks whose largest and smallest values have equal magnitudes, or that have NaN.
     tied = np.flatnonzero(~((high > -low) | (high < -low)))
     rows = values[tied]
     extreme[tied] = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
@@ -96,12 +98,12 @@ def dequantize_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 20) bytes to (n, 32) weights, `d * q + m`."""
     block = blocks.view(layout.Q4_1)[:, 0]
     quants = bit_fields(block["qs"], 4).reshape(-1, 32).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are weights: scale and minimum may be infinite or NaN
+    with np.errstate(invalid="ignore"):  # any bytes are valid: scale and minimum may be infinite or NaN
         return block["d"].astype(np.float32)[:, None] * quants + block["m"].astype(np.float32)[:, None]
 
 
 def quantize_q4_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 20) bytes: the smallest weight of a block becomes 0, the largest 15."""
+    """Quantise (n, 32) weights to (n, 20) bytes. The smallest weight of a block gets the quant 0, the largest 15."""
     blocks = np.empty(len(values), layout.Q4_1)
     with np.errstate(over="ignore", invalid="ignore"):  # ranges above 15 * 65,504, and infinities
         low, high = block_minimum(values), block_maximum(values)
@@ -122,12 +124,12 @@ def dequantize_q5_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     block = blocks.view(layout.Q5_0)[:, 0]
     fifth = np.unpackbits(block["qh"], axis=1, bitorder="little")
     quants = (bit_fields(block["qs"], 4).reshape(-1, 32) | fifth << np.uint8(4)).astype(np.int8) - np.int8(16)
-    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a quant 0
+    with np.errstate(invalid="ignore"):  # any bytes are valid: a scale may be infinite or NaN, and a quant 0
         return block["d"].astype(np.float32)[:, None] * quants.astype(np.float32)
 
 
 def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 22) bytes. Errors are smaller than ggml's, which tries one scale.
+    """Quantise (n, 32) weights to (n, 22) bytes, with smaller errors than ggml, because several scales are tried.
 
     Raises:
         ValueError: a weight is NaN or infinite.
@@ -144,12 +146,12 @@ def dequantize_q5_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     block = blocks.view(layout.Q5_1)[:, 0]
     fifth = np.unpackbits(block["qh"], axis=1, bitorder="little")
     quants = (bit_fields(block["qs"], 4).reshape(-1, 32) | fifth << np.uint8(4)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are weights: scale and minimum may be infinite or NaN
+    with np.errstate(invalid="ignore"):  # any bytes are valid: scale and minimum may be infinite or NaN
         return block["d"].astype(np.float32)[:, None] * quants + block["m"].astype(np.float32)[:, None]
 
 
 def quantize_q5_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 24) bytes. Errors are smaller than ggml's, which tries one scale.
+    """Quantise (n, 32) weights to (n, 24) bytes, with smaller errors than ggml, because several scales are tried.
 
     Raises:
         ValueError: a weight is NaN or infinite.

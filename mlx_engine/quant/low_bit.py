@@ -1,9 +1,10 @@
-"""The IQ formats: IQ1 to IQ3 store the indices of points of a grid, IQ4 the indices of 16 levels.
+"""Dequantise the formats with few bits and codebooks: GGUF's IQ1 to IQ4, MXFP4, NVFP4, TQ1_0 and TQ2_0.
 
-IQ1, IQ2 and IQ3 divide 256 weights into groups of 8 or 4. A group is a point of a grid (a codebook of vectors), and
-each coordinate of a point is one of a few levels. A grid of K coordinates with L levels is a set of numbers below L **
-K, in ascending order. The digits of a number in base L are the indices of its levels, the lowest digit first.
-`grids.bin` has one bit per number below L ** K, which is 1 if the point is in the grid.
+IQ1, IQ2 and IQ3 divide 256 weights into groups of 8 or 4, and store for each group the index of a point of a grid (a
+codebook of vectors). Each coordinate of a point is one of a few levels. In this module, a point with K coordinates and
+L levels is a number below L ** K: its digits in base L, the lowest first, are the indices of the levels. A grid is the
+ascending list of its points. For each grid, `grids.bin` has a bit for every number below L ** K, which is 1 if the
+point is in the grid. IQ4 stores for each weight the index of one of 16 levels.
 
 Sources: `dequantize_row_iq*` of `ggml-quants.c`, and the tables `iq*_grid` of `ggml-common.h`, in
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src
@@ -24,10 +25,11 @@ _DELTA = np.float32(0.125)
 
 
 def dequantize_iq1_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 50) bytes to (n, 256) weights `d * (2 * scale + 1) * (coordinate + delta)`, delta 1/8 or -1/8.
+    """Dequantise (n, 50) bytes to (n, 256) weights `d * (2 * scale + 1) * (coordinate + delta)`.
 
-    A group has 8 weights with coordinates -1, 0 and 1. The index of a point has 11 bits; `qh`, a 16-bit word per 32
-    weights, has the high 3 bits of four indices, the scale (bits 12 to 14) and the sign of delta (bit 15).
+    A group has 8 weights with coordinates -1, 0 and 1; delta is 1/8 or -1/8. The index of a point has 11 bits, of which
+    `qs` has the low 8. `qh` has a 16-bit word per 32 weights, with the high 3 bits of four indices, the scale (bits 12
+    to 14) and the sign of delta (bit 15).
     """
     block = blocks.view(layout.IQ1_S)[:, 0]
     high = block["qh"][..., None] >> np.array([0, 3, 6, 9], dtype=np.uint16) & np.uint16(7)
@@ -38,10 +40,10 @@ def dequantize_iq1_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def dequantize_iq1_m(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 56) bytes to (n, 256) weights, as `dequantize_iq1_s`.
+    """Dequantise (n, 56) bytes to (n, 256) weights, with the formula of `dequantize_iq1_s`.
 
-    Half a byte of `qh` per 8 weights has the high 3 bits of the index, and in its highest bit the sign of delta. A
-    scale is 3 bits, for 16 weights; the high 4 bits of the four scale words are the bits of `d`.
+    For each 8 weights, half a byte of `qh` has the high 3 bits of the index and, in its highest bit, the sign of delta.
+    A scale of 16 weights has 3 bits. The high 4 bits of the four 16-bit words of scales are the bits of `d`.
     """
     block = blocks.view(layout.IQ1_M)[:, 0]
     nibbles = bit_fields(block["qh"][..., None], 4).reshape(-1, 32)
@@ -57,7 +59,8 @@ def dequantize_iq1_m(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq2_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 66) bytes to (n, 256) weights `sign * d * (scale + 1/2) / 4 * coordinate`, in groups of 8.
 
-    An index has 8 bits. A 32-bit word per 32 weights has four times 7 sign bits, and a 4-bit scale above them.
+    An index has 8 bits. For each 32 weights, a 32-bit word has 7 sign bits for each of the four groups, and above them
+    a 4-bit scale.
     """
     block = blocks.view(layout.IQ2_XXS)[:, 0]
     words = block["qs"]["signs"]
@@ -67,9 +70,9 @@ def dequantize_iq2_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def dequantize_iq2_xs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 74) bytes to (n, 256) weights, as `dequantize_iq2_xxs`.
+    """Dequantise (n, 74) bytes to (n, 256) weights, with the formula of `dequantize_iq2_xxs`.
 
-    A 16-bit word per 8 weights has an index of 9 bits, and 7 sign bits above it. A scale is 4 bits, for 16 weights.
+    For each 8 weights, a 16-bit word has a 9-bit index, and 7 sign bits above it. A scale of 16 weights has 4 bits.
     """
     block = blocks.view(layout.IQ2_XS)[:, 0]
     bits = (block["qs"] >> np.uint16(9)).astype(np.uint8)
@@ -78,9 +81,9 @@ def dequantize_iq2_xs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def dequantize_iq2_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 82) bytes to (n, 256) weights, as `dequantize_iq2_xxs`.
+    """Dequantise (n, 82) bytes to (n, 256) weights, with the formula of `dequantize_iq2_xxs`.
 
-    An index has 10 bits, of which `qh` has the high 2. Signs have 8 bits. A scale is 4 bits, for 16 weights.
+    An index has 10 bits, of which `qh` has the high 2. A group has 8 sign bits. A scale of 16 weights has 4 bits.
     """
     block = blocks.view(layout.IQ2_S)[:, 0]
     high = bit_fields(block["qh"][..., None], 2).reshape(-1, 32).astype(np.uint16)
@@ -91,7 +94,7 @@ def dequantize_iq2_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def _scaled(
     factor: NDArray[np.float16], scales: NDArray[np.unsignedinteger], points: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Multiply points by `factor`, (n,), and by the scales of their groups, (n, 8 or 16)."""
+    """Multiply points by `factor`, (n,), and by `(scale + 1/2) / 4` of their scales, (n, 8 or 16)."""
     quarters = (scales.astype(np.float32) + np.float32(0.5)) * np.float32(0.25)
     return scale_groups(float_scales(factor, quarters), points)
 
@@ -99,7 +102,8 @@ def _scaled(
 def dequantize_iq3_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 98) bytes to (n, 256) weights `sign * d * (scale + 1/2) / 2 * coordinate`, in groups of 4.
 
-    An index has 8 bits. A 32-bit word per 32 weights has four times 7 sign bits, and a 4-bit scale above them.
+    An index has 8 bits. For each 32 weights, a 32-bit word has four times 7 sign bits, each for 8 weights, and above
+    them a 4-bit scale.
     """
     block = blocks.view(layout.IQ3_XXS)[:, 0]
     bits = (block["signs"][..., None] >> np.array([0, 7, 14, 21], dtype=np.uint32) & np.uint32(127)).astype(np.uint8)
@@ -111,8 +115,7 @@ def dequantize_iq3_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq3_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 110) bytes to (n, 256) weights `sign * d * (2 * scale + 1) * coordinate`, in groups of 4.
 
-    An index has 9 bits, of which `qh` has the highest. Signs have 8 bits for 8 weights. A scale is 4 bits, for 32
-    weights.
+    An index has 9 bits, of which `qh` has the highest. 8 weights have 8 sign bits. A scale of 32 weights has 4 bits.
     """
     block = blocks.view(layout.IQ3_S)[:, 0]
     high = np.unpackbits(block["qh"], axis=1, bitorder="little").astype(np.uint16)
@@ -121,7 +124,7 @@ def dequantize_iq3_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     return scale_groups(float_scales(block["d"], scales), points * signs(block["signs"]).reshape(-1, 8, 32))
 
 
-# The levels are denser around 0.
+# The 16 levels of IQ4, which are closer together around 0.
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 
 
@@ -147,7 +150,7 @@ def dequantize_iq4_xs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 _TERNARY, _IQ2, _IQ3 = (-1, 0, 1), (8, 25, 43), (4, 12, 20, 28, 36, 44, 52, 62)
-# By format: coordinates of a point and levels of a coordinate, in the order of the bitmaps in the file.
+# For each grid, in the order of `grids.bin`: the number of coordinates of a point, and the levels of a coordinate.
 _GRIDS: dict[str, tuple[int, tuple[int, ...]]] = {
     "IQ1": (8, _TERNARY),
     "IQ2_XXS": (8, _IQ2),
@@ -160,7 +163,7 @@ _GRIDS: dict[str, tuple[int, tuple[int, ...]]] = {
 
 @cache
 def grid(name: str) -> NDArray[np.float32]:
-    """Return the points of a grid, (256 to 2048, 4 or 8), read-only."""
+    """Return the points of a grid, a read-only array (number of points, coordinates)."""
     numbers = np.flatnonzero(np.unpackbits(_bitmaps()[name], bitorder="little"))
     size, levels = _GRIDS[name]
     digits = numbers[:, None] // len(levels) ** np.arange(size) % len(levels)
@@ -177,26 +180,26 @@ def _bitmaps() -> dict[str, NDArray[np.uint8]]:
 
 
 def signs(bits: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the signs in the bits of (n, k) bytes, lowest first: 1 for a bit of 0, -1 for a bit of 1, (n, k, 8)."""
+    """Return (n, k, 8) signs from the bits of (n, k) bytes, lowest bit first: 1 for a bit of 0, -1 for a bit of 1."""
     return 1 - 2 * np.unpackbits(bits[..., None], axis=-1, bitorder="little").astype(np.float32)
 
 
 def with_parity(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Set bit 7 of 7-bit numbers so that the number of ones is even; IQ2_XXS, IQ2_XS and IQ3_XXS do not store bit 7."""
+    """Set bit 7 of 7-bit numbers so that the number of ones is even. IQ2_XXS, IQ2_XS, IQ3_XXS do not store bit 7."""
     folded = bits ^ bits >> np.uint8(4)
     folded ^= folded >> np.uint8(2)
     folded ^= folded >> np.uint8(1)
     return bits | folded << np.uint8(7)
 
 
-# Twice the values of E2M1. ggml reads the code of -0 as 0.
+# Twice the values of E2M1, so that they are whole numbers. As in ggml, the code of -0 has the value 0.
 LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 # Half of 2 ** (e - 127), for every byte e.
 HALF_POWERS = np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 def _half_e4m3() -> NDArray[np.float32]:
-    """Return half the value of every byte as E4M3; the sign bit is ignored, and 127, which is NaN, is 0."""
+    """Return half of the value of every byte as E4M3. As in ggml, the sign bit is ignored, and 127 (NaN) is 0."""
     codes = np.arange(256)
     exponents, mantissas = codes >> 3 & 15, (codes & 7).astype(np.float32)
     significands = np.where(exponents, 8 + mantissas, mantissas)
@@ -234,11 +237,15 @@ def dequantize_tq2_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def _digits(packed: NDArray[np.uint8], n: int) -> NDArray[np.uint8]:
-    """Return the first n digits of (m, k) bytes, (m, n k): digit j of all bytes precedes digit j + 1."""
+    """Unpack the first n base-3 digits of (m, k) bytes to (m, n * k). Digit j of all bytes precedes digit j + 1.
+
+    A byte b stands for the fraction b / 256, whose first base-3 digits are the stored ones. So digit j is
+    `(b * 3**j % 256) * 3 // 256`.
+    """
     rests = packed[:, None] * np.array([3**j for j in range(n)], dtype=np.uint8)[:, None]  # modulo 256
     return (rests.astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8).reshape(len(packed), -1)
 
 
 def _trits(scale: NDArray[np.float16], quants: NDArray[np.uint8]) -> NDArray[np.float32]:
-    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a quant 0
+    with np.errstate(invalid="ignore"):  # any bytes are valid: a scale may be infinite or NaN, and a quant 0
         return scale.astype(np.float32)[:, None] * (quants.astype(np.float32) - np.float32(1))

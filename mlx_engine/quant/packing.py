@@ -1,7 +1,7 @@
-"""Functions shared by the block formats: rounding, inverse scales, bit fields, two orders of 4-bit quants.
+"""Functions shared by the block formats: rounding, inverse scales, bit fields, and two orders of 4-bit quants.
 
-32 quants of 4 bits take 16 bytes. In pairs, as MLX packs them, byte j has quants 2j and 2j + 1, the first in its low
-bits. In halves, as GGUF's types have them, byte j has quants j and j + 16.
+32 quants of 4 bits take 16 bytes. "In pairs", MLX's order, byte j has quants 2j and 2j + 1. "In halves", the order of
+GGUF's types, byte j has quants j and j + 16. In both orders, the first of the two quants is in the low bits.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 
 def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return `1 / scale`, or 0 for a scale of 0 (a block of zeros has quants of 0).
+    """Return `1 / scale`, or 0 for a scale of 0, so that a block of zeros gets quants of 0.
 
-    The inverse of a subnormal scale overflows to infinity; `clear_unless_finite` then sets the quants to 0, which is
-    correct, since the scale itself is 0 in float16.
+    The inverse of a subnormal scale overflows to infinity. `clear_unless_finite` then sets the quants to 0, which is
+    correct, because such a scale is 0 in float16.
     """
     with np.errstate(over="ignore"):
         return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
 
 
 def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return values whose truncation rounds `x`, halves away from zero, as C's `roundf` does; for |x| < 2**22.
+    """Return float values that, converted to integers, are `x` rounded with halves away from zero, for |x| < 2**22.
 
-    The largest float below 0.5 is added: adding 0.5 itself would round 0.49999997 up. For an exact half, the sum
-    rounds to the next integer.
+    This is the rounding of C's `roundf`. The largest float below 0.5 is added to the magnitude, because adding 0.5
+    would round 0.49999997 up. For an exact half, the sum itself rounds up to the next integer.
     """
     away = np.copysign(np.nextafter(np.float32(0.5), np.float32(0)), x)
     away += x
@@ -32,10 +32,10 @@ def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def clear_unless_finite(x: NDArray[np.float32], factor: NDArray[np.float32]) -> None:
-    """Set NaN and infinities to 0 in `x`, (n, 32) products with `factor`, (n, 1).
+    """Set NaN and infinities in `x` to 0, because their conversion to integers is undefined in C.
 
-    Their conversion to integers is undefined in C. Only a factor that is 0 or not finite produces them (blocks of
-    zeros, infinities or tiny values), so only the blocks of such factors are searched.
+    `x` has (n, 32) products with `factor`, (n, 1). Only factors that are 0 or not finite can give such products, so
+    only their blocks are searched.
     """
     odd = np.flatnonzero(~np.isfinite(factor[:, 0]) | (factor[:, 0] == 0))
     if len(odd):
@@ -58,16 +58,16 @@ def block_minimum(values: NDArray[np.float32]) -> NDArray[np.float32]:
 def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     """Split bytes into fields of `width` bits, lowest first: (n, ..., k) bytes to (n, ..., 8 / width, k) fields.
 
-    Field `j` of all `k` bytes precedes field `j + 1`: weights at the same bit position are consecutive.
+    The fields at the same bit position of all `k` bytes are consecutive.
     """
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     return (packed[..., None, :] >> shifts) & np.uint8((1 << width) - 1)
 
 
 def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply each block's values, in n_groups equal groups, by the scales of their groups, (n, n_groups).
+    """Multiply values (n, ...) of n blocks by the scales (n, n_groups) of the equal groups in each block.
 
-    Any bytes are weights: a scale may be infinite, NaN, or so large that a product overflows.
+    Any bytes are valid, so a scale may be infinite, NaN, or so large that a product overflows.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         weights: NDArray[np.float32] = scales[..., None] * values.reshape(*scales.shape, -1)
@@ -75,8 +75,8 @@ def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> ND
 
 
 def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply the scales of groups, (n, n_groups), by their blocks' float16 factor, (n,)."""
-    with np.errstate(invalid="ignore"):  # any bytes are weights: the factor may be infinite or NaN, and a scale 0
+    """Multiply the scales (n, n_groups) of groups by the float16 factor (n,) of their block."""
+    with np.errstate(invalid="ignore"):  # any bytes are valid: the factor may be infinite or NaN, and a scale 0
         return factor.astype(np.float32)[:, None] * scales
 
 
@@ -95,27 +95,28 @@ _FOUR = np.uint64(4)
 
 
 def in_halves(pairs: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Write quants (n, 16 m), stored in pairs, in halves to `out`, of the same shape."""
+    """Reorder 4-bit quants, (n, 16 m) bytes, from pairs to halves, into `out` of the same shape."""
     first, second = _words_of(pairs)
-    # Quants 2j and 2j + 1 of each 16 are those of bytes 2j and 2j + 1.
+    # Byte j of the first 8 has quants 2j and 2j + 1, byte j of the last 8 has quants 16 + 2j and 17 + 2j. Together they
+    # give bytes 2j (`even`) and 2j + 1 (`odd`) of the halves.
     even, odd = first & _LOW | (second & _LOW) << _FOUR, first >> _FOUR & _LOW | second & _HIGH
     out[:, ::2], out[:, 1::2] = _bytes_of(even), _bytes_of(odd)
 
 
 def in_pairs(halves: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Write quants (n, 16 m), stored in halves, in pairs to `out`, of the same shape."""
+    """Reorder 4-bit quants, (n, 16 m) bytes, from halves to pairs, into `out` of the same shape."""
     even, odd = (np.ascontiguousarray(halves[:, i::2]).view(np.uint64) for i in (0, 1))
     words = out.view(np.uint64)
     words[:, ::2], words[:, 1::2] = even & _LOW | (odd & _LOW) << _FOUR, even >> _FOUR & _LOW | odd & _HIGH
 
 
 def unpack_halves(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return quants (n, 32 m), each from 0 to 15, of (n, 16 m) bytes in halves."""
+    """Unpack (n, 16 m) bytes in halves to quants (n, 32 m), each from 0 to 15."""
     return bit_fields(packed.reshape(len(packed), -1, 16), 4).reshape(len(packed), -1)
 
 
 def _words_of(packed: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the first and the last 8 of each 16 bytes as words (n, m)."""
+    """Return the first 8 and the last 8 bytes of each 16 bytes, both as 64-bit words (n, m)."""
     words = np.ascontiguousarray(packed).view(np.uint64)
     return words[:, ::2], words[:, 1::2]
 

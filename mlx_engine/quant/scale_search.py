@@ -1,14 +1,14 @@
-"""The scales, minima and quants of K-quants, Q5_0 and Q5_1 with the smallest squared error that a search finds.
+"""Search for the scales, minima and quants with a small squared error, to quantise weights to K-quants, Q5_0 and Q5_1.
 
-For fixed quants, the best scale and minimum of a group solve a weighted least-squares problem of two unknowns; for a
-fixed scale and minimum, the best quants are rounded. The search rounds with several trial scales, solves each problem,
-keeps the best solution, and repeats both steps once. In K-quants, the block's factors then round scales and minima to
-integers. Neighbouring integers are tried too, because rounding one value the other way can give a smaller error than
-rounding both to nearest.
+For fixed quants, the best scale and minimum of a group are the solution of a weighted least-squares problem with two
+unknowns. For a fixed scale and minimum, the best quants follow by rounding. The search rounds the weights with several
+trial scales, solves the least-squares problem for each, keeps the best solution, and repeats both steps once. In
+K-quants, scales and minima are then rounded to integers times the block's factors. Neighbouring integers are tried,
+too, because rounding one of the two values away from the nearest integer can give a smaller error.
 
-Groups are columns, (weights of a group, groups). Sums add row after row, in an order that does not depend on the
-vector width of the processor: the same weights give the same bytes everywhere. All steps use magnitudes relative to the
-group's largest one, so no product of large or small weights overflows.
+Arrays have one column per group: (weights of a group, groups). Sums add row after row, in an order that does not depend
+on the vector width of the processor, so the same weights give the same bytes everywhere. All steps use magnitudes
+relative to the group's largest one, so no product of large or small weights overflows.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-# Smaller magnitudes than the first are stored as 0, because a float16 factor times a quant is at least 6e-8. Larger
-# magnitudes than the second are clipped, because the largest weight that a block can store is near 6e7.
+# Magnitudes below `SMALLEST` are stored as 0, because a float16 factor times a quant is at least 6e-8. Magnitudes above
+# `LARGEST` are clipped, because the largest weight that a block can store is near 6e7.
 SMALLEST, LARGEST = np.float32(1e-20), np.float32(1e30)
 LARGEST_HALF = np.float32(65504)
-# float16 numbers below 2**-14 are multiples of 2**-24. The factors of weights around 0.1 are this small.
+# float16 numbers below 2**-14 are subnormal: multiples of 2**-24. The factors of weights around 0.1 are this small.
 SUBNORMALS, SUBNORMAL_STEP = np.float32(2.0**-14), np.float32(2.0**-24)
 # The largest scale and minimum of a group in an affine block, 6 bits.
 MOST = np.float32(63)
 ZERO, ONE = np.float32(0), np.float32(1)
-# Numbers of steps, more and less than there are quants, into which trial scales divide the range of a group. A larger
-# scale rounds small weights better, a smaller one cuts the largest weights less. With at most one step, the errors of
-# normally distributed weights are 1 to 3 % larger.
+# Trial scales divide the range of a group into `n + trial` steps, where n is the largest quant. With more steps, small
+# weights are rounded better, but the largest ones are clipped. With trials between -1 and 1 only, the errors of
+# normally distributed weights would be 1 to 3 % larger.
 TRIALS = np.arange(-8, 9, dtype=np.float32) / np.float32(5)
 
 
@@ -52,7 +52,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Symmetric:
-    """Blocks of groups with `weight = d * scale * quant`: `d` (n,) float16, all else int8, in shapes as in `Affine`."""
+    """Blocks of groups with `weight = d * scale * quant`. The shapes are those of `Affine`."""
 
     d: NDArray[np.float16]
     scales: NDArray[np.int8]
@@ -60,12 +60,13 @@ class Symmetric:
 
 
 class Groups:
-    """Groups of `size` weights in columns, relative to the largest magnitude of each group.
+    """Groups of `size` weights, one per column, divided by the largest magnitude of the group (its unit).
 
     Attributes:
-        x: (size, n_groups) weights in [-1, 1]; zeros for a group of tiny weights.
-        unit: (n_groups,) the largest magnitudes.
-        inverse: 1 / unit, or 0 for a group of tiny weights.
+        x: (size, n_groups) the divided weights, from -1 to 1; zeros for a group of tiny weights.
+        unit: (n_groups,) the largest magnitude of each group.
+        inverse: (n_groups,) 1 / unit; 0 for a group of tiny weights.
+        scratch: three arrays of the shape of `x`, for intermediate results.
 
     Raises:
         ValueError: a weight is NaN or infinite.
@@ -112,14 +113,15 @@ def affine(values: Floats, n_max: int) -> Affine:
 
 
 def _rounded(parts: Floats, inverse: Floats) -> tuple[NDArray[np.float16], Floats, Floats]:
-    """Return the blocks' factors (n,) of 8 scales or minima each, the whole numbers, and a whole number's size.
+    """Round the 8 scales, or the 8 minima, of each block to whole numbers times a factor.
 
     Args:
-        parts: (8 n,) scales or minima.
+        parts: (8 n,) scales or minima of the groups of n blocks.
         inverse: (8 n,) the inverse units of the groups.
 
     Returns:
-        the factors, the whole numbers (8 n,) nearest to `parts`, and the factors in the units of the groups (8 n,).
+        The factors (n,); the whole numbers (8 n,) nearest to `parts` divided by their factor; and for each group the
+        factor divided by the unit of the group, (8 n,).
     """
     largest: Floats = parts.reshape(-1, 8).max(axis=1)
     d = _factor(largest, MOST)
@@ -144,9 +146,10 @@ def affine_groups(values: Floats, n_max: int) -> tuple[NDArray[np.float16], NDAr
 
 
 def _weights(groups: Groups) -> Floats:
-    """Return how much each weight counts in the error: its magnitude plus the group's root mean square.
+    """Return the importance of each weight in the error, (size, n_groups): its magnitude plus the group's RMS.
 
-    Large weights contribute more to activations. llama.cpp has these weights for Q4_K and Q5_K.
+    Large weights count more, because they contribute more to activations. llama.cpp uses the same importance for Q4_K
+    and Q5_K.
     """
     weights = np.abs(groups.x)
     weights += np.sqrt(np.square(groups.x).sum(axis=0) / np.float32(len(groups.x)))
@@ -155,9 +158,9 @@ def _weights(groups: Groups) -> Floats:
 
 
 def _affine_fit(groups: Groups, weights: Floats, n_max: int, *, is_signed: bool = False) -> tuple[Floats, Floats]:
-    """Return the best scales and minima found, in units of each group.
+    """Return the best scales and minima that were found, (n_groups,) each, divided by the unit of the group.
 
-    They are not negative, unless minima are signed.
+    They are not negative; with `is_signed`, minima may be negative.
     """
     low = groups.x.min(axis=0)
     low = low if is_signed else np.minimum(low, ZERO)
@@ -183,11 +186,13 @@ def _affine_fit(groups: Groups, weights: Floats, n_max: int, *, is_signed: bool 
 def _solve(
     groups: Groups, weights: Floats, sums: tuple[Floats, Floats], quants: Floats, *, is_signed: bool
 ) -> tuple[tuple[Floats, Floats], Floats]:
-    """Return the best scales and minima for given quants, and how much smaller their error is than that of zeros.
+    """Return the best scales and minima for given quants, and by how much they reduce the error.
+
+    The reduction is relative to a block of zeros.
 
     Args:
         groups: the groups.
-        weights: the weights' weights in the error.
+        weights: the importance of each weight in the error.
         sums: the sums of `weights` and of `weights * x`.
         quants: (32, n_groups) whole numbers.
         is_signed: whether minima may be negative.
@@ -201,7 +206,7 @@ def _solve(
     scale = (w * wqx - wx * wq) * inverse
     minimum = np.where(inverse > 0, (wq * wqx - wqq * wx) * inverse, -wx / w)
     if not is_signed:
-        # Without a minimum, the scale has a solution of its own.
+        # If the minimum must be 0, solve the least-squares problem for the scale alone.
         scale = np.where(minimum < 0, wqx * _inverse(wqq), scale)
         scale, minimum = np.maximum(scale, ZERO), np.maximum(minimum, ZERO)
     gain = scale * (wqx + wqx - scale * wqq) + minimum * (scale * (wq + wq) - (wx + wx) - minimum * w)
@@ -217,12 +222,12 @@ def _affine_quants(groups: Groups, n_max: int, scale: Floats, minimum: Floats) -
 
 
 def _affine_error(groups: Groups, weights: Floats, n_max: int, scale: Floats, minimum: Floats) -> Floats:
-    """Return the weighted squared errors of the groups, (n_groups,)."""
+    """Return the weighted squared error of each group, (n_groups,), with the quants nearest to the weights."""
     return _weighted_error(_affine_quants(groups, n_max, scale, minimum), scale, minimum, groups.x, weights)
 
 
 def _weighted_error(quants: Floats, scale: Floats, minimum: Floats | np.float32, x: Floats, weights: Floats) -> Floats:
-    """Return the weighted squared errors of the groups, (n_groups,), and overwrite `quants`."""
+    """Return the weighted squared error of each group, (n_groups,). `quants` is overwritten."""
     error = quants
     error *= scale
     error -= minimum
@@ -236,7 +241,7 @@ def _weighted_error(quants: Floats, scale: Floats, minimum: Floats | np.float32,
 def symmetric(values: Floats) -> Symmetric:
     """Quantise (n, 256) weights in groups of 16, with quants from -32 to 31 and scales from -128 to 127.
 
-    A weight counts in the error by its square, as in llama.cpp.
+    The importance of a weight in the error is its square, as in llama.cpp.
 
     Raises:
         ValueError: a weight is NaN or infinite.
@@ -259,8 +264,11 @@ def symmetric(values: Floats) -> Symmetric:
 
 
 def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
-    """Return the best scales found, of either sign, in units of each group, for quants from -most to most - 1."""
-    # The weight of largest magnitude gets a negative quant, since there is one more of these.
+    """Return the best scales that were found, (n_groups,), divided by the unit of the group.
+
+    Quants are from -most to most - 1. A scale may be negative.
+    """
+    # The weight of largest magnitude gets a negative quant, because there is one more of these.
     sign = np.where(groups.x.max(axis=0) + groups.x.min(axis=0) > 0, -ONE, ONE)
     turned = groups.x * sign
     best, scale = np.full(turned.shape[1], np.inf, np.float32), np.zeros(turned.shape[1], np.float32)
@@ -273,9 +281,9 @@ def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
         wqx = np.multiply(first, turned, out=second).sum(axis=0)
         wqq = np.multiply(first, quants, out=first).sum(axis=0)
         found = wqx * _inverse(wqq)
-        # The error itself, and not `wqx * found`, by which it is smaller than that of zeros: in float32 that number is
-        # the same for several trials if one weight of the group is far from the others. The scale of such a group is
-        # often the largest of its block.
+        # Compare the errors themselves, and not the reductions of the error, `wqx * found`. If one weight of the group
+        # is much larger than the others, several trials have the same reduction in float32. The scale of such a group
+        # is often the largest of its block, and so is important.
         error = _weighted_error(quants, found, ZERO, turned, weights)
         is_better = error < best
         best, scale = np.where(is_better, error, best), np.where(is_better, found, scale)
@@ -305,19 +313,20 @@ def _symmetric_quants(groups: Groups, scale: Floats, most: int = 32) -> Floats:
 
 
 def _symmetric_error(groups: Groups, weights: Floats, scale: Floats) -> Floats:
-    """Return the weighted squared errors of the groups, (n_groups,)."""
+    """Return the weighted squared error of each group, (n_groups,), with the best quants for these scales."""
     return _weighted_error(_symmetric_quants(groups, scale), scale, ZERO, groups.x, weights)
 
 
 def _inverse(x: Floats) -> Floats:
-    """Return 1 / x, or 0 where x is 0."""
+    """Return 1 / x, with 0 for each x that is 0."""
     return np.divide(ONE, x, out=np.zeros_like(x), where=x != 0)
 
 
 def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:
-    """Return float16 factors; `largest` over its factor rounds to a whole number of magnitude at most `most`.
+    """Return the float16 factors of blocks with these largest scales or minima.
 
-    The nearest float16 number would be too small for some of the tiny factors, and larger weights would be cut.
+    `largest` divided by its factor rounds to a whole number of magnitude at most `most`. For a tiny factor, the nearest
+    float16 number may be too small for this, so that the largest weights would be clipped; the next larger is used.
     """
     exact = largest / most
     least = np.ceil(np.abs(largest / (most + np.copysign(np.float32(0.5), most))) / SUBNORMAL_STEP) * SUBNORMAL_STEP
@@ -326,5 +335,5 @@ def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:
 
 
 def _half(x: Floats) -> NDArray[np.float16]:
-    """Return float16 numbers, the largest finite ones for those that are too large."""
+    """Return x as float16. Numbers that are too large become the largest finite float16 number."""
     return np.clip(x, -LARGEST_HALF, LARGEST_HALF).astype(np.float16)

@@ -1,4 +1,4 @@
-"""Statistics of a stored weight's values. Only one piece at a time is dequantised."""
+"""Statistics of a stored weight's values, for `inspect`. The weight is dequantised piece by piece, to save memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from mlx_engine import quant
 from mlx_engine.quant.weight import Weight
 
-# Values dequantised at a time.
+# The number of values that `statistics` dequantises at a time.
 _PIECE = 1 << 20
-# The same for sums, which are faster if values and temporaries stay in a core's L2 cache.
+# The number for `not_finite`, whose sums are faster if values and temporary arrays fit into a core's L2 cache.
 _SUMMED = 1 << 16
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of `n` values. `std` is the population's; NaN and infinities propagate as in NumPy.
+    """Statistics of `n` values. `std` is the standard deviation of the population. NaN and infinities propagate.
 
-    For no values, all statistics are None.
+    If there are no values, the statistics are None.
     """
 
     n: int
@@ -56,7 +56,7 @@ def statistics(weight: Weight) -> Statistics:
 
 
 def first_values(weight: Weight, n: int) -> NDArray[np.float32]:
-    """Return the first `n` values in row-major order, or all if there are fewer. Only their blocks are read.
+    """Return the first `n` values in row-major order, or fewer if the weight has fewer. Only their blocks are read.
 
     Raises:
         UnsupportedTypeError: the type is known but cannot be read.
@@ -75,7 +75,7 @@ class NotFinite:
 
 
 def not_finite(weight: Weight) -> NotFinite | None:
-    """Return which values are not finite; None if all are.
+    """Return the number and the first index of the values that are not finite; None if all values are finite.
 
     Raises:
         UnsupportedTypeError: the type is known but cannot be read.

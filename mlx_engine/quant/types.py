@@ -1,6 +1,7 @@
-"""All tensor types of GGUF: number, name, weights and bytes per block.
+"""The table of GGUF's tensor types: number, name, weights per block and bytes per block.
 
-Tensors of every type in this table can be listed; `readable_types()` are the types that can also be dequantised.
+Files with tensors of any type in this table can be opened and listed. `quant.readable_types()` returns the types that
+can also be dequantised.
 
 Source: `enum ggml_type` and the type traits of ggml, from which llama.cpp computes tensor sizes,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/include/ggml.h
@@ -38,7 +39,7 @@ class GGMLType:
         return self.name
 
 
-# The missing numbers (4, 5, 31 to 33, 36 to 38) were types that ggml has removed; a file with one raises FormatError.
+# ggml has removed the types 4, 5, 31 to 33 and 36 to 38. A file with such a type raises FormatError.
 TYPES: tuple[GGMLType, ...] = tuple(
     GGMLType(*row)
     for row in (

@@ -1,4 +1,4 @@
-"""A stored weight: name, shape, type and a view of its bytes. Dequantised only on request."""
+"""A weight as it is stored in a file: name, shape, type and a view of its bytes, which are dequantised on request."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Weight:
         return quant.dequantize(self.data, self.type, where=f"tensor {self.name!r}").reshape(self.shape)
 
     def pieces(self, n: int) -> Iterator[NDArray[np.float32]]:
-        """Yield all values in row-major order, as float32 vectors of at most `n` values, but at least a block.
+        """Yield all values in row-major order, as float32 vectors of at most `n` values (or one block if that is more).
 
         Only one piece at a time is dequantised.
 
@@ -90,7 +90,7 @@ class Weight:
 
         Raises:
             UnsupportedTypeError: the stored type cannot be read, or `type_` cannot be written.
-            ValueError: a row does not fill whole blocks, or a value is not finite and `type_` has no such values.
+            ValueError: a row does not fill whole blocks; or a value is NaN or infinite, and `type_` cannot store it.
         """
         if type_ == self.type:
             return self
@@ -100,7 +100,7 @@ class Weight:
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> Weight:
         """Return the rows (axis 0) or columns (axis 1) [first, last) of a matrix, or the values (axis 0) of a vector.
 
-        Several ranges are joined in their order. A single range of rows is a view, all else is a copy.
+        Several ranges are joined in their order. The result is a view for a single range of rows, otherwise a copy.
 
         Raises:
             ValueError: a range begins or ends inside a block, or is outside the weight.
@@ -148,7 +148,15 @@ def cut_shape(weight: Weight, axis: int, ranges: Sequence[tuple[int, int]]) -> t
 def taken(
     stored: NDArray[np.uint8], shape: tuple[int, ...], type_: GGMLType, axis: int, ranges: Sequence[tuple[int, int]]
 ) -> NDArray[np.uint8]:
-    """Return the bytes (blocks, bytes of a block) of these rows or columns. `stored` has a part of every block."""
+    """Return the bytes (blocks, bytes per block) of some rows or columns of a weight, as `Weight.cut` describes.
+
+    Args:
+        stored: the blocks of the weight, or a part of every block, such as all scales.
+        shape: the shape of the weight.
+        type_: its type.
+        axis: 0 for rows, 1 for columns.
+        ranges: the ranges of rows or columns.
+    """
     n_rows, n_blocks = math.prod(shape[:-1]), shape[-1] // type_.block_size
     blocks = stored.reshape(n_rows, n_blocks, -1)
     if axis == len(shape) - 1:

@@ -1,4 +1,4 @@
-"""The routes of the server."""
+"""The ASGI application of the server: its routes, and `Endpoint`, which checks, reads and answers a request of each."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ FORMS = {
     "/v1/messages": MESSAGES,
 }
 
-# Functions that read a body, and call their last argument with the response.
+# Functions that read a body, and pass the response to their last argument. A Handler uses one model, an About none.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
 About = Callable[[Models, bytes, Respond], Awaitable[None]]
 
@@ -105,7 +105,7 @@ def create_app(models: Models) -> Starlette:
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
-    # A path with an extra slash is an error, because a redirect would lead to any host in the header Host.
+    # A path with an extra slash is an error. Starlette would redirect it to the host that the client names in Host.
     app.router.redirect_slashes = False
     return app
 
@@ -179,9 +179,9 @@ class Endpoint:
         await unless_gone(receive, self._answer(scope, body, respond))
 
     async def _answer(self, scope: Scope, body: bytes, respond: Respond) -> None:
-        """Wait until the model can be used, and respond. If this takes long, a stream begins with comments."""
+        """Wait until the model is loaded, and respond. During a long wait, send comments if a stream is requested."""
         if self._handler is None:
-            assert self._about is not None  # noqa: S101 - an endpoint has one of the two
+            assert self._about is not None  # noqa: S101 - an endpoint without a handler has `about`
             await self._about(self._models, body, respond)
             return
         asked = Asked()
@@ -271,7 +271,7 @@ def snapshots_of(models: Models, query: bytes) -> AsyncIterator[Any]:
 async def converted(
     service: Service, body: bytes, respond: Respond, *, convert: Callable[[Service, bytes], Response]
 ) -> None:
-    """Call `convert` with a body in a thread, when it is the request's turn, and respond with the result."""
+    """Wait for a turn (see `limits.Turns`), call `convert` with the body in a thread, and respond with the result."""
     _ = service.engine  # refuse a request at once if it cannot be answered now
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         response = await turn.run(partial(convert, service, body))

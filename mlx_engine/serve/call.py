@@ -1,4 +1,7 @@
-"""The requests of one HTTP call in the event loop, which the engine thread updates after each step."""
+"""The state of one HTTP call: its requests, and how far their answers are.
+
+The event loop reads this state. The engine thread sends it an update after each step of the scheduler.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from mlx_engine.loop.request import Request
 
 
 class Progress(NamedTuple):
-    """The published lengths of an output after a step. The engine thread writes only beyond these lengths."""
+    """The lengths of an output after a step, up to which the event loop may read it.
+
+    The engine thread only appends after these lengths, so no lock is needed.
+    """
 
     n_tokens: int = 0
     n_pieces: int = 0

@@ -67,7 +67,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=False):
 
 
 class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/rerank. `instruction` defines relevance; the default is that of a web search."""
+    """The body of POST /v1/rerank. `instruction` says which documents are relevant; the default is for a web search."""
 
     query: str
     documents: list[str | Document]
@@ -127,7 +127,10 @@ async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[A
 
 
 async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
-    """Run the requests of a call. If the queue is full, refuse the call, or wait if some of its requests have run."""
+    """Run the requests of a call. If the queue is full, wait if `is_begun`, and refuse the call if not.
+
+    `is_begun` says whether earlier requests of the same HTTP request have already run.
+    """
     while True:
         try:
             service.worker.check_room(call.n_answers)

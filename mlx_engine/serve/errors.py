@@ -21,7 +21,7 @@ from mlx_engine.errors import (
     TokenizerError,
 )
 
-# The position of a value in an error about messages, such as `messages[0].content`.
+# Finds the wrong value, such as `messages[0].content`, in the error "expected messages[0].content to be ...".
 PLACE = re.compile(r"(messages\S*) to be ")
 
 # Clients recognise this error by its text: langchain-openai by "prompt is too long", litellm by "this model's maximum
@@ -30,7 +30,7 @@ TOO_LONG = "the prompt is too long: with max_tokens, this model's maximum contex
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
-# The types in the API of /v1/messages.
+# The error types of the API of /v1/messages, by HTTP status.
 MESSAGES_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -41,11 +41,11 @@ MESSAGES_TYPES = {
     503: "overloaded_error",
 }
 
-# The header with the id of a request in the API of /v1/messages, and the id of the request that a task handles.
+# The header in which the API of /v1/messages returns a request's id; and the id of the request that this task handles.
 REQUEST_ID = "request-id"
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-# The largest number of characters of a name that an error repeats from its request, and of a whole message.
+# The most characters that an error message repeats of a name in the request; and the most characters of the message.
 MOST_NAME, MOST_MESSAGE = 200, 1000
 
 
@@ -86,7 +86,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self, path: str = "") -> Response:
-        """Return the HTTP response to a request of a path, in the form of the API that the path belongs to."""
+        """Return the HTTP response, in the error format of the API that the requested path belongs to."""
         if not is_of_messages(path):
             return json_response(self.body(), self.status, self.headers)
         body = messages_error(self)

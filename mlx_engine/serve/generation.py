@@ -1,4 +1,4 @@
-"""The routes that generate text: from a parsed request to a reply or a stream."""
+"""The handlers of the routes that generate text: parse a request, run it, and send a reply or a stream."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Respond = Callable[[Response], Awaitable[None]]
 
 
 class Form(NamedTuple):
-    """The differences between the routes.
+    """What differs between the routes that generate text.
 
     Attributes:
         parse: parses and checks a body.
@@ -61,8 +61,8 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    The answers take places in the slots and the queue from the beginning: one place at first, and one per answer after
-    the body has been parsed. While the request waits for its turn, only the bytes of its body are in memory.
+    One place in the slots or the queue is reserved before the body is parsed, and one per answer after it. The body is
+    parsed only when the request has a turn (see `limits.Turns`), because parsed data takes more memory than the bytes.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # raises 503 if the engine accepts no requests
@@ -110,13 +110,15 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
         "fingerprint": service.fingerprint,
         "types": types_of(service.engine.backend),
         "explains_cache": service.explains_cache,
-        "bandwidth": lambda: service.bandwidth,  # perhaps unknown now, and measured when the reply is complete
+        "bandwidth": lambda: service.bandwidth,  # read late: it may be measured while the answer is generated
         "clock": service.clock,
     }
 
 
 def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn) -> tuple[list[Request], Reading]:
-    """Return the requests of all prompts, and the `Reading`, their form for all APIs; called in a thread.
+    """Return the requests of all prompts, and the `Reading`, which has the same form for all APIs.
+
+    Called in a thread, because templates and tokenizers take time.
 
     Raises:
         EngineError: a prompt or an option is invalid, or does not fit the context.
@@ -161,7 +163,7 @@ def begun(
     is_free: bool = True,
     check: Callable[[str], None] = unchecked,
 ) -> list[int]:
-    """Append the given beginning of the answer to the prompt `ids`; generation continues it.
+    """Append the client's beginning of the answer to the prompt `ids`, so that generation continues this text.
 
     Args:
         tokenizer: the tokenizer of the prompt.

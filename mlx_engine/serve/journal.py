@@ -1,9 +1,9 @@
-"""The journal: one line per request, with its answers and all data that running it again needs.
+"""The journal of `serve --journal`: one JSON line per request, with its answers and all data to run it again.
 
 A thread appends the lines, so that a slow or full disk never delays answers.
 
-`replay` runs the requests of a journal again through a scheduler, and compares every token and log-probability. It
-shows whether a change of the machine, the version or the options changes any answer.
+`replay`, which the command of that name calls, runs the requests of a journal again through a scheduler. It compares
+every token and log-probability, and so shows whether another machine, version or option changes any answer.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class Journal:
         self._thread.start()
 
     def add(self, line: Callable[[], bytes]) -> None:
-        """Append the line that `line` returns, without a line feed. The thread calls it. Never waits, never raises."""
+        """Queue a line. The journal's thread calls `line`, which returns the bytes of the line without a line feed.
+
+        This method never waits or raises; if the queue is full, the line is lost and counted.
+        """
         try:
             self._queue.put_nowait(line)
         except Full:
@@ -89,7 +92,7 @@ class Journal:
             self._warn_once("the disk is too slow")
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write the waiting lines, for at most `seconds`."""
+        """Write the waiting lines and end the thread; give up after `seconds`."""
         try:
             self._queue.put(None, timeout=seconds)
         except Full:
@@ -139,7 +142,7 @@ def _is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-# Options that change no token; and `sampling`, whose fields are written one by one.
+# Options that are not written: those that change no token, and `sampling`, whose fields are written as options.
 LEFT_OUT = ("sampling", "logprobs", "timeout", "prediction")
 
 # The options of `load` that a line may have; `replay` passes them to `load`.
@@ -168,7 +171,7 @@ class Choice(msgspec.Struct, frozen=True):
     Attributes:
         token_ids: its tokens; for a cancelled request, the tokens until then.
         logprobs: their log-probabilities: little-endian float32, as base64.
-        digest: SHA-256 of both, see `loop/logprobs.py`.
+        digest: SHA-256 of token ids and log-probabilities, see `loop/logprobs.py`.
         finish_reason: the reason why it ended; null if it was cancelled.
     """
 
@@ -209,7 +212,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         prompt_ids: the tokens of the prompt.
         options: keyword arguments of `Options.of` that are not at their defaults, and the seed that was used.
         choices: the answers.
-        timings: the receipt, see `replies.timings`.
+        timings: the result of `replies.timings`.
     """
 
     id: str
@@ -293,7 +296,7 @@ class Recorder:
         slots: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a recorder; the arguments are the same for all lines. `clock` is that of the calls' times."""
+        """Make a recorder. Every line names this model, backend and slots. `clock` is the clock of the calls' times."""
         self.journal, self._clock = journal, clock
         self._about = {"version": mlx_engine.__version__, "backend": backend, "slots": slots, "model": model}
 
@@ -420,7 +423,10 @@ def differences(engine: Engine, entry: Entry, request: Request) -> list[str]:
 
 
 def _difference(engine: Engine, choice: Choice, output: Output, n: int | None) -> str | None:
-    """Describe the difference between the first n tokens of an output (or all) and an answer; None without one."""
+    """Describe the first difference between the journal's answer and the new output; return None if they are equal.
+
+    Only the output's first n tokens are compared; n = None compares all.
+    """
     ids, values = output.token_ids[:n], [token.logprob for token in (output.logprobs or [])[:n]]
     for position, (expected, got) in enumerate(zip_longest(choice.token_ids, ids)):
         if expected != got:

@@ -1,8 +1,8 @@
 """Bounds on reading requests: a limited rate for bodies, and a limited number of threads that parse and encode.
 
-The event loop, the engine thread and the threads that parse and encode share the GIL. Reading requests must leave it
-free for most of the time, so that `/health` is answered and tokens are generated. A turn is the permission to parse and
-encode one request.
+The event loop, the engine thread and the threads that parse and encode share the GIL. Reading requests must leave the
+GIL free for most of the time, so that `/health` is answered and tokens are generated. A turn is the permission to parse
+and encode one request.
 """
 
 from __future__ import annotations
@@ -87,16 +87,18 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-# The largest number of turns at the same time, and of turns of large requests among them.
+# The most turns at the same time; and the most of these that large requests may have.
 TURNS, LARGE_TURNS = 2, 1
 
 # Bytes of a body above which a request is large.
 LARGE = 1 << 16
 
-# Large requests that may wait for a turn. Short ones are bounded by the slots and the queue.
+# The most large requests that may wait for a turn, and the most short ones of routes that need no slot (`is_bounded`).
+# The slots and the queue bound all other short requests.
 MOST_WAITING = 16
 
-# Seconds between two pieces of large bodies, each of at most 256 KiB. A piece takes the event loop about one ms.
+# Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py), and takes
+# the event loop about one ms.
 SECONDS_PER_PIECE = 0.006
 
 T = TypeVar("T")
@@ -111,12 +113,12 @@ class Bodies:
 
     @contextmanager
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
-        """Return a function that receives the messages of one body, and that waits at least once per LARGE bytes.
+        """Return a function that receives the ASGI messages of one body, for use in the `with` block.
 
-        Small bodies and bodies that arrive slowly do not wait.
-
-        The function raises ApiError if the large bodies that are being read have more than `most` bytes together, not
-        counting the first bytes of each. It calls `check` before each further message; an exception ends the reading.
+        After every LARGE bytes the function waits for SECONDS_PER_PIECE and for other large bodies; a smaller body
+        never waits. It raises ApiError if all large bodies that are being read have more than `most` bytes together,
+        without the first LARGE bytes of each. It calls `check` before each message after the first; an exception that
+        `check` raises ends the reading.
         """
         n_read = n_held = n_since = 0
 
@@ -143,13 +145,13 @@ class Bodies:
             self._n_bytes -= n_held
 
     async def wait(self) -> None:
-        """Wait for the turn to read the next piece, in order of arrival."""
+        """Wait until the next piece of a large body may be read; callers are served in order of arrival."""
         async with self._line:
             await asyncio.sleep(SECONDS_PER_PIECE)
 
 
 def _busy(why: str, headers: Mapping[str, str] | None = None) -> ApiError:
-    """Return the error for a client that has to wait."""
+    """Return the error that asks a client to try again later."""
     message = f"{why}; try again after the seconds in the header Retry-After"
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "1", **(headers or {})})
 
@@ -170,13 +172,14 @@ class Turn:
     async def run(self, work: Callable[[], T]) -> T:
         """Return the result of `work`. If the caller is cancelled, the thread continues until it calls `check`."""
         self.running = future = asyncio.get_running_loop().run_in_executor(None, work)
-        # If the caller is cancelled just when the work has failed, asyncio would log the error as never retrieved.
+        # Retrieve the error here, too: if the caller is cancelled when the work fails, asyncio would log it as never
+        # retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.wait({future})  # unlike `await future`, this does not cancel the future
             return future.result()
         finally:
-            del future  # an exception of the work refers to this frame
+            del future  # the traceback of an error refers to this frame, and would keep the future and its error alive
 
     def check(self) -> None:
         """Raise ClientGoneError if the client has disconnected. The thread calls this between two pieces of work."""
@@ -206,10 +209,10 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, *, is_large: bool, is_bounded: bool = False) -> AsyncIterator[Turn]:
-        """Wait for a turn. The turn ends with the block, or with the thread's work if the client has disconnected.
+        """Wait for a turn. It ends with the `with` block or, if the client has disconnected, with the thread's work.
 
         Raises:
-            ApiError: the request is large, or `is_bounded`, and MOST_WAITING others wait.
+            ApiError: the request is large or `is_bounded`, and MOST_WAITING others of its size (large or short) wait.
         """
         if (is_large or is_bounded) and sum(turn.is_large == is_large for turn in self._waiting) >= MOST_WAITING:
             raise _busy(f"{MOST_WAITING} other requests already wait to be read")

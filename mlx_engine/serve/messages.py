@@ -1,8 +1,8 @@
-"""The API of /v1/messages: its requests, replies, streams and errors.
+"""Anthropic's API /v1/messages: its requests, replies, streams and errors.
 
 A request becomes messages and tools of a chat, and the parts of an answer become blocks. Agents routinely send beta
-fields, tools that run only on the API's own servers, and a token limit that exceeds the context. These are accepted
-without an effect, and the reply names them.
+fields, tools that run only on Anthropic's servers, and a token limit that exceeds the context. The server ignores these
+fields and tools, and names them in the reply; it reduces the limit to the context.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mlx_engine.serve.reading import (
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# The signature of blocks of reasoning: some clients send back only signed blocks. It is never checked.
+# The signature of all reasoning blocks, because some clients send back only signed blocks. It is never checked.
 SIGNATURE = "mlx_engine"
 
 ROLES = ("user", "assistant", "system")
@@ -53,7 +53,7 @@ IGNORED = (
 
 
 class Choice(msgspec.Struct):
-    """The choice of tools: whether a call is required, of `any` tool or of the named one."""
+    """The choice of tools: "auto", "none", or a required call of "any" tool or of the named "tool"."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -282,7 +282,7 @@ class MessagesReply(PartsReply):
         return named_event({"type": "ping"})
 
     def end(self) -> bytes:
-        """Return the last events of the blocks, the reason why the answer ended, and the counts of tokens."""
+        """Return the last events of the blocks, then the stop reason and the counts of tokens."""
         data = self.news()
         last = {"type": "message_delta", "delta": self._ending(), "usage": self._usage(), "mlx_engine": self.receipt()}
         return data + named_event(last) + named_event({"type": "message_stop"})

@@ -38,14 +38,15 @@ from mlx_engine.tokenizer.chat_prompt import ROLES
 
 Schema = dict[str, Any]
 
-# Absent fields of a message: clients send messages back with all their fields.
+# Values that count as an absent field: clients send an assistant's message back with its null and empty fields.
 ABSENT: Schema = {"enum": [None, []]}
 ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
-# Schemas of what the types of parameters do not express. Most options of `mlx_engine.options` declare their bounds.
+# Bounds of parameters that their Python types do not express. Most are declared with the options in
+# `mlx_engine.options`.
 LIMITS: Mapping[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "max_completion_tokens": {"minimum": 0},
@@ -167,7 +168,7 @@ class Limits(NamedTuple):
         """Return the bounds.
 
         Raises:
-            ApiError: the server has one model for its whole life, which is not loaded.
+            ApiError: the server has a single model, which is not loaded.
         """
         service = models.default.service
         names = None if service.any_model else [name for model in models for name in model.service.models]
@@ -205,7 +206,7 @@ def document(models: Models) -> Schema:
         "info": {"title": "mlx_engine", "version": mlx_engine.__version__},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        # With the empty alternative, a key may be left out.
+        # The empty alternative {} says that a request may have no key.
         "security": [{"key": []}] if models.default.service.api_key is not None else [{}, {"key": []}],
     }
 
@@ -235,7 +236,7 @@ def _json(kind: type[msgspec.Struct]) -> Schema:
 
 
 def _event(op: Operation) -> Schema:
-    """Return the schema of an event: a chunk as JSON, an error as JSON, or the word that ends the stream."""
+    """Return the schema of an event: a chunk as JSON, an error as JSON, or "[DONE]", which ends the stream."""
     assert op.chunk is not None  # noqa: S101 - for mypy
     as_json = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(op.chunk), _ref(op.failure)]}}
     data = [{"const": "[DONE]"}, as_json] if op.is_ended_by_done else [as_json]
@@ -247,7 +248,7 @@ def _ref(kind: type[msgspec.Struct]) -> Schema:
 
 
 def _limit(schemas: dict[str, Any], of: Limits) -> None:
-    """Add the requirements to the schemas of requests that their types do not express."""
+    """Add to the schemas of requests the requirements that their Python types do not express."""
     chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
     token = {"type": "integer", "minimum": 0, **_most("maximum", of.last_id)}
     limits = {**LIMITS, "n": {"minimum": 1, **_most("maximum", of.slots)}}
@@ -294,7 +295,7 @@ def _limit(schemas: dict[str, Any], of: Limits) -> None:
 
 
 def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
-    """Add the requirements to the schemas of embedding and rerank requests that their types do not express."""
+    """Add to the schemas of embedding and rerank requests the requirements that their Python types do not express."""
     several: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS}
     text, dimensions = TEXTS["items"], {"minimum": 1, **_most("maximum", of.hidden_size)}
     embedding, ranking = schemas["EmbeddingRequest"]["properties"], schemas["RerankRequest"]["properties"]
@@ -332,7 +333,8 @@ def _items(most: int | None) -> Schema:
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
     items = {"type": "array", "minItems": 1, **_most("maxItems", most), "items": {"anyOf": [message, *known, others]}}
-    # An item with only reasoning may be from another server; it is left out.
+    # At least one item must be a message, a call or a result. Reasoning alone does not suffice: it may be dropped,
+    # because only the server that encrypted it can read it.
     items["contains"] = {"anyOf": [message, *known[1:]]}
     return {
         **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
@@ -344,12 +346,12 @@ def _items(most: int | None) -> Schema:
 
 
 def _content() -> Schema:
-    """Return the schema of a text, or of parts with text and of kinds that are left out."""
+    """Return the schema of a content: a text, or a list of parts with text and of ignored parts."""
     return {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": _parts()}}]}
 
 
 def _parts(*others: str) -> list[Schema]:
-    """Return the schemas of parts with text, and of parts that are left out: all but images, documents and `others`."""
+    """Return the schemas of parts with text, and of ignored parts, which may not be media or of the types `others`."""
     texts = [_part(kind, {key: TEXT}) for kind, key in TEXT_PARTS.items()]
     left_out = {"type": "string", "not": {"enum": [*TEXT_PARTS, *MEDIA, *others]}}
     return [*texts, _object({"type": left_out})]
@@ -414,11 +416,11 @@ def _message() -> Schema:
 
 
 def _needs(name: str, value: Schema, other: str, wanted: Schema) -> Schema:
-    """Return the rule that a parameter with some value needs a value of another one."""
+    """Return the rule: if parameter `name` matches `value`, parameter `other` must be given and match `wanted`."""
     given = {"properties": {name: value}, "required": [name]}
     return {"if": given, "then": {"properties": {other: wanted}, "required": [other]}}
 
 
 def _forbids(name: str, value: Schema, other: str, unwanted: Schema) -> Schema:
-    """Return the rule that two parameters do not have these values together."""
+    """Return the rule: parameter `name` may not match `value` while parameter `other` matches `unwanted`."""
     return {"not": {"properties": {name: value, other: unwanted}, "required": [name, other]}}

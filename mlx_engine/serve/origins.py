@@ -1,9 +1,10 @@
 """Accept or refuse requests by their headers Host, Origin and Content-Type.
 
-Any web page can make the browser send requests to a server on the user's machine. Except for reads (GET), browsers send
-the header Origin. Without a preflight request, a body can be plain text, but not JSON. A page cannot read the replies,
-except by DNS rebinding: the attacker changes the DNS entry of the page's host to the address of the server, so that the
-browser treats both as one site. Then the header Host has the name of the page.
+Any web page can make the browser send requests to a server on the user's machine. Browsers add the header Origin to all
+requests but reads (GET), so other origins are refused. Without a preflight request, which is refused too, a page can
+send a body as plain text, but not as JSON. A page can read the replies only by DNS rebinding: the attacker changes the
+DNS entry of the page's host to the address of the server, so that the browser treats both as one site. The header Host
+then has the name of the page's host, so other names in Host are refused.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _parsed(host: str) -> tuple[str, str] | None:
 
 
 def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
-    """Check that the header Host names one of these hosts, on any port; None accepts every header, and its absence.
+    """Check that the header Host names one of these hosts, on any port. With None, every request passes.
 
     Raises:
         ApiError: the request has another Host, no Host or several.

@@ -26,7 +26,8 @@ from mlx_engine.serve.sse import EventStream, event, unless_gone
 from mlx_engine.serve.status import Status
 
 FILE = Path(__file__).with_name("page.html")
-# The least seconds between two events; and seconds after which a comment keeps an idle connection open.
+# The least number of seconds between two events; and the seconds of silence after which a comment is sent, so that
+# proxies do not close the idle connection.
 PAUSE, HEARTBEAT = 0.2, 15.0
 
 
@@ -101,7 +102,7 @@ def _hashes(text: str, tag: str) -> str:
 
 
 async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield server-sent events: a status whenever it has changed, and comments in between. End with the last status."""
+    """Yield server-sent events: each new status, and comments while there is none. End after the last status."""
     last = b""
     waiting: asyncio.Task[Status | None] | None = None
     try:

@@ -1,7 +1,7 @@
 """The requests of the API: their parameters and types, and how they become options of the engine.
 
-`mlx_engine.options` declares which options of a run are parameters, with their types. The parameters that constrain
-answers have OpenAI's names and vLLM's.
+`mlx_engine.options` declares which engine options are request parameters, with their types. A constraint of the answer
+can be given under OpenAI's name (`response_format`) or under vLLM's names (`structured_outputs`, `guided_json`, ...).
 
 An unknown parameter is an error that names it. A parameter that is not implemented is accepted only with a value that
 has no effect.
@@ -27,8 +27,8 @@ from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.reading import ignored_effort, thinking_variables
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
-# JSON Schemas of the values without effect, by parameters that are not implemented. `without_noops` checks the values,
-# and `openapi.py` publishes the schemas.
+# For each parameter that is not implemented, the JSON Schema of the values that have no effect and are accepted.
+# `without_noops` checks the values, and `openapi.py` publishes the schemas.
 Schema = Mapping[str, Any]
 
 ANY: Schema = {}
@@ -93,7 +93,7 @@ def _changes_nothing(value: object, schema: Schema) -> bool:
 # The default of OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16
 
-# A key of logit_bias. Leading zeros would allow the same id twice; more digits would be too many for Python.
+# A key of logit_bias. Leading zeros would allow the same id twice. Python raises for numbers of thousands of digits.
 TOKEN_ID = "0|[1-9][0-9]{0,9}"
 
 SEEDS = range(-(1 << 63), 1 << 64)
@@ -103,13 +103,13 @@ FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", r
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of a stream. Obfuscation pads chunks against observers of their sizes; it is never added."""
+    """Options of a stream. `include_obfuscation` has no effect: this server adds no padding to hide chunk sizes."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-# The options of a run that requests have, by their names.
+# The engine options that are request parameters, by the name of the option.
 DECLARED = {f.name: about for f, about in declared() if about.parameter is not None}
 
 if TYPE_CHECKING:
@@ -139,7 +139,10 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
     function: Function
 
     def shown(self) -> dict[str, Any]:
-        """Return the tool for chat templates: all keys except `strict`, also absent ones, which some templates read."""
+        """Return the tool in the form that chat templates read.
+
+        Absent keys get empty values, because some templates read every key. Only `strict` is left out if it is not set.
+        """
         about = self.function
         schema = about.parameters or {"type": "object", "properties": {}}
         function = {"name": about.name, "description": about.description or "", "parameters": schema}
@@ -197,9 +200,10 @@ class Reading(NamedTuple):
 
 
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
-    """The body of a request of any of the APIs, with the options of `DECLARED`. None is the default of each."""
+    """The body of a request of any of the APIs. It has the options of `DECLARED`, whose defaults are None."""
 
-    # Whether a token limit above the context is reduced to it: clients of some APIs always send the same large number.
+    # Whether a token limit above the context is reduced to the context instead of refused: clients of some APIs always
+    # send the same large number.
     limit_is_bound: ClassVar[bool] = False
 
     model: str | None = None
@@ -217,7 +221,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_messages(self) -> int | None:
-        """The number of messages of a conversation; None for prompts that are no conversations."""
+        """The number of messages of a conversation; None for other prompts."""
         return None
 
     @property
@@ -252,7 +256,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         raise NotImplementedError
 
     def check(self, slots: int) -> None:
-        """Check what depends on several parameters or on the server's slots.
+        """Check the rules that involve several parameters or the server's slots.
 
         Raises:
             ApiError: a value is invalid.
@@ -262,8 +266,8 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
     def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return keyword arguments of `Options.of`, without max_tokens and logprobs.
 
-        `defaults` replace the defaults of the API. If there is no seed, a random seed is chosen; the reply has it, so
-        that every answer can be reproduced.
+        `defaults` replace the defaults of the API. If the request has no seed, a random seed is chosen; the reply
+        contains the seed, so that every answer can be reproduced.
 
         Raises:
             ApiError: a value is out of the API's range.
@@ -326,7 +330,7 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         return len(self.prompts) * self.n_choices
 
     def check(self, slots: int) -> None:
-        """Check what depends on several parameters or on the server's slots.
+        """Check the rules that involve several parameters or the server's slots.
 
         Raises:
             ApiError: a value is invalid.
@@ -582,7 +586,7 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None)
         given = without_noops(data, known or {})
         try:
             return msgspec.convert(given, kind)
-        except msgspec.ValidationError:  # whole numbers such as 1.0 are rare, and replacing them takes time
+        except msgspec.ValidationError:  # only now replace floats such as 1.0 by ints: they are rare, and it takes time
             plain = {name: value if name in AS_IS else _whole(value) for name, value in given.items()}
             return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -713,7 +717,7 @@ def asked(given: Parameters) -> Asked:
 
 
 def asked_format(form: ResponseFormat, param: str) -> Asked:
-    """Return the constraint of an answer's format in another API, in the parameter of this name.
+    """Return the constraint of a response format, which another API has in the parameter `param`.
 
     Raises:
         ApiError: it is invalid.

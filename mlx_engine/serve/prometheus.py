@@ -1,4 +1,7 @@
-"""Counters, gauges and histograms in the text format of Prometheus. Names are vLLM's, with our prefix."""
+"""The server's counters, gauges and histograms in the text format of Prometheus, for the route /metrics.
+
+The metrics have vLLM's names with our prefix.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Counter:
 
 
 class Histogram:
-    """Counts of values up to each bound, their number and sum."""
+    """A histogram: the number of values up to each bound, the number of all values, and their sum."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
         self._name, self._about, self._bounds = PREFIX + name, about, (*bounds, math.inf)
@@ -188,7 +191,7 @@ def text_of_models(
 
 
 def _with_label(line: str, label: str, value: str) -> str:
-    """Return a sample with one more label, the first."""
+    """Return the line of a sample with a label added before its other labels."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     name, rest = line.rsplit(" ", 1)
     name, brace, others = name.partition("{")

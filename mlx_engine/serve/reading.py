@@ -82,9 +82,9 @@ class Chat:
         self._is_open = False
 
     def begun_answer(self) -> str:
-        """Remove the last turn and return its text, if it is an assistant's turn without reasoning and calls; else "".
+        """If the last message is an assistant's answer without reasoning and calls, remove it and return its text.
 
-        If there is no other turn, the turn is not removed.
+        Otherwise, and if it is the only message, change nothing and return "".
         """
         last = self.messages[-1]
         if len(self.messages) == 1 or last.keys() != {"role", "content"} or last["role"] != "assistant":
@@ -177,7 +177,7 @@ def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -
 
 
 def thinking_variables(template: str | None, is_on: bool | None, effort: str | None) -> Json:
-    """Return the variables with which a template turns thinking on or off, and sets its effort, if it has them."""
+    """Return the template's variables for thinking: on or off, and the effort. Variables that it lacks are left out."""
     if effort == "none":
         is_on = False
     found: Json = {}

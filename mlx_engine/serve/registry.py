@@ -1,10 +1,11 @@
-"""The models of a server by name: which are loaded, which requests wait for one, and which may be unloaded.
+"""The models of a server by name. `Models` loads a model when a request needs it, and unloads models to make room.
 
-All of this runs in the event loop. A model that is asked for and not loaded is put into a queue, and a task loads the
-models of the queue one after the other, each in an engine thread of its own. If the memory is too small for the next
-model beside those that are loaded, unused ones are unloaded, the least recently used first. If all are in use, one of
-them takes no more requests, is unloaded when its requests have ended, and joins the queue if more wait for it. So no
-answer is interrupted, and no model waits longer than the models before it in the queue take.
+All of this runs in the event loop. If a request names a model that is not loaded, the model is put into a queue. A task
+loads the models of the queue in order, each in its own engine thread. If the next model does not fit into the memory
+beside the loaded ones, unused models are unloaded, the least recently used first. If all loaded models are in use, the
+least recently used one is held: its new requests wait, it is unloaded when its running requests have ended, and it then
+joins the queue if requests wait for it. So no answer is interrupted. If the memory is still in use after MOST_SECONDS,
+the requests that wait for the next model are refused.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ State = Literal["loaded", "loading", "unloading", "on disk", "failed"]
 
 # Seconds that a model may wait for the memory of models in use. Then the requests that wait for it are refused.
 MOST_SECONDS = 60.0
-# Seconds that a list of models waits for descriptions of files; those that take longer are in a later list.
+# Seconds that a reply of /v1/models waits until model files have been read; slower ones are described in later replies.
 DESCRIBE_SECONDS = 2.0
 # Seconds after which a model that could not be loaded is tried again.
 RETRY_SECONDS = 10.0
@@ -53,10 +54,10 @@ class Opened(Protocol):
 
     @property
     def need(self) -> Need:
-        """The memory that it needs at least."""
+        """The least memory that the model needs."""
 
     def load(self, room: int) -> tuple[Engine, Scheduler]:
-        """Load the model, and return it with its scheduler. `room` is the bytes for its keys and values at most."""
+        """Load the model, and return its engine and scheduler. Keys and values get at most `room` bytes."""
 
 
 @dataclass(eq=False)
@@ -64,21 +65,21 @@ class ServedModel:
     """A model that requests can choose.
 
     Attributes:
-        service: the objects that its requests use; each load replaces `service.worker`.
-        open: checks the model's files; called in a thread. None for a model that the server has for its whole life.
-        new_worker: returns the worker that loads the model with the given function.
-        describe: reads what /v1/models shows of a model that is not loaded, from its files; called in a thread.
-        exists: whether its files are still there.
-        state: whether it is loaded, being loaded or unloaded, on disk, or failed to load.
-        reason: why it could not be loaded, or why it has ended.
-        nbytes: the bytes that it takes while it is loaded.
-        n_using: requests that use it now.
+        service: the objects that the model's requests use; each load replaces `service.worker`.
+        open: checks the model's files; called in a thread. None for a model that is never unloaded.
+        new_worker: returns a worker, which loads the model with the given function.
+        describe: returns what /v1/models shows of a model that is not loaded; reads its files, in a thread.
+        exists: whether the model's files are still there.
+        state: whether the model is loaded, being loaded or unloaded, on disk, or failed to load.
+        reason: why the model could not be loaded, or why its engine thread has died.
+        nbytes: the bytes that the model takes while it is loaded.
+        n_using: the number of requests that use the model now.
         used_at: when a request last began or ended.
-        is_held: whether new requests wait, because another model needs its memory.
-        waiting: requests that wait until it is loaded, or until it is no longer held.
-        n_loads: how often it has been loaded.
-        changed: set, and replaced, when its state changes.
-        about: what /v1/models shows of its files; None as long as they have not been read.
+        is_held: whether new requests wait, because another model needs the memory.
+        waiting: requests that wait until the model is loaded, or until it is no longer held.
+        n_loads: how often the model has been loaded.
+        changed: an event that is set, and replaced by a new one, when the state changes.
+        about: the result of `describe`; None as long as the files have not been read.
     """
 
     service: Service
@@ -105,12 +106,12 @@ class ServedModel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request can use it now."""
+        """Whether a request can use the model now."""
         return self.state == "loaded" and not self.is_held
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether its weights take no memory."""
+        """Whether the model's weights are not in memory."""
         return self.state in ("on disk", "failed")
 
     def become(self, state: State, reason: str | None = None) -> None:
@@ -142,7 +143,7 @@ class Use:
         """Wait at most `seconds` for the model; return whether it can be used.
 
         Raises:
-            ApiError: the model cannot be loaded, or not soon.
+            ApiError: the model cannot be loaded, or other models use the memory for too long.
         """
         await asyncio.wait({self.granted}, timeout=seconds)
         if self.granted.done():
@@ -150,7 +151,7 @@ class Use:
         return self.granted.done()
 
     async def comments(self, seconds: float) -> AsyncIterator[bytes]:
-        """Yield comments of a stream, one every so many seconds, until the model can be used.
+        """Yield a comment of a stream every `seconds` seconds, until the model can be used.
 
         Raises:
             ApiError: as `within`.
@@ -173,7 +174,7 @@ class Models:
     Attributes:
         default: the model for requests that name none.
         metrics: counts the errors of requests.
-        on_started: called when the default model has been loaded at the start, or could not be.
+        on_started: called when the first attempt to load the default model has ended, with or without success.
         memory: the bytes that all loaded models may take together.
         idle_seconds: seconds without a request after which a model is unloaded; None for never.
         is_closing: whether new requests are refused because the server stops.
@@ -224,7 +225,7 @@ class Models:
 
     @classmethod
     def alone(cls, service: Service) -> Models:
-        """Return the one model of a server that has it for its whole life."""
+        """Return the models of a server with a single model, which is never unloaded."""
         return cls([ServedModel(service)], memory=0)
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -233,12 +234,12 @@ class Models:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the server has one model for its whole life."""
+        """Whether the server has a single model, which is never unloaded."""
         return self.default.open is None
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one model, which may be unloaded."""
+        """Whether the server has a single model; this model may be unloaded while it is idle."""
         return len(self._models) == 1 and self._more is None
 
     # ---- the server: its start, its end, and its state ----
@@ -295,12 +296,12 @@ class Models:
 
     @property
     def fault(self) -> BaseException | None:
-        """The error that ends the server: that of its only engine thread."""
+        """The error that ended the engine thread of a server with a single model, and so ends the server; or None."""
         return self.default.service.worker.fault if self.is_alone else None
 
     @property
     def health(self) -> str:
-        """The state of the server: "ok", or the state of an engine thread that is not well."""
+        """The state of the server: "ok", or why it cannot answer: "loading", "closing", "stalled" or "dead"."""
         if self.is_alone:
             return self.default.service.worker.state
         if self.is_closing:
@@ -329,10 +330,10 @@ class Models:
     # ---- requests ----
 
     def asked(self, body: bytes) -> Asked:
-        """Return what a body says about the model.
+        """Return the fields of a request's body that concern the model.
 
         Raises:
-            ApiError: the body is no JSON object, or the model is no text.
+            ApiError: the body is not a JSON object, or the name of the model is not a string.
         """
         try:
             return msgspec.json.decode(body, type=Asked)
@@ -345,7 +346,7 @@ class Models:
         Raises:
             ApiError: there is no such model.
         """
-        if name is None or self.is_alone:  # a server with one model checks its name itself
+        if name is None or self.is_alone:  # with a single model, `Service.check_model` checks the name later
             return self.default
         found = self._named(name)
         if found is None or (found.is_on_disk and not found.exists()):
@@ -364,7 +365,7 @@ class Models:
         return self._models.get(name) or next((model for model in self if name in model.service.models), None)
 
     def _seen(self) -> tuple[list[ServedModel], list[ServedModel]]:
-        """Return models that have appeared, and those whose files are gone. Changes nothing: a thread may call it."""
+        """Return models that have appeared, and models whose files are gone. Change nothing: a thread may call this."""
         found = list[ServedModel]()
         if self._more is not None:
             with suppress(OSError):  # a folder was removed while it was read
@@ -384,7 +385,7 @@ class Models:
 
     @contextmanager
     def used(self, model: ServedModel) -> Iterator[Use]:
-        """Use a model in the block: it is loaded if it is not, and stays loaded. Await `within` before it is used.
+        """Load a model if needed, and keep it loaded during the `with` block. Await `Use.within` before using it.
 
         Raises:
             ApiError: the model cannot be loaded, or too many requests wait for it.
@@ -420,7 +421,8 @@ class Models:
         waiting, model.waiting = model.waiting, []
         for use in waiting:
             use.granted.set_exception(again(error))
-            use.granted.exception()  # its client may have left: asyncio would log that nobody has read the error
+            # If the client has left, nothing else reads the exception, and asyncio would log an unread exception.
+            use.granted.exception()
 
     def _check_waiting(self, model: ServedModel) -> None:
         """Raise ApiError if a request for a model that is not loaded cannot wait."""
@@ -471,7 +473,7 @@ class Models:
                 self.on_started()
 
     async def _load(self, model: ServedModel) -> None:
-        """Load a model if it is not loaded, and let the requests that wait for it begin.
+        """Load a model unless it is loaded, and let the requests that wait for it begin.
 
         Raises:
             ApiError: models in use do not give their memory back in time.
@@ -502,10 +504,10 @@ class Models:
         self._grant_all(model)
 
     async def _make_room(self, model: ServedModel, need: Need) -> bool:
-        """Unload models until another one fits; return whether it is still wanted.
+        """Unload other models until this one fits; return whether requests still wait for this one.
 
         Raises:
-            ApiError: all models are in use for too long.
+            ApiError: the other models are in use for too long.
         """
         held: ServedModel | None = None
         deadline = self._clock() + self._most_seconds
@@ -539,7 +541,7 @@ class Models:
         return ApiError(503, message, param="model", code="model_not_loaded", headers={"Retry-After": "30"})
 
     def _fits(self, need: Need) -> bool:
-        """Return whether a model fits beside those that are loaded. A model alone is checked when it is loaded."""
+        """Return whether a model fits beside the loaded ones. Without loaded ones, only `load` checks the memory."""
         others = sum(model.nbytes for model in self)
         return not others or (others + need.total <= self.memory and need.least <= available_memory())
 
@@ -547,7 +549,7 @@ class Models:
         return [model for model in self if model.state == "loaded" and not model.n_using]
 
     def _hold(self) -> ServedModel:
-        """Return the least recently used of the loaded models, whose new requests wait from now on."""
+        """Hold the least recently used of the loaded models: its new requests wait from now on. Return the model."""
         held = min((model for model in self if model.nbytes), key=lambda model: model.used_at)
         held.is_held = True
         return held
@@ -590,7 +592,7 @@ class Models:
     def _end(self, model: ServedModel, worker: Worker, fault: BaseException) -> None:
         """Record that the engine thread of a loaded model has died; the next request loads the model again."""
         if model.state != "loaded" or model.service.worker is not worker:
-            return  # the task that loads or unloads it knows
+            return  # the task that loads or unloads this model handles the error
         LOGGER.error(f"the engine thread of model {model.name!r} has died", exc_info=fault)
         engine, worker.engine = worker.engine, None
         model.nbytes, model.is_held, model.failed_at = 0, False, self._clock()
@@ -602,7 +604,7 @@ class Models:
     # ---- what is shown ----
 
     async def cards(self) -> list[dict[str, object]]:
-        """Return the entries of /v1/models: each name of each model."""
+        """Return the entries of /v1/models: one for each name of each model."""
         self._update(await asyncio.to_thread(self._seen))
         await self._described()
         return [self._card(model, name) for model in self for name in model.service.models]
@@ -619,7 +621,7 @@ class Models:
         return self._card(model, name)
 
     async def _described(self) -> None:
-        """Read the files of all models whose descriptions are not known; wait for them for a limited time."""
+        """Read the files of all models whose descriptions are not known; wait at most DESCRIBE_SECONDS."""
         if self._describer is None or self._describer.done():
             unknown = [model for model in self if model.about is None or "reason" in model.about]
             self._describer = asyncio.ensure_future(asyncio.to_thread(_read_abouts, unknown))
@@ -634,13 +636,13 @@ class Models:
         return {**about, **state, **model.service.model_card(name)}
 
     def state_of(self, model: ServedModel) -> str:
-        """Return the state of a model for people."""
+        """Return the state of a model, as /v1/models shows it."""
         if not self.is_alone:
             return model.state
         return {"ok": "loaded", "stalled": "loaded"}.get(model.service.worker.state, model.service.worker.state)
 
     def metrics_text(self) -> str:
-        """Return all metrics. With several models, those of a model have its name as a label."""
+        """Return all metrics as text. With several models, the metrics of each model have its name as a label."""
         if self.is_single:
             service = self.default.service
             return service.metrics.text(service.worker.load)
@@ -650,7 +652,10 @@ class Models:
         )
 
     async def snapshots(self, model: ServedModel) -> AsyncIterator[Any]:
-        """Yield the snapshots of a model's engine, whenever it is loaded, until the server stops or forgets it."""
+        """Yield the snapshots of a model's engine while the model is loaded, also after it has been loaded again.
+
+        End when the server stops, or when the model's files are gone.
+        """
         while not self.is_closing and self._models.get(model.name) is model:
             changed = model.changed
             if self.is_alone or model.state == "loaded":
@@ -662,7 +667,7 @@ class Models:
 
 
 async def _in_daemon(work: Callable[[], T]) -> T:
-    """Return the result of `work` in a thread that does not keep the process from ending: it may be a download."""
+    """Run `work` in a daemon thread, and return its result. So a long download does not delay the exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -697,10 +702,11 @@ def _not_loaded() -> tuple[Engine, Scheduler]:
 
 
 def _close(engines: list[Engine | None]) -> None:
-    """Close the engine that a list has, and return its memory to the system; called in a thread.
+    """Close the only engine of a list, and return its memory to the system; called in a thread.
 
-    The list is emptied, so that no frame refers to the engine while garbage is collected. `collect_garbage_again`
-    freezes what has been loaded, and frozen objects are never collected.
+    The engine is passed in a list, which is emptied, so that no frame refers to it while garbage is collected. The
+    command `serve` calls `gc.freeze` after loading (`collect_garbage_again`). Frozen objects are never collected, so
+    they are unfrozen first.
     """
     engine = engines.pop()
     if engine is not None:

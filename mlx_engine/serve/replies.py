@@ -1,7 +1,7 @@
-"""Replies of the chat and completions APIs and their streams, with a receipt under the key `mlx_engine`.
+"""Replies and streams of /v1/chat/completions and /v1/completions, with a receipt under the key `mlx_engine`.
 
-The receipt has digests, the seed and times, so that clients can compare and reproduce answers. It can name the cause of
-a cache miss, which helps to make the common prefix of prompts longer.
+The receipt has digests, the seed and times, so that clients can compare and reproduce answers. It can also name the
+cause of a cache miss, so that clients can change their prompts to share a longer prefix.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Reply(ABC):
         fingerprint: the version and backend that computed the answer.
         types: the types of activations, and of keys and values, with which the answer was computed.
         ignored: the names of what the server ignores in the request.
-        explains_cache: whether the reply has the position at which the prompts differ from the prefix cache.
+        explains_cache: whether the reply says why no more tokens were cached, see `explained`.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
         clock: the clock of the call's times.
     """
@@ -113,11 +113,11 @@ class Reply(ABC):
         return sum(progress.n_tokens for _, progress in self._call.outputs)
 
     def receipt(self) -> Json:
-        """Return the receipt: digests, types and seed that reproduce the answers, times, use of the cache.
+        """Return the receipt: digests of the answers, the types and the seed that reproduce them, times, cache use.
 
-        `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
-        they are lists if the request has a list of prompts. `ignored` lists parts of the request that the server
-        ignores. `constraint` is present if the request has a constraint, `speculation` if tokens were proposed.
+        `digest` is the digest of the first choice; `digests` has one per choice. `timings` and `cache` are objects, or
+        lists of objects if the request has a list of prompts. `ignored` lists parts of the request that the server
+        ignores. `constraint` is present if the request has a constraint, and `speculation` if tokens were proposed.
         """
         digests = [
             digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
@@ -152,11 +152,14 @@ class Reply(ABC):
         }
 
     def _speculation(self) -> Json:
-        """Return the drafters, and the numbers of their tokens that were run and that were right."""
+        """Return the drafters, and how many tokens of each were run in passes, and how many of these were right."""
         return speculation_of([request.drafters for request in self._call.requests])
 
     def _constraint(self) -> Json:
-        """Return the digest of the constraint, and per token of each answer the probability of the allowed tokens."""
+        """Return the digest of the constraint, and `allowed`: a probability for each token of each answer.
+
+        It is the sum of the probabilities of all tokens that the constraint allows at the token's position.
+        """
         constraint = self._call.requests[0].options.constraint
         if constraint is None:
             return {}
@@ -207,7 +210,7 @@ class Choices(Reply):
         return comment(self._call.phase)
 
     def news(self) -> bytes:
-        """Return the chunks with what is new since the last call."""
+        """Return the chunks with text and tokens that are new since the last call."""
         return b"".join(map(event, self.chunks()))
 
     def end(self) -> bytes:
@@ -233,7 +236,7 @@ class Choices(Reply):
         return {**self._as(self.kind), "choices": choices, "usage": self.usage(), "mlx_engine": self.receipt()}
 
     def chunks(self) -> list[Json]:
-        """Return the chunks with what is new since the last call. The first ones begin an answer."""
+        """Return the chunks with text and tokens that are new since the last call. Each answer has a first chunk."""
         found: list[Json] = []
         for i, (output, progress) in enumerate(self._call.outputs):
             sent, self._sent[i] = self._sent[i], progress
@@ -278,7 +281,10 @@ class Choices(Reply):
         return {**self._as(self.chunk_kind), "choices": [choice], **self._usage}
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
-        """Return the log-probabilities of the tokens between two lengths of an output, without an end token."""
+        """Return the log-probabilities of the tokens between two lengths of an output.
+
+        An end-of-text token is left out, because its text is not part of the answer.
+        """
         if self._n_logprobs is None or output.logprobs is None:
             return None
         is_hidden = until.finish_reason == "stop" and output.has_end_token
@@ -485,26 +491,33 @@ def timings(
 ) -> dict[str, object]:
     """Return the times and counts of a request whose answers have ended.
 
-    The parts tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other, and add up to total_ms.
-        Keys, in milliseconds unless they are counts or rates: tokenize_ms: parsing the request, rendering the chat
-        template and encoding; of all prompts of the reply. queue_ms: from the encoded prompt until the request had a
-        slot. prompt_ms: from the slot to the first token: prefill, shared with other requests. predicted_ms: from the
-        first token to the last. write_ms: from the last token to this receipt. The client of a stream has then taken
-        all text before it. total_ms: from the arrival of the HTTP request to this receipt. cache_n, prompt_n: tokens of
-        the prompt that were taken from the prefix cache, and that were computed. disk_n: how many tokens of `cache_n`
-        were read from files. prompt_per_second: prompt_n per second of prompt_ms. predicted_n: tokens of all answers.
-        predicted_per_second: tokens after the first of each answer, per second of predicted_ms; null without any.
-        steps: the number of forward passes that ran tokens of this request. rows_per_step: the mean number of tokens in
-        them, of all requests. bytes_read: bytes of weights, keys and values that these passes read, counted from their
-        sizes. bandwidth_share: bytes read per second of the passes after the first token, divided by the memory
-        bandwidth that was measured when the server started; null if it is unknown. It is above 1 if the machine was
-        busier during the measurement. preemptions: the number of times that an answer lost its pages and was computed
-        again.
+    The periods tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other and add up to total_ms.
+
+    Keys:
+        tokenize_ms: milliseconds to parse the request, render the chat template and encode all prompts of the reply.
+        queue_ms: from then until the request had a slot.
+        prompt_ms: from then to the first token. This is prefill; the passes may run other requests, too.
+        predicted_ms: from the first token to the last.
+        write_ms: from the last token to this receipt; in a stream, this includes sending the text before the receipt.
+        total_ms: from the arrival of the HTTP request to this receipt.
+        cache_n: tokens of the prompt that were taken from the prefix cache.
+        disk_n: how many of these were read from files.
+        prompt_n: tokens of the prompt that were computed.
+        prompt_per_second: prompt_n per second of prompt_ms.
+        predicted_n: tokens of all answers.
+        predicted_per_second: tokens after the first of each answer, per second of predicted_ms; null if there are none.
+        steps: the number of forward passes that ran tokens of this request.
+        rows_per_step: the mean number of tokens, of all requests, in each of these passes.
+        bytes_read: bytes of weights, keys and values that these passes read, computed from the sizes of the arrays.
+        bandwidth_share: bytes per second that the passes after the first token read, divided by the memory bandwidth
+            measured when the server started; null if that is unknown. The share can exceed 1 if the machine was busy
+            while the bandwidth was measured.
+        preemptions: how often an answer lost its pages and was computed again.
 
     Args:
         request: the request.
-        received: when the HTTP request arrived, in seconds of the clock of the scheduler; so are the other times.
-        tokenized: when its prompts had become tokens.
+        received: when the HTTP request arrived. This time and the next two are in seconds of the scheduler's clock.
+        tokenized: when all prompts had been encoded.
         written: when the receipt is made.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
     """
@@ -547,17 +560,19 @@ def _rate(n: float, per: float | None) -> float | None:
 
 
 def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return which part of a prompt was cached, and the cause why not more. It reveals prompts of other clients.
+    """Return which part of a prompt was cached, and why no more of it. The result can reveal other clients' prompts.
 
-    Keys: cached_tokens: tokens of the prompt that were not computed again. agreeing_tokens: tokens that the prompt has
-        in common with an earlier prompt and answer. cause: the reason why not more tokens were cached; null if all
-        tokens that can be cached were cached. "disabled": the server has no prefix cache. "first_use": no earlier
-        request began with the same token. "differs": the cache continues with another token: the history was edited, or
-        the template differs. "retokenized": the cache continues with the same text in other tokens. "evicted": the next
-        token was cached, and was evicted. "window": the keys and values that sliding-window layers need were evicted.
-        "state": the model has a state, which is cached only for a shorter prefix. "memory": no page was free for the
-        last cached tokens. position: where the tokens differ, if they do. found, expected: at this position, the
-        prompt's and the cache's token id, and the text of at most 8 tokens.
+    Keys:
+        cached_tokens: tokens of the prompt that were not computed again.
+        agreeing_tokens: tokens that the prompt has in common with an earlier prompt and its answer.
+        cause: why no more tokens were cached; null if the cache had all tokens it can have. "disabled": there is no
+            prefix cache. "first_use": no earlier request began with the same token. "differs": the cache continues with
+            another token, because the history was edited or the template differs. "retokenized": the cache continues
+            with the same text in other tokens. "evicted": the next token was cached before, and was evicted. "window":
+            the keys and values that sliding-window layers need were evicted. "state": the model has recurrent states,
+            which are cached only for a shorter prefix. "memory": no page was free for the last cached tokens.
+        position: where the tokens differ, if they do.
+        found, expected: the prompt's and the cache's token id at this position, and the text of at most 8 tokens.
 
     Args:
         request: a request that has been admitted.
@@ -640,7 +655,10 @@ def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], n_top: int) -> list[object]:
-    """Return `prompt_logprobs`: for each token of a prompt, it and likely tokens by id; null for the first token."""
+    """Return vLLM's `prompt_logprobs`: for each token of a prompt, its log-probability and those of likely tokens.
+
+    Each entry is an object by token id. The first token has no log-probability, so its entry is null.
+    """
     found: list[object] = [None]
     for token in tokens:
         ranked = [(token.token_id, token.logprob, token.rank)]

@@ -1,4 +1,4 @@
-"""The types of replies, with every key. `openapi.py` publishes these types, and the tests check replies."""
+"""The types of replies, with every key. `openapi.py` publishes them, and the tests check that replies match them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Timings(Reply):
 
 
 class ShownTokens(Reply):
-    """A token, and the text of some tokens that begins with it."""
+    """A token id, and the text of this token and a few after it."""
 
     token_id: int
     text: str
@@ -77,7 +77,7 @@ class Reuse(CachedTokens):
 
 
 class ConstraintReceipt(Reply):
-    """The constraint of the answers: its SHA-256, and per answer and token the probability of the allowed tokens."""
+    """The constraint's SHA-256, and per token of each answer the total probability of the tokens that it allows."""
 
     digest: str
     allowed: list[list[float]]
@@ -89,16 +89,16 @@ KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
 class ProposedTokens(Reply):
-    """The tokens that a drafter has proposed and passes have run, and how many of these were right."""
+    """How many tokens of a drafter passes have run, and how many of these were right."""
 
     proposed: int
     accepted: int
 
 
 class SpeculationReceipt(Reply):
-    """The drafters, the tokens that they have proposed and passes have run, and how many of these were right.
+    """How many proposed tokens passes have run, and how many of these were right: in all, and by drafter.
 
-    `drafter` is "lookup", "draft" or "mtp", or several of them with "+" between; `drafters` has the numbers of each.
+    `drafter` is "lookup", "draft" or "mtp", or several names joined by "+"; `drafters` has the numbers of each.
     """
 
     drafter: str
@@ -171,7 +171,7 @@ class AnswerMessage(Reply):
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
-# As vLLM names it: the stop string or the stop token id of the request that ended an answer; null if none has.
+# vLLM's field: the request's stop string or stop token id that ended the answer; null if the answer ended otherwise.
 StopReason = str | int | None
 
 
@@ -249,9 +249,9 @@ class ChatCompletionChunk(Head):
 
 
 class TextLogprobs(Reply):
-    """Log-probabilities of the tokens of an answer of /v1/completions, after those of an echo.
+    """Log-probabilities of the tokens of an answer of /v1/completions. With `echo`, those of the prompt are first.
 
-    The first token of an echo has none.
+    The first token of the prompt has none.
     """
 
     tokens: list[str]
@@ -261,7 +261,7 @@ class TextLogprobs(Reply):
 
 
 class RankedLogprob(Reply):
-    """A token of a prompt, or one that is likely in its place."""
+    """A token of a prompt, or a token that is likely at the same position."""
 
     logprob: float
     rank: int
@@ -327,7 +327,7 @@ class Model(Reply):
 
 
 class ModelList(Reply):
-    """The reply of /v1/models. It has one page."""
+    """The reply of /v1/models. All models are on one page, so `has_more` is false."""
 
     object: Literal["list"]
     data: list[Model]
@@ -565,7 +565,7 @@ class OutputText(Reply, tag_field="type", tag="output_text"):
 
 
 class ReasoningItem(Reply, tag_field="type", tag="reasoning"):
-    """Reasoning; with `encrypted_content`, for clients that send nothing else back, if the request asks for it."""
+    """Reasoning. `encrypted_content` is present if the request asks for it: some clients send back only this field."""
 
     id: str
     status: Status

@@ -1,8 +1,8 @@
-"""The API of /v1/responses, without a store: its requests, replies and streams.
+"""OpenAI's API /v1/responses, without stored responses: its requests, replies and streams.
 
 The items of a request become messages and tools of a chat, and the parts of an answer become items. Agents routinely
-send items and tools that run only on the API's own servers, and a token limit that exceeds the context. These are
-accepted without an effect, and the reply names what was left out.
+send items and tools that run only on OpenAI's servers, and a token limit that exceeds the context. The server ignores
+these items and tools, and names them in the reply; it reduces the limit to the context.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# Prefix of our `encrypted_content`, base64 of the reasoning without encryption. Some clients send back only this field.
+# The prefix of `encrypted_content`, which is the reasoning in base64, not encrypted. Some clients send back only this
+# field of a reasoning item.
 OWN_REASONING = "mlx_engine:"
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -319,7 +320,7 @@ def _read_item(chat: Chat, tools: Tools, item: Json, at: str) -> None:
 
 
 def _reasoning(chat: Chat, item: Json, at: str) -> str:
-    """Return the text of a reasoning item; "" if only another server can read it."""
+    """Return the text of a reasoning item; "" if it has only content that another server has encrypted."""
     if item.get("content") not in (None, []):
         return chat.text(item["content"], f"{at}.content", "")
     own = item.get("encrypted_content")
@@ -336,7 +337,7 @@ class ResponsesReply(PartsReply):
     """The reply of /v1/responses.
 
     Args:
-        names: the namespace and the name there of each tool, by its name in the chat.
+        names: (namespace, name in the namespace) of each tool, by its name in the chat.
         echo: the parameters of the request that the reply repeats.
         encrypts: whether reasoning is also in `encrypted_content`, because some clients send back only this field.
     """
@@ -368,7 +369,7 @@ class ResponsesReply(PartsReply):
         return self._event("response.created", response=self._running()) + self.heartbeat()
 
     def heartbeat(self) -> bytes:
-        """Return the event that the response is in progress, because clients do not count comments as activity."""
+        """Return the event `response.in_progress`. A comment is not enough: clients do not count it as activity."""
         return self._event("response.in_progress", response=self._running())
 
     def end(self) -> bytes:

@@ -1,8 +1,8 @@
-"""The uvicorn server and its connections. It listens while the model is loading, and stops when answers have ended.
+"""The uvicorn server, with limits on its connections. It listens while the model loads, and stops after the answers.
 
 uvicorn waits without a limit for the headers of a request, and for a client that does not read its reply. Each such
-client would occupy a file descriptor. uvicorn also accepts connections until no file descriptor is left, and then
-fails.
+client would occupy a file descriptor, so this module closes its connection. uvicorn also accepts connections until no
+file descriptor is left, and then fails; so this module limits the number of connections.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from mlx_engine.serve.registry import Models
 # the network's packet sizes do not decide whether headers are refused.
 PIECE = 1 << 14
 
-# Bytes that are read at once from a body. Of a new request PIECE bytes are read, so that many connections together take
-# little time. After each read the loop waits for the GIL, so many small reads would take longer.
+# Bytes that are read at once from a body. Larger reads are faster, because the loop waits for the GIL after each. The
+# first read of a request is only PIECE bytes, so that many new connections together take little time.
 LARGE_READ = 1 << 18
 
 # Seconds that a refused client has to read the error: closing a socket with unread data would discard the reply.
@@ -55,7 +55,7 @@ MOST_CONNECTIONS = 4096
 ACCEPTED_AT_ONCE = 16
 # Descriptors that are reserved for files, pipes, and connections that are just being accepted or closed.
 SPARE_DESCRIPTORS = 128
-# The limit on macOS, which may report that it has no limit.
+# The largest limit that macOS accepts, even if it reports that there is no limit.
 OPEN_MAX = 10240
 # Seconds between two lines of the log about closed connections.
 LOG_SECONDS = 60.0
@@ -75,7 +75,7 @@ def raise_descriptor_limit() -> None:
 
 
 def most_connections() -> int:
-    """Return the largest number of connections that leaves enough descriptors; at least 1."""
+    """Return how many connections the server may have without running out of file descriptors; at least 1."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
@@ -99,7 +99,7 @@ PATIENCE = Patience()
 
 
 class ConnectionLimit:
-    """The limit of the connections of a server, and the idle ones, which have no request.
+    """Limits the number of connections by closing idle ones. A connection is idle while it has no request.
 
     Args:
         most: the most connections.
@@ -133,7 +133,7 @@ class ConnectionLimit:
 
 
 class Connection(H11Protocol):
-    """A connection. The server calls `check` several times a second."""
+    """A connection, which is closed if its client is too slow. The server calls `check` ten times a second."""
 
     def __init__(self, *given: Any, limit: ConnectionLimit, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -205,7 +205,7 @@ class Connection(H11Protocol):
         self._refuse(status, f"not HTTP/1.1 with a short head ({what})")
 
     def _refuse(self, status: int, why: str) -> None:
-        """Reply with an error in the form of the API, and close the connection when the client has had time to read."""
+        """Reply with an error in the form of the API. `check` closes the connection after LINGER_SECONDS."""
         self._refused_at = self.loop.time()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
@@ -255,17 +255,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Runs an application until a signal comes or the engine dies.
+    """Runs an application until the process gets a signal or the engine thread dies.
 
-    At the first signal new requests are refused with 503, and running answers may take `grace` seconds to end. A second
-    signal ends them at once: their clients get an error.
+    At the first signal (Ctrl-C), new requests are refused with 503, and running answers may take `grace` seconds to
+    end. At a second signal, running answers end at once, and their clients get an error.
 
     Args:
         app: the application.
         models: the engine threads.
-        grace: seconds.
+        grace: seconds in which running answers may end.
         patience: how long the server waits for its clients.
-        limit: the most connections, and the idle ones.
+        limit: limits the number of connections.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class Server(uvicorn.Server):
             # Not uvicorn's default of 5 seconds: some clients close idle connections after the same time, and their
             # next request would be sent on a connection that is being closed.
             timeout_keep_alive=math.ceil(patience.head),
-            # Requests that have not ended after `grace` are cancelled.
+            # This second begins after `grace`: then all requests that have not ended are cancelled.
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""The objects that all routes share: the worker, the served model, and the settings of the server."""
+"""`Service`: the objects that the routes use for one served model: its worker, its names, and the server's settings."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Service:
         keep_alive_seconds: the time without new text after which a stream gets a comment.
         hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
-        explains_cache: whether a reply has the position at which a prompt differs from the prefix cache. This reveals
-            the common prefix with prompts of other clients.
+        explains_cache: whether a reply says where its prompt differs from the prefix cache. This reveals whether other
+            clients' prompts begin with the same text.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: returns seconds, for the times of requests; the same clock as the scheduler's.
         recorder: writes the journal; None for none.
-        context_len: limit of the prompt and the answer of a request in tokens; None is the model's context.
+        context_len: the most tokens of a prompt and its answer together; None is the model's context.
         sampling: defaults of sampling options, in place of the API's defaults.
         created: when the model was loaded, in Unix seconds.
         bodies: the bodies of requests that are being read.
@@ -95,7 +95,10 @@ class Service:
 
     @property
     def _named(self) -> dict[str, tuple[str, str]]:
-        """For each name that requests may use: the model's own name for it, and the adapter. Names may have colons."""
+        """For each name that requests may use: the name in replies (MODEL or MODEL:ADAPTER), and the adapter.
+
+        All names are listed here, because names may contain colons and so cannot be split.
+        """
         names = list(dict.fromkeys([self.model, *self.aliases]))
         found = dict.fromkeys(names, (self.model, BASE))
         for name in names:
@@ -104,7 +107,7 @@ class Service:
         return found
 
     def check_names(self) -> None:
-        """Raise OptionError if a name with an adapter stands for two models."""
+        """Raise OptionError if a name MODEL:ADAPTER is ambiguous, for example because an alias is spelled like it."""
         n = len({self.model, *self.aliases}) * (1 + len(self.adapters))
         if len(self.models) < n:
             expected = "different names MODEL:ADAPTER, none of which is an alias"
@@ -147,7 +150,7 @@ class Service:
         return max(context, 1 << 17)
 
     def check_messages(self, n: int) -> None:
-        """Check that there are no more messages than the context has tokens; a template writes several tokens for each.
+        """Check that there are not more messages than the context has tokens: a template writes some for each message.
 
         Raises:
             ContextLengthError: the context has fewer tokens than there are messages.
@@ -157,7 +160,7 @@ class Service:
             raise ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_length(self, text: str) -> None:
-        """Check without encoding that a text is not too long: by its bytes, and by the most bytes that a token has.
+        """Check without encoding that a text is not too long: divide its bytes by the longest token's bytes.
 
         Raises:
             ContextLengthError: the text is too long.

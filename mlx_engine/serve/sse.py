@@ -1,4 +1,4 @@
-"""Server-sent events: their bytes, a response that streams them, and clients that disconnect meanwhile."""
+"""Server-sent events: their bytes, responses that stream them, and cancelling the work of clients that disconnect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def comment(text: str) -> bytes:
 class EventStream(Response):
     """A response of events, each written as soon as it is available.
 
-    The socket's buffers limit the bytes that wait for a slow reader; `Connection` limits the time.
+    If a client reads slowly, the socket's buffers limit the bytes that wait for it, and `server.Connection` the time.
     """
 
     media_type = "text/event-stream"
@@ -106,8 +106,8 @@ def failure_event(path: str, error: ApiError) -> bytes:
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     """Run work to its end, and cancel it as soon as the client closes its connection.
 
-    Starlette cancels only streams, and only with some servers. Otherwise the request of a disconnected client would
-    stay in the queue or keep its slot.
+    Starlette cancels only streams, and only with some servers. Without this function, the request of a disconnected
+    client would stay in the queue or keep its slot.
 
     Raises:
         ClientGoneError: the client disconnected first.
@@ -125,7 +125,7 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
         for end in ends:
             if isinstance(end, asyncio.CancelledError):
                 forget(end)
-        del task, gone, other, ends, end  # an exception refers to this frame
+        del task, gone, other, ends, end  # an exception's traceback refers to this frame and would keep them alive
 
 
 async def _disconnected(receive: Receive) -> None:

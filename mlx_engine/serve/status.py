@@ -1,7 +1,7 @@
 """The state of a scheduler as plain data: slots, queue, pages by owner, the prefix tree and the last steps.
 
-`Monitor` reads it on the thread that runs the steps. A `Status` is immutable and contains no time of day, so that two
-readings of an idle scheduler are equal.
+The server's page shows this state. `Monitor` reads it on the thread that runs the steps. A `Status` is immutable and
+contains no time of day, so that two readings of an idle scheduler are equal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from mlx_engine.loop.request import Sequence
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
 
-# The numbers of steps, of answers in the queue and of nodes of the prefix tree that a status shows.
+# The most steps, waiting answers and nodes of the prefix tree that a status shows.
 N_STEPS, N_WAITING, N_NODES = 120, 32, 48
 # Seconds between two readings, and between two readings of the prefix tree, which cost more.
 INTERVAL, TREE_INTERVAL = 0.2, 1.0
@@ -99,8 +99,8 @@ class PrefixNode(msgspec.Struct, frozen=True):
 class PrefixStatus(msgspec.Struct, frozen=True):
     """The prefix cache: the most recently used nodes, each after its parent, and counters.
 
-    The nodes and their numbers are None for a cache of whole pages, because they would reveal which tokens prompts have
-    in common.
+    `nodes`, `n_nodes` and `n_tokens` are None if the cache shares only whole pages, because they would reveal where
+    prompts of different clients begin to differ.
     """
 
     nodes: tuple[PrefixNode, ...] | None
@@ -114,9 +114,9 @@ class PrefixStatus(msgspec.Struct, frozen=True):
 
 
 class StepStatus(msgspec.Struct, frozen=True, array_like=True):
-    """A step: its rows of decode and of prefill, its seconds, and the limit.
+    """A step: its tokens of decode and of prefill, its seconds, and the least seconds that it could take (`limit`).
 
-    The limit is the time in which its bytes can be read at the memory bandwidth; None if the bandwidth is unknown.
+    `limit` is the bytes that the step reads, divided by the memory bandwidth; None if the bandwidth is unknown.
     """
 
     n_decode: int
@@ -202,7 +202,7 @@ class Monitor:
         )
 
     def _prefix(self, scheduler: Scheduler) -> PrefixStatus | None:
-        """Return the status of the prefix cache, which is read again after a second or when no work is left."""
+        """Return the status of the prefix cache. It is read at most once a second, and when no work is left."""
         cache, now = scheduler.prefix, self._clock()
         if cache is None or (now - self._tree_read_at < TREE_INTERVAL and scheduler.has_work):
             return self._tree

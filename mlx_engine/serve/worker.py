@@ -59,10 +59,10 @@ class Load(NamedTuple):
 
 
 class Cores:
-    """The cores that the engine threads of several models share. They run one step at a time, in order of request.
+    """Lets the engine threads of several models run their steps one at a time, in the order in which they ask.
 
-    Otherwise each thread pool would wait for cores that the others use. A Lock alone would not be fair, because the
-    thread that releases it usually acquires it again.
+    Each step uses all cores, so concurrent steps would slow each other down: each thread pool would wait for cores that
+    the others use. A Lock alone would not be fair, because the thread that releases it usually acquires it again.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Cores:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for earlier requests, and hold the cores in the `with` block."""
+        """Wait for the threads that asked earlier, and hold the cores in the `with` block."""
         with self._condition:
             number, self._n_asked = self._n_asked, self._n_asked + 1
             self._condition.wait_for(lambda: self._n_done == number)
@@ -83,7 +83,11 @@ class Cores:
                 self._condition.notify_all()
 
     def step(self, scheduler: Scheduler) -> StepOutput:
-        """Run a step. While another model generates, the step has the small prompt budget of a model that generates."""
+        """Run a step. While another model generates answers, prefill in the step has the small token budget.
+
+        The small budget is the scheduler's usual one for steps with running answers. It keeps the other model's answers
+        from waiting for a long prefill.
+        """
         with self.turn():
             scheduler.others_answer = bool(self._answering - {scheduler})
             try:
@@ -118,7 +122,7 @@ class Worker:
         load: the use of the engine after the last step.
         kv_nbytes: bytes of the memory for keys and values.
         fault: the error that ended the thread, or None.
-        begun: set when the model has been loaded, or the thread has died.
+        begun: an event that is set when the model has been loaded, or the thread has died.
         is_closing: whether new requests are refused because the server stops.
         on_update, on_fault: called in the event loop after each step, and when the thread has died.
     """
@@ -235,7 +239,7 @@ class Worker:
         if n > most:
             message = f"{n} answers are too many: slots and queue hold {most}; send fewer at once"
             raise ApiError(400, message, param="prompt", code="invalid_value")
-        # An answer that has ended, and whose client reads slowly, takes no place in the queue.
+        # Count unfinished answers only: an answer that has ended takes no place, even if its client still reads it.
         others = self.n_unfinished + self._n_reserved
         if others + n > most:
             message = f"the queue is full: {others} of {most} places are taken, {n} more do not fit; see Retry-After"
@@ -249,7 +253,7 @@ class Worker:
         The context returns a function, to be called with the number of answers when it is known.
 
         Raises:
-            ApiError: the queue is full. The function in the block raises it, too.
+            ApiError: the queue is full. The returned function raises this error, too.
         """
         held = 0
 

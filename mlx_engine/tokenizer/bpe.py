@@ -1,4 +1,4 @@
-"""The kinds of BPE in GGUF files, built for the library `tokenizers`.
+"""Build tokenizers of the library `tokenizers` from the vocabularies of GGUF files, which have three kinds of BPE.
 
 - Byte-level BPE: text is split into words, words into bytes, and bytes are merged by the ranks of a merge list.
 - SPM, the SentencePiece BPE of Llama and Gemma: the adjacent pair whose token has the highest score is merged first.
@@ -116,9 +116,9 @@ _QWEN_3_5 = (
 
 @dataclass(frozen=True)
 class Split:
-    """A pre-tokenizer.
+    """A pre-tokenizer, which splits text into words for byte-level BPE.
 
-    It splits text into words for byte-level BPE. SPLITS has the pre-tokenizers by their name in `tokenizer.ggml.pre`.
+    SPLITS has the pre-tokenizers by their names in the GGUF key `tokenizer.ggml.pre`.
 
     A pre-tokenizer is one or several regular expressions, applied in sequence: each splits the pieces of the previous
     one into its matches and the text between them.
@@ -131,7 +131,7 @@ class Split:
     whole_words: bool = False
     """A word that is a token becomes that token without merging (`ignore_merges`)."""
     add_bos: bool = False
-    """Add a BOS if the file does not say."""
+    """Whether to add a BOS if the file has no key for this."""
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
         """Return the library's pre-tokenizer: split into words, then map each byte to its character."""
@@ -176,7 +176,7 @@ SPLITS: dict[str, Split] = {
 
 
 def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
-    """Return the name in `SPLITS` of a pre-tokenizer of a `tokenizer.json`; None if it has none."""
+    """Return the name that `SPLITS` has for a pre-tokenizer of a `tokenizer.json`; None if it has none."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     if [step and step["type"] == "ByteLevel" for step in steps] != [False] * (len(steps) - 1) + [True]:
         return None
@@ -203,8 +203,8 @@ def _pattern(step: Any) -> str | None:
 # every split of a token into two tokens is a merge, and merges are ordered by the score of the merged token. For equal
 # scores SPM merges the leftmost pair, and BPE the merge of lower rank. To get the same result, merges of equal score
 # are ranked by the length of the result (longest first), then by the length of the left part (longest first). Then both
-# merge a run of equal characters from the left. In Llama's vocabulary the tokens of two to sixteen spaces have one
-# score.
+# merge a run of equal characters from the left. This matters for spaces: in Llama's vocabulary, all tokens of two to
+# sixteen spaces have the same score.
 
 
 def spm(
@@ -216,7 +216,7 @@ def spm(
     plain text `</s>` may become EOS there.
 
     Raises:
-        TokenizerError: the vocabulary has neither all byte tokens nor an unknown token, for characters without a token.
+        TokenizerError: characters without a token cannot be encoded: byte tokens and the unknown token are missing.
     """
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     with refusals(vocabulary.where, "tokens and scores do not make a vocabulary"):

@@ -1,4 +1,6 @@
-"""Encode a conversation with the model's chat template, or the prompt of a reranker. Texts cannot forge control tokens.
+"""Encode a conversation with the model's chat template, or the prompt of a reranker.
+
+The texts of messages cannot forge control tokens.
 
 A control token (marker) that the template writes becomes one id; the same characters in a message are encoded as plain
 text. If no message spells a control token, the whole rendered text is encoded at once, without a split between
@@ -140,7 +142,7 @@ ITEM_BYTES = array("I").itemsize
 
 
 class History:
-    """Texts of conversations and their token ids, the least recently used dropped first. Thread-safe.
+    """Texts of conversations and their token ids. The least recently used ones are dropped first. Thread-safe.
 
     The history keeps the token ids of earlier prompts and answers, so that a conversation continues with the ids that
     the model generated. Texts are marked (see the module), so that a control token in a message differs from one of the
@@ -190,8 +192,9 @@ class History:
     def beginnings(self, marked: str) -> Iterator[tuple[str, list[int]]]:
         """Yield the remembered texts that are prefixes of a marked text, and their ids; the longest text first.
 
-        Only texts before a marker of the template are yielded. The texts on the two sides of a marker are encoded
-        separately, so the rest can be encoded alone. Elsewhere its encoding would depend on the text before it.
+        A text is yielded only if a marker of the template follows it. Texts before and after a marker are encoded
+        separately, so the rest can then be encoded alone. At any other place, the encoding of the rest would depend on
+        the text before it.
         """
         with self._lock:
             found = [
@@ -396,7 +399,7 @@ PLACES = re.compile(r"(\{(?:instruction|query|document)\})")
 def ranking_ids(
     tokenizer: Tokenizer, template: str | None, query: str, document: str, instruction: str | None
 ) -> list[int]:
-    """Return the token ids of a prompt.
+    """Return the token ids of the prompt that asks a reranker whether a document is relevant to a query.
 
     Only the template can write control tokens; control tokens spelled in other texts are encoded as plain text.
 
@@ -428,10 +431,10 @@ def ranking_ids(
 
 
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
-    """Return the token of each label.
+    """Return the token id of each label, such as "yes" and "no" of a reranker.
 
     Raises:
-        TokenizerError: a label is no single token.
+        TokenizerError: a label is not a single token.
     """
     found = [tokenizer.encode(label) for label in labels]
     for label, ids in zip(labels, found, strict=True):

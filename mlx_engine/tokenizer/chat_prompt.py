@@ -89,8 +89,8 @@ def joined_parts(content: str | Sequence[Mapping[str, Any]]) -> str:
 class SpokenCalls(str):
     """The content of an answer with its tool calls as text, in the model's own format.
 
-    Control tokens in the calls count as written by the template, but not those in the text before the calls or in
-    values.
+    Control tokens in the syntax of the calls count as written by the template. Those in the text before the calls, or
+    in the values of arguments, are plain text.
     """
 
     def __new__(cls, text: str, calls: Sequence[Mapping[str, Any]], write: Callable[..., str]) -> SpokenCalls:
@@ -326,10 +326,10 @@ def _code(template: str) -> Iterator[str]:
 
 
 def thinking(template: str | None, is_on: bool | None, option: str = "--think") -> dict[str, Any]:
-    """Return the variables that turn thinking on or off; empty if `on` is None.
+    """Return the template variables that turn thinking on or off; empty if `is_on` is None.
 
     Raises:
-        OptionError: the template has no such variable, or there is none.
+        OptionError: the template does not read such a variable, or there is no template.
     """
     if is_on is None:
         return {}

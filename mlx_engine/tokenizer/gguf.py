@@ -158,7 +158,7 @@ def _vocabulary(
 
 
 def _usual(token_id: int | None, usual: int, role: TokenType, types: NDArray[np.int8]) -> int | None:
-    """Return `token_id`; if it is None, SPM's usual id for the role, if the token with this id has the role's type."""
+    """Return `token_id`. If it is None, return SPM's usual id if the token with this id has the type of the role."""
     return usual if token_id is None and usual < len(types) and types[usual] == role else token_id
 
 

@@ -1,7 +1,8 @@
 """Build a tokenizer from Hugging Face's `tokenizer.json` and the configuration files in the same folder.
 
-The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is our own, so that GGUF files
-and `tokenizer.json` stream alike; of the file's decoder only the algorithm and the prefix space are read.
+The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is implemented here, so that
+tokens of GGUF files and of a `tokenizer.json` are streamed in the same way. Of the file's decoder, only the algorithm
+and the prefix space are read.
 
 The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this process. A damaged file
 may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may backtrack
@@ -177,13 +178,13 @@ class Loaded:
 
     Attributes:
         tokens: the tokens.
-        numbers: their ids.
+        numbers: the ids of the tokens.
         special: for each added token, by its id in decimal, whether it is special.
         parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
         unknown: the token for unknown characters.
         first: the first id that the post-processor adds before a text, if any.
         last: the ids that the post-processor adds after a text.
-        trims: whether an added token also matches the white space around it.
+        trims: whether any added token also matches the white space around it.
         byte_fallback: whether unknown characters are written as tokens of their bytes.
     """
 
@@ -284,7 +285,7 @@ class _FolderConfig:
         return [i for i in flat if type(i) is int and i >= 0]
 
     def token_id(self, role: str, ids: dict[str, int], vocab_size: int) -> int | None:
-        """Return the id for a role: the token named in tokenizer_config.json, else the first listed id.
+        """Return the id for a role: the token named in tokenizer_config.json or, without a name, the first listed id.
 
         Raises:
             TokenizerError: the vocabulary has no such token.
@@ -308,7 +309,10 @@ class _FolderConfig:
         )
 
     def add_bos(self, is_first: bool) -> bool:
-        """Return whether a BOS is added: as the configuration says, else `is_first`, what the post-processor does."""
+        """Return whether a BOS is added. If the configuration has no setting, return `is_first`.
+
+        `is_first` says whether the file's post-processor adds a BOS.
+        """
         asked = self._tokenizer_config.get("add_bos_token")
         return asked if isinstance(asked, bool) else is_first
 

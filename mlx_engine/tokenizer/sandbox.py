@@ -1,8 +1,9 @@
 """Run untrusted chat templates and tokenizer.json files in a separate process.
 
 `sandbox_process.py` starts this file as a program. Jinja's sandbox denies a template access to Python, and the
-tokenizers library executes no code of a file. CPU time and memory can only be limited per process. The program imports
-no other module of this package. It reads requests from stdin, and answers each with a line of JSON on stdout.
+tokenizers library executes no code of a file. But both may use any amount of CPU time and memory, which can only be
+limited per process. The program imports no other module of this package. It reads requests from stdin, and answers each
+with a line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -245,11 +246,12 @@ def confine() -> None:
     except ImportError:  # Windows
         return
     for name, value in (("NPROC", 0), ("NOFILE", MOST_FILES), ("FSIZE", 0), ("CORE", 0)):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # no such limit, or a lower one
+        # The system may lack this limit, or may already have set a lower one.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
 
 
-# Imports open files, a few at a time.
+# The most files that the process may have open. Imports need a few at a time.
 MOST_FILES = 16
 
 
@@ -264,7 +266,8 @@ def limit(seconds: float, nbytes: int) -> None:
     except ImportError:  # Windows; the parent process still enforces a time limit
         return
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which no template can catch, ends the process
-    with contextlib.suppress(OSError, ValueError):  # macOS has no limit on address space; a lower one may be set
+    # macOS cannot limit the address space, and other systems may already have set a lower limit.
+    with contextlib.suppress(OSError, ValueError):
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes time to import
             nbytes += int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (nbytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -283,7 +286,7 @@ def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:
 
 
 def main() -> None:
-    """Answer requests until stdin ends: a line of JSON and a text in UTF-8 each. An answer is a line of JSON."""
+    """Answer requests until stdin ends. A request is a line of JSON and a text in UTF-8, an answer a line of JSON."""
     confine()
     for line in sys.stdin.buffer:
         request = json.loads(line.decode(ENCODING, HALVES))

@@ -1,7 +1,7 @@
-"""Sandbox processes, for chat templates and tokenizer.json files: started on first use, kept for the next requests.
+"""Start and use sandbox processes, which run chat templates and tokenizer.json files (`sandbox.py`).
 
-With the sandbox, a hostile template or regular expression in a downloaded model makes one request fail. Without the
-sandbox, the process would hang or fill the memory.
+A process is started on first use, and kept for the next requests. A hostile template or regular expression in a
+downloaded model makes one request fail. Without the sandbox, it would block this process or fill the memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ MAX_USES = 1000
 # The signal that ends a process which exceeds its CPU time.
 AT_THE_LIMIT = getattr(signal, "SIGPROF", None)
 
-# Hints of errors: a template cannot be parsed, exceeds its limits, or fails or refuses a conversation.
+# The hints of errors about a template that cannot be parsed, that exceeds its limits, and that fails on a conversation
+# or refuses it.
 DAMAGED = "the template is damaged; convert or download the file again"
 EXPENSIVE = "shorten the conversation, or use a model with another template"
 REFUSED = "the template cannot write these messages; change their order or roles, or use another model"
@@ -98,7 +99,7 @@ LIMIT_ERRORS = ("OverflowError", "MemoryError", "RecursionError")
 class SandboxProcess:
     """A process that runs `sandbox.py` and answers one request at a time. Safe for use from several threads.
 
-    The process is ended after a failure (not if a template refuses its messages), after MAX_USES templates, when this
+    The process is ended after a failure (not if a template refuses its messages), after MAX_USES requests, when this
     object is dropped, and at exit; the next request starts another. A forked process starts its own.
     """
 
@@ -156,7 +157,7 @@ class SandboxProcess:
             try:
                 for each in (first, request) if first is not None and is_new else (request,):
                     answer = _exchange(process, each)
-            # also after an interruption; else the next request would read the answer to this one
+            # Also after an interruption, because the next request would otherwise read the answer to this one.
             except BaseException:
                 self._stop()
                 raise
@@ -254,7 +255,7 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
 
 
 def printable(message: str) -> str:
-    """Remove control characters from a message that a file, or a library about a file, has written."""
+    """Remove control characters from an error message that may contain text of a downloaded file."""
     return "".join(c if c.isprintable() else " " for c in message)
 
 

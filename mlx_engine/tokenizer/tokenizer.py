@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
-# Texts longer than this are encoded by a call that releases the GIL, so that other threads can run. The call starts the
-# library's thread pool, and old versions of the library then warn in forked processes. Encoding a shorter text takes
-# less than 10 ms.
+# Texts of more characters than this are encoded by a call that releases the GIL, so that other threads can run. Shorter
+# texts take less than 10 ms, so the GIL is kept for them: the call would start the library's thread pool, and old
+# versions of the library then warn in forked processes.
 SHORT = 1 << 13
 
 # Normalisation can make text shorter: at most 4 bytes become 1, as when U+1D400 becomes "A".
@@ -307,7 +307,7 @@ def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[di
 
 
 def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
-    """Register special tokens with `core`: control and unknown are found on request, user-defined always."""
+    """Register the special tokens with `core`. It finds control and unknown tokens on request, user-defined always."""
     control = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     always = vocabulary.ids_of(TokenType.USER_DEFINED)
     for special, ids in ((True, control), (False, always)):

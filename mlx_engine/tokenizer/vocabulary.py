@@ -206,12 +206,12 @@ class StreamDecoder:
         return text
 
     def finish(self) -> str:
-        """End the stream: return U+FFFD for an incomplete character, else an empty text."""
+        """End the stream: return U+FFFD for an incomplete character, and an empty text if there is none."""
         return self._utf8.decode(b"", final=True)
 
 
 def _as_bytes(text: str) -> bytes:
-    """Return the bytes of a byte-level token; its text in UTF-8 if a character stands for no byte."""
+    """Return the bytes of a byte-level token; its text in UTF-8 if one of its characters stands for no byte."""
     try:
         return text.translate(BYTES_AS_CHARACTERS).encode("latin-1")
     except UnicodeEncodeError:

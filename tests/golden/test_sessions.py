@@ -109,7 +109,7 @@ def test_a_call_that_fails_changes_nothing(builtin: Engine):
             ContextLengthError, match="the session has 2 tokens and gets 1,023 more; the model's context"
         ):
             session.logits([1] * 1023)
-        with pytest.raises(OptionError, match="slots: this session and its forks are 1, as many as it was made for"):
+        with pytest.raises(OptionError, match="slots: all 1 slots for this session and its forks are in use"):
             session.fork()
         with pytest.raises(OptionError, match="rewind: n must be from 0 to 1, which leaves a token, not 2"):
             session.rewind(2)
@@ -201,7 +201,7 @@ def test_what_generate_writes_is_chosen_with_its_log_probabilities(builtin: Engi
 
 @pytest.mark.parametrize("texts", [[], [""], "abc", [[]]])
 def test_texts_are_several_and_not_empty(builtin: Engine, texts: object):
-    with pytest.raises(OptionError, match="texts must be several texts or lists of ids, and none of them empty, not "):
+    with pytest.raises(OptionError, match="texts must be a list of texts or of lists of ids, none of them empty, not "):
         builtin.choose("a", texts)
 
 

@@ -94,7 +94,7 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path):
 
 @pytest.mark.skipif(ON_GPU, reason="there is a GPU here")
 def test_without_a_gpu_bench_refuses_unless_asked_for_counts():
-    assert "times in the emulator say nothing about one; --executor emulator counts operations" in mistake("bench")
+    assert "the emulator cannot predict a GPU's times; --executor emulator counts operations" in mistake("bench")
     assert "MLX finds no Metal GPU" in mistake("check", "-e", "metal")
 
 

@@ -96,7 +96,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (asked({"type": "string", "format": "color"}), "response_format", "$.format"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "json_schema"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
-    ({"guided_json": "{"}, "guided_json", "no JSON"),
+    ({"guided_json": "{"}, "guided_json", "valid JSON"),
     ({"guided_regex": "[a"}, "guided_regex", "unclosed character class"),
     ({"structured_outputs": {"grammar": "start: a"}}, "structured_outputs.grammar", "unknown name"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one text"),

@@ -210,7 +210,7 @@ def test_a_keyword_that_no_mask_implements_is_refused_with_its_path(name: str):
         ({"items": [{}, {"$ref": "https://a.b/c"}]}, r"\$\.items\[1\]\.\$ref: 'https://a.b/c' is no path"),
         ({"$ref": "#/$defs/none"}, r"\$\.\$ref: '#/\$defs/none' names nothing"),
         ({"properties": {"a": 3}}, r"\$\.properties\.a: expected a schema, found 3"),
-        ("{", "is no JSON"),
+        ("{", "a JSON Schema in valid JSON"),
         ("[]", "must be a JSON Schema, which is an object"),
         (False, "must be a JSON Schema, which is an object"),
     ],

@@ -38,12 +38,16 @@ def case(seed: int, n_tokens: int, past: int, heads: tuple[int, int], width: int
 
 
 def paged(sequences: list[np.ndarray], page: int, seed: int | None) -> tuple[np.ndarray, list[KVSpan]]:
-    """Return keys and values in pages, in order or with a seed in random order; all other slots are NaN."""
+    """Return keys and values in pages, in order or with a seed in random order; all other slots are NaN.
+
+    Stored bytes are put into pages like numbers; their other slots are 255.
+    """
     n_pages = [-(-kv.shape[2] // page) for kv in sequences]
     order = np.arange(sum(n_pages) + 3)
     if seed is not None:
         np.random.default_rng(seed).shuffle(order)
-    store = np.full((*sequences[0].shape[:2], page * len(order), sequences[0].shape[3]), np.nan, dtype=np.float32)
+    dtype, shape = sequences[0].dtype, (*sequences[0].shape[:2], page * len(order), sequences[0].shape[3])
+    store = np.full(shape, 255 if dtype == np.uint8 else np.nan, dtype)
     spans = []
     for kv, n, end in zip(sequences, n_pages, np.cumsum(n_pages), strict=True):
         span = KVSpan(order[end - n : end] * page, kv.shape[2], 1)
@@ -57,10 +61,14 @@ def attend_batch(
     seed: int | None = 0, softcap: float = 0.0, sinks: np.ndarray | None = None,
     type_: str = "f32",
 ) -> list[np.ndarray]:  # fmt: skip
-    """Return attention of several (queries, keys and values) in one call, as `CompiledBackend.attention` does."""
+    """Return attention of several (queries, keys and values) in one call, as `CompiledBackend.attention` does.
+
+    Keys and values are float32, which are rounded to the type, or bytes of Q8_0.
+    """
     store, spans = paged([kv for _, kv in parts], page, seed)
-    with np.errstate(invalid="ignore"):  # slots without a key are NaN
-        store = np.ascontiguousarray(key_values.stored(store, type_))
+    if store.dtype == np.float32:
+        with np.errstate(invalid="ignore"):  # slots without a key are NaN
+            store = np.ascontiguousarray(key_values.stored(store, type_))
     q, counts = np.concatenate([q for q, _ in parts]), [len(q) for q, _ in parts]
     n, n_heads, width = q.shape
     scratch = layout.attention_scratch(n_heads // store.shape[1], width, layout.KV_TYPES[type_])
@@ -330,3 +338,31 @@ def test_rounded_keys_and_values_give_the_bits_of_their_numbers_in_float32(type_
         )
         np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(expected[-1:], order_numpy.attend(q[-1:], wide, window, width**-0.5))
+
+
+# Bits of float16: both zeros, subnormal and normal numbers at the ends of their ranges, infinities, NaN.
+SCALES = (0, 0x8000, 1, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE01)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32 - 1), n_tokens=st.sampled_from([1, 3, SMALL_BATCH, 12]), array=st.sampled_from([0, 1]),
+    scales=st.lists(st.sampled_from(SCALES), min_size=1, max_size=4), n_keys=st.integers(12, 140),
+)  # fmt: skip
+def test_blocks_of_any_scale_give_the_bits_of_their_numbers_in_float32(seed, n_tokens, array, scales, n_keys):
+    """Also negative scales, which no rounding writes. Bits are compared, except those of NaN."""
+    rng = np.random.default_rng(seed)
+    q, kv = case(seed, n_tokens, n_keys - n_tokens, (4, 2), 64)
+    rows = key_values.stored(kv, "q8_0").reshape(2, 2, n_keys, 2, 34)
+    chosen = rng.random((2, n_keys, 2)) < rng.choice([0.05, 1])
+    rows[array, chosen, :2] = rng.choice(np.array(scales, np.uint16), chosen.sum())[:, None].view(np.uint8)
+    rows[array, chosen, 2:] = rng.integers(0, 256, (chosen.sum(), 32))
+    rows = rows.reshape(2, 2, n_keys, 68)
+    (found,), (expected,) = (
+        attend_batch([(q, numbers)], page=16, type_=of)
+        for numbers, of in ((rows, "q8_0"), (key_values.expanded(rows, "q8_0"), "f32"))
+    )
+    np.testing.assert_array_equal(
+        np.where(np.isnan(found), np.float32(np.nan), found).view(np.uint32),
+        np.where(np.isnan(expected), np.float32(np.nan), expected).view(np.uint32),
+    )

@@ -84,7 +84,7 @@ def test_dot_products_are_summed_in_the_order_that_numpy_defines(
     size = n // (16 // PART)
     for first in range(0, n, size):
         at, kernel = (offsets[0] + first, offsets[1] + first), tile.keep_dots if first + size < n else tile.add_dots
-        y = (added, offsets[2], y_row) if kernel is tile.add_dots else ()
+        y = (added, offsets[2], y_row, kept.ctypes.data, 17) if kernel is tile.add_dots else ()
         kernel(expanded, at[0], w_row, packed, at[1], x_row, n_vectors, n, kept, 0, *y)
     np.testing.assert_array_equal(added[places], before[places] + dots)
     np.testing.assert_array_equal(np.delete(added, places), np.delete(before, places))

@@ -142,6 +142,16 @@ def test_another_processor_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert len(files) == 5
 
 
+def test_there_is_no_code_for_amx_where_the_system_forbids_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2,+amx-int8,+fma")
+    found = {}
+    for is_permitted in (True, False):
+        monkeypatch.setattr(library, "permits_tiles", lambda is_permitted=is_permitted: is_permitted)
+        found[library.features()] = library.code_file("fixed")
+    assert list(found) == ["+avx2,+amx-int8,+fma", "+avx2,-amx-int8,+fma"]
+    assert len(set(found.values())) == 2
+
+
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(self: Path, content: bytes) -> int:
         with self.open("wb") as file:

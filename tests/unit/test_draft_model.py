@@ -186,7 +186,7 @@ def test_another_vocabulary_is_refused_by_its_first_token():
 def test_a_draft_model_is_given_where_it_is_used():
     with pytest.raises(OptionError, match="draft must be a small model with the same vocabulary"):
         mlx_engine.load("builtin", speculate="draft")
-    with pytest.raises(OptionError, match="draft is used if speculate is 'draft' or 'auto', not 'lookup'"):
+    with pytest.raises(OptionError, match="draft is used only if speculate is 'draft' or 'auto', not 'lookup'"):
         mlx_engine.load("builtin", speculate="lookup", draft="builtin")
     with pytest.raises(OptionError, match="draft needs a model that this process has alone"):
         open_source("builtin", draft="builtin", speculate="auto", shard=object())

@@ -113,7 +113,7 @@ def test_a_model_from_a_folder_runs_with_half_of_its_experts():
     [
         (MOE, "scalar", 1 << 20, "experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; scalar"),
         (DATA / "hf", "mlx", 1 << 20, "experts_memory needs a model with experts"),
-        (MOE, "mlx", 10, "hold the 3 experts of one token in every layer"),
+        (MOE, "mlx", 10, "the 3 experts of one token in every layer need"),
         (MOE, "mlx", 0, "experts_memory must be a number of bytes above 0, not 0"),
     ],
 )

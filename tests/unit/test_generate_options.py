@@ -154,7 +154,7 @@ def test_a_batch_and_another_prompt_are_wrong_use(batch, other):
 @pytest.mark.parametrize(
     ("flag", "given", "message"),
     [
-        ("--json-schema", "", "is no JSON"),
+        ("--json-schema", "", "a JSON Schema in valid JSON"),
         ("--json-schema", "[1]", "must be a JSON Schema, which is an object, not [1]"),
         ("--grammar", "", "a text that is not empty"),
         ("--grammar", 'start:"a" b', "unknown name"),

@@ -157,7 +157,7 @@ def test_only_a_file_is_written_over(tmp_path: Path):
     for out in (link, pipe, tmp_path, tmp_path / "dangling"):
         result = run("builtin", out, "--force")
         assert result.exit_code == 2
-        assert "is neither a new nor an existing file" in result.stderr
+        assert "exists and is a link, folder, pipe or device" in result.stderr
     assert (link.is_symlink(), pipe.is_fifo(), target.read_bytes()) == (True, True, b"precious")
 
 

@@ -255,13 +255,21 @@ def test_texts_of_a_benchmark(tmp_path, engine, usual_costs):
             texts_of(file)
 
 
+def test_a_recorded_answer_has_the_stated_share_of_right_tokens():
+    answer = list(range(0, 512, 2))
+    first, second = (bench.Recorded(answer, 0.8, seed).after(0, 256) for seed in (0, 1))
+    for proposed in (first, second):
+        assert sum(one == right for one, right in zip(proposed, answer, strict=True)) == 205
+    assert first != second
+
+
 def test_a_benchmark_calls_another_answer_a_bug_only_where_bits_are_fixed(engine, monkeypatch):
     monkeypatch.setattr(bench, "_answered", lambda engine, text, way, answer: {"ids": [way is None]})
     text = {"name": "line 1", "prompt": "Tom"}
     with pytest.raises(EngineError, match="differs; report this as a bug"):
         list(bench.rows(engine, [text], 1))
     monkeypatch.setattr(bench, "fixes_rows", lambda model: False)
-    with pytest.raises(EngineError, match="differs; on parallel the bits of this model's rows depend"):
+    with pytest.raises(EngineError, match="differs; on parallel the bits of this model's results depend"):
         list(bench.rows(engine, [text], 1))
 
 

@@ -20,7 +20,7 @@ SHORT_SHARE = 0.8
 
 
 def document(rng: random.Random, short_share: float = SHORT_SHARE) -> tuple[str, str]:
-    """Generate one document; return its kind and text. `short_share` is the fraction of short stories in chats."""
+    """Generate one document; return its kind and text. `short_share`: the fraction of short stories in chats."""
     kind = rng.choices(KINDS, WEIGHTS)[0]
     if kind == "story":
         return kind, stories.tell(rng).text

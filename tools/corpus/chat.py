@@ -285,7 +285,8 @@ class Talk:
 def document(rng: random.Random, short_share: float) -> str:
     """Return a conversation of one to six exchanges.
 
-    `short_share` is the fraction of its stories that have only three or four sentences.
+    `short_share` is the probability that a new story has only three or four sentences. If the system message asks for
+    brevity, all stories are short.
     """
     talk = Talk(rng, short_share)
     parts = [turn("system", talk.system)] if talk.system else []

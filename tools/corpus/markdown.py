@@ -6,7 +6,8 @@ import random
 
 from tools.corpus import facts, subjects, words
 
-# Every list has these members in this order. If lists had random members, the small model would repeat members.
+# A list has the first members of its group, in this order. If lists had random members, the small model would repeat
+# members.
 GROUPS = {
     "animals": ["dog", "cat", "horse", "cow", "rabbit", "fox"],
     "colors": ["red", "blue", "green", "yellow", "purple", "orange"],

@@ -1,7 +1,7 @@
 """Generate stories for the training text: choose a plot and a cast of characters, and fill the plot's templates.
 
 A plot is a text file in `plots/`. Its lines are:
-- `topic`: the end of a phrase that asks for this story, "a fox ...";
+- `topic`: the end of a phrase that asks for this story, such as "who planted a seed" after "a fox";
 - `when`: possible beginnings of the first sentence, separated by `/`;
 - `case`: values of placeholders that belong together; a story uses one of these lines;
 - `*` or `?`: the beginning of a step. Steps with `*` are in every story, steps with `?` only in some. The lines below
@@ -396,7 +396,8 @@ def following(names: list[str], after: str) -> str:
 def tell(rng: random.Random, request: Request | None = None, *, again: bool = False, after: str = "") -> Story:
     """Return a new story.
 
-    `request` has the characters. With `again`, the story continues the story before. `after` is the plot of that story.
+    `request` has the characters. With `again`, the story continues the story before. `after` is the plot of the
+    conversation's last long story; the new story has the next plot.
     """
     main, friend = (request.main, request.friend) if request else (None, None)
     plots = {plot.name: plot for plot in load_plots() if not ((again or friend) and plot.meets)}
@@ -415,7 +416,10 @@ def tell(rng: random.Random, request: Request | None = None, *, again: bool = Fa
 
 
 def tell_brief(rng: random.Random, request: Request | None = None, *, again: bool = False, after: str = "") -> Story:
-    """Return a story of three or four sentences; the arguments are those of `tell`."""
+    """Return a story of three or four sentences, with `again` of two or three; the arguments are those of `tell`.
+
+    `after` is the plot of the conversation's last short story.
+    """
     main, friend = (request.main, request.friend) if request else (None, None)
     cast = choose_cast(rng, load_plots()[0], main, friend)
     cast["who"], cast["land"] = "{a}", rng.choice(LANDS)

@@ -73,7 +73,7 @@ VOWELS = words_of("a a a e e e i i o o o u oo ee ai")
 CODAS = words_of("b ck d ff g l ll m mp n nd ng nk p r rn sh sk st t x zz")
 NAME_ENDS = words_of("a a o o i y ie us is in el an ar er en on ette ila ara ino")
 
-# An invented word must not be one of these pronouns, or contain one of the rude words below.
+# An invented name must not be one of these pronouns. No invented word may contain one of the rude words below.
 PRONOUNS = ("her", "hers", "him", "his")
 RUDE = re.compile(
     "fuck|shit|dick|cock|slut|tit|prick|spick|coon|cunt|piss|dyk|nig|kik|sex|rap|ass|poo|pee|bum|crap|hor|gook|damn|hell"
@@ -85,7 +85,7 @@ USUAL = {"cat", "dog", "fox", "bear", "dragon", "robot", "mouse", "rabbit", "lio
 
 
 def _drawn(word: str, of: int) -> bool:
-    """Return whether a word is among 1 in `of` words, chosen by a hash, so the same on every machine."""
+    """Return whether a hash selects the word: about 1 in `of` words, the same on every machine."""
     return zlib.crc32(f"held out {word}".encode()) % of == 0
 
 

@@ -29,7 +29,8 @@ KIND_ADJECTIVES = [
     "little", "little", "little", "little", "small", "small", "kind", "cheerful", "curious", "brave", "shy",
     "clever", "gentle", "happy", "young",
 ]  # fmt: skip
-# Adjectives of characters that the main character meets, often in trouble; so not happy or brave.
+# Adjectives of characters that the main character meets. Many of these characters are in trouble, so they are not happy
+# or brave.
 MET_ADJECTIVES = [
     "little", "little", "little", "little", "small", "small", "young", "shy", "gentle", "kind",
 ]  # fmt: skip

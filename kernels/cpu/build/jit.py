@@ -14,12 +14,12 @@ from numba import types
 from numba.core import config
 
 from ...cached import cached_property
-from .library import ENTRIES, folder
+from .library import ENTRIES, features, folder
 
 config.CACHE_DIR = str(folder())
-# If a processor is named but no features, Numba would add the features of this machine's processor, such as AVX-512.
-if config.CPU_NAME and config.CPU_FEATURES is None:
-    config.CPU_FEATURES = ""
+# Without this, Numba would add features of this machine's processor: AVX-512 to the features of a named processor, and
+# AMX where the system does not permit it.
+config.CPU_FEATURES = features()
 
 # With the error model "numpy", division by zero follows IEEE 754 and does not raise: callers in compiled code could not
 # catch an exception.

@@ -16,6 +16,22 @@ def whole_vectors(n: int) -> int:
     return -(-n // LANES) * LANES
 
 
+def input_row(n: int) -> int:
+    """Return the floats from one input row of n elements to the next in scratch memory: an odd number of vectors.
+
+    With K = 1024 the same column of all rows would otherwise be in one set of the L1 cache.
+    """
+    return (n + LANES - 1) // LANES // 2 * 2 * LANES + LANES
+
+
+def product_floats(n: int) -> int:
+    """Return the floats of scratch memory that a product with n columns needs for each token.
+
+    Tokens in fixed point for tiles of AMX have 40 words for 32 columns; other tokens take `input_row` floats at most.
+    """
+    return max(whole_vectors(n + n // 4), input_row(n))
+
+
 # Bytes of a cache line.
 LINE_BYTES = 64
 

@@ -13,7 +13,9 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import platform
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import resources
@@ -106,6 +108,8 @@ _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 # float16 scales are converted by the f16c instructions, which x86 processors have had since 2012. Without f16c, LLVM
 # would emit a call of a library function that the process may not have.
 _NEEDED_ON_X86 = ("f16c", "fma", "avx2")
+# LLVM's name of the feature of processors that multiply tiles of bytes (AMX).
+TILES = "+amx-int8"
 _WIDEN = "define float @widen(half %x) {\n  %y = fpext half %x to float\n  ret float %y\n}"
 _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
 
@@ -131,6 +135,33 @@ def lacking() -> str | None:
     features = binding.get_host_cpu_features()
     missing = [name for name in _NEEDED_ON_X86 if not features.get(name)]
     return f"the processor ({binding.get_host_cpu_name()}) lacks {', '.join(missing)}" if missing else None
+
+
+def features() -> str:
+    """Return the features of the processor to compile for, as LLVM names them.
+
+    They are those of NUMBA_CPU_FEATURES; if it is not set, none with NUMBA_CPU_NAME, else those of this processor. AMX
+    is left out if the system does not permit it.
+    """
+    from llvmlite import binding
+
+    own = "" if os.environ.get("NUMBA_CPU_NAME") else binding.get_host_cpu_features().flatten()
+    found = os.environ.get("NUMBA_CPU_FEATURES", own)
+    return found if TILES not in found or permits_tiles() else found.replace(TILES, "-amx-int8")
+
+
+@cache
+def permits_tiles() -> bool:
+    """Ask Linux to let this process use AMX; return whether it does.
+
+    Without the permission, the first instruction that loads a tile ends the process. Threads and forks of this process
+    inherit the permission; a program that this process starts has to ask again.
+    """
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return False
+    # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA)
+    call, request, tile_data = (ctypes.c_long(n) for n in (158, 0x1023, 18))
+    return int(ctypes.CDLL(None).syscall(call, request, tile_data)) == 0
 
 
 def _widens(processor: str, features: str) -> bool:
@@ -188,7 +219,7 @@ def code_file(part: str) -> Path:
 
     processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
     told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
-    compiler = binding.get_process_triple(), binding.get_host_cpu_features().flatten(), binding.llvm_version_info, told
+    compiler = binding.get_process_triple(), features(), binding.llvm_version_info, told
     target = hashlib.sha256(repr(compiler).encode()).hexdigest()[:16]
     return folder() / f"{processor}-{target}-{part}.code"
 

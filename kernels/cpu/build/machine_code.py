@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, opened
+from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, features, opened
 from .prebuilt import Target
 
 # The program of a child process. Its thread ends the process when the parent's end of the pipe `alive` is closed.
@@ -108,8 +108,10 @@ def _started(
     # Without this variable, Numba colours error messages, even of the many errors that it catches itself, which costs
     # time.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
+    # Those of this process, which runs the code: the system may permit AMX to the child alone.
+    environment["NUMBA_CPU_FEATURES"] = target.features if target else features()
     if target:
-        environment |= {"NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": target.features}
+        environment["NUMBA_CPU_NAME"] = target.processor
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
     # The pipe is unbuffered, because a selector does not see bytes that are in a buffer. The child is in a new session,
     # so that Ctrl-C does not reach it: its end would be reported as a failed compilation.

@@ -19,6 +19,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
 from .layout import LANES
+from .library import TILES
 
 _F16, _F32, _I8, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
@@ -86,6 +87,12 @@ def has_quad_dot() -> bool:
     """Return whether the processor that Numba compiles for has sdot, which adds four products of int8 to each sum."""
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_QUADS))
     return "sdot" in text
+
+
+@cache
+def has_tiles() -> bool:
+    """Return whether that processor has AMX, which multiplies tiles of bytes, and the system permits AMX."""
+    return TILES in cpu_target.target_context.codegen()._tm_features
 
 
 # When rows are expanded for tiles (`tile.py`), each 16 columns of a row are stored in contiguous parts of PART columns.

@@ -9,7 +9,7 @@ is `scale * quant + offset`.
 
 To build a panel, 8 x 8 words of 4 bytes (four int8 quants) are transposed, so that a vector has the same 4 columns of 8
 rows. Shifts then make two words, with two int16 each, from each word: columns 4 i and 4 i + 2, and columns 4 i + 1 and
-4 i + 3. For sdot a word keeps its four int8 columns (QUADS).
+4 i + 3. For sdot (QUADS) and for AMX (TILES) a word keeps its four int8 columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numba.extending import intrinsic, models, register_model
 
 from ..build.jit import jit
 from ..build.memory import floats, raw
-from ..build.vectors import element_address, get, has_quad_dot, put, register_lanes, store
+from ..build.vectors import element_address, get, has_quad_dot, has_tiles, put, register_lanes, store
 from ..build.vectors import lanes as shuffled
 from .quants import lanes, look_up
 from .scales import Scales, floats_8
@@ -35,11 +35,13 @@ _EIGHT, _SHORTS, _BYTES = ir.VectorType(_I32, 8), ir.VectorType(_I16, 16), ir.Ve
 ROWS = 32 if register_lanes() == 16 else 16
 # Number of words per row and 32 columns: 16 of quants, and two scales and two offsets.
 ROW_WORDS = 20
-# Whether a word has four int8, for sdot, and not two int16 (`fixed_tile.py`).
+# Whether a word has four int8 and not two int16: for sdot in all formats (`fixed_tile.py`), for AMX in formats without
+# HALVES (`fixed_amx.py`).
 QUADS = register_lanes() == 4 and has_quad_dot()
+TILES = register_lanes() == 16 and has_tiles()
 # Number of columns that are expanded together. As int16, the quants of ROWS rows then take half of an L1 cache of 32
-# KB.
-DEPTH = 8192 // ROWS
+# KB. Processors with AMX have 48 KB, and four int8 take half as much.
+DEPTH = (16384 if TILES else 8192) // ROWS
 # Bits of the kind of a format. HALVES: it has a scale for each 16 columns; BIASED: weights have offsets; UNSIGNED:
 # quants are from 0 to 255.
 HALVES, BIASED, UNSIGNED = 1, 2, 4
@@ -199,8 +201,11 @@ def transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return found + [shuffled(builder, a, b, [4, 5, 6, 7, 12, 13, 14, 15]) for a, b in zip(low, high, strict=True)]
 
 
-def _words_of(builder: Any, bytes_: Any, *, unsigned: bool) -> list[Any]:
+def _words_of(builder: Any, bytes_: Any, kind: int) -> list[Any]:
     """Return the words of a panel for four columns of 8 rows: two vectors of int16 pairs, or one of four int8."""
+    unsigned = kind & UNSIGNED
+    if TILES and not kind & HALVES:
+        return [bytes_]
     if QUADS:
         return [builder.xor(bytes_, ir.Constant(_EIGHT, [0x80808080 - (1 << 32)] * 8))] if unsigned else [bytes_]
     eight, shorts = ir.Constant(_SHORTS, [8] * 16), builder.bitcast(bytes_, _SHORTS)
@@ -209,15 +214,15 @@ def _words_of(builder: Any, bytes_: Any, *, unsigned: bool) -> list[Any]:
     return [builder.ashr(builder.shl(shorts, eight), eight), builder.ashr(shorts, eight)]
 
 
-def _put_quants(*, unsigned: bool) -> Any:
-    """Make the function that writes 32 quants of each of 8 rows to a panel."""
+def _put_quants(kind: int) -> Any:
+    """Make the function that writes 32 quants of each of 8 rows to a panel of a format of this kind."""
 
     @intrinsic
     def write(typing: Any, out: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             at = 0
             for bytes_ in transposed(builder, list(args[1:])):
-                for words in _words_of(builder, bytes_, unsigned=unsigned):
+                for words in _words_of(builder, bytes_, kind):
                     place = builder.add(args[0], ir.Constant(_I64, 4 * ROWS * at))
                     builder.store(words, builder.inttoptr(place, words.type.as_pointer())).align = 4
                     at += 1
@@ -263,7 +268,7 @@ def panel_of_groups(
         quants_of: function that returns quants 32 p to 32 p + 31 of the block at a byte offset, given p.
         kind: a sum of BIASED and UNSIGNED, or 0.
     """
-    write, n_groups, gather = _put_quants(unsigned=kind & UNSIGNED != 0), block // 32, scales.gather
+    write, n_groups, gather = _put_quants(kind), block // 32, scales.gather
 
     @jit
     def expand(weights: int, step: int, n_rows: int, n_columns: int, out: int, scratch: int) -> None:
@@ -301,7 +306,7 @@ def panel_by_parts(
         minima: the same for the minima; empty if there are none.
         kind: HALVES or 0.
     """
-    write, scales_put = _put_quants(unsigned=False), _scale_writer(scales_of, places, minima, kind)
+    write, scales_put = _put_quants(kind), _scale_writer(scales_of, places, minima, kind)
 
     @jit
     def expand(weights: int, step: int, n_rows: int, n_columns: int, out: int, scratch: int) -> None:

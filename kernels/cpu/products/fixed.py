@@ -1,8 +1,8 @@
 """Gemm in fixed point (`--activations i16`): the tasks that quantise the input, pack it into panels, and multiply.
 
-`fixed_numpy.py` defines the arithmetic and `fixed_tile.py` has the register tiles. A tile multiplies a panel of weight
-rows with a panel of tokens. So tokens are divided into groups, and each group is packed into one panel. The products of
-a token do not depend on the size of its group.
+`fixed_numpy.py` defines the arithmetic, `fixed_tile.py` and `fixed_amx.py` have the tiles. A tile multiplies a panel of
+weight rows with a panel of tokens. So tokens are divided into groups, and each group is packed into one panel. The
+products of a token do not depend on the size of its group.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from ..build.layout import CHUNK, NORM_BIAS, NORM_EPS, NORM_WEIGHT, PANEL, PANEL
 from ..build.memory import floats, invoke, number
 from ..build.vectors import call_llvm, everywhere
 from ..formats.format import FORMAT_SCRATCH, prefetch_weights, row_bytes
-from ..formats.panels import DEPTH, ROW_WORDS
+from ..formats.panels import DEPTH, HALVES, ROW_WORDS, TILES
 from ..formats.panels import ROWS as PANEL_ROWS
+from .fixed_amx import configure_tiles, multiply_tiles, release_tiles
 from .fixed_numpy import BLOCK, LEAST, LIMIT
 from .fixed_tile import TOKEN_WORDS, TOKENS, multiply_panels, pack
 from .linear_job import HEIGHT, PIECES, SPAN, T, X, Y, ceil_div, gate_row, gates, matrix_of, put_row
@@ -102,24 +103,33 @@ def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
 
 
 @jit
-def _add_panel(job: Any, m: int, first: int, n: int, column: int, group: int, last: int, scratch: int, y: int) -> None:
-    """Add the products of n rows of matrix m, from row `first` on, over DEPTH columns, from `column` on.
+def _add_panel(
+    job: Any, m: int, first: int, end: int, column: int, group: int, last: int, scratch: int, y: int
+) -> None:
+    """Add the products of the rows of one panel of matrix m over DEPTH columns, from `column` on.
 
-    The rows are multiplied with the tokens of groups `group` to `last - 1`. `y` is the address of the products,
-    PANEL_ROWS floats for each token. Scratch memory is FORMAT_SCRATCH bytes, then a panel of rows.
+    The rows are PANEL_ROWS from row `first` on, or those before row `end`. They are multiplied with the tokens of
+    groups `group` to `last - 1`. `y` is the address of the products, PANEL_ROWS floats for each token. Scratch memory
+    is FORMAT_SCRATCH bytes, then a panel of rows.
     """
-    n_columns, panel, t = job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
+    n, n_columns, panel, t = min(PANEL_ROWS, end - first), job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
+    kind = job[m + PANEL_KIND]
     depth, n_blocks, step = min(DEPTH, n_columns - column), n_columns // BLOCK, row_bytes(job, m, n_columns)
     begin = job[m + WEIGHTS] + first * step + row_bytes(job, m, column)
     invoke(job[m + PANEL], (begin, step, n, depth, panel, scratch))
-    if column + DEPTH < n_columns:
-        for i in range(n):
-            prefetch_weights(job, m, n_columns, first + i, column + DEPTH, min(DEPTH, n_columns - column - DEPTH))
+    # Prefetch the next columns and, because no other call does it, the first columns of the next rows.
+    for i in range(first, first + n):
+        prefetch_weights(job, m, n_columns, i, column + DEPTH, min(DEPTH, n_columns - column - DEPTH))
+        if column == 0 and i + PANEL_ROWS < end:
+            prefetch_weights(job, m, n_columns, i + PANEL_ROWS, 0, min(DEPTH, n_columns))
     for g in range(group, last):
         i, after = first_of(job, g), first_of(job, g + 1)
         tokens = job[X] + 4 * TOKEN_WORDS * (n_blocks * i + column // BLOCK * (after - i))
         to = y + 4 * PANEL_ROWS * (i - t)
-        multiply_panels(after - i, panel, tokens, depth // BLOCK, to, PANEL_ROWS, job[m + PANEL_KIND])
+        if TILES and kind & HALVES == 0:
+            multiply_tiles(after - i, panel, tokens, depth // BLOCK, to, PANEL_ROWS, kind)
+        else:
+            multiply_panels(after - i, panel, tokens, depth // BLOCK, to, PANEL_ROWS, kind)
 
 
 @task
@@ -134,14 +144,17 @@ def multiply_fixed(job: Any, chunk: int, scratch: int) -> None:
     n_tokens, place = first_of(job, last) - t, scratch + FORMAT_SCRATCH + _PANEL_BYTES
     size, sums = PANEL_ROWS * n_tokens, floats(place)
     sums[: ceil_div(end - begin, PANEL_ROWS) * n_matrices * size] = 0
+    if TILES:
+        configure_tiles(ceil_div(job[T], ceil_div(job[T], TOKENS)))
     # All panels of the same columns are multiplied first, while the tokens' panels are in the L2 cache.
     for column in range(0, job[K], DEPTH):
         at = place
         for first in range(begin, end, PANEL_ROWS):
-            n = min(PANEL_ROWS, end - first)
             for i in range(n_matrices):
-                _add_panel(job, m + i * WIDTH, first, n, column, group, last, scratch, at)
+                _add_panel(job, m + i * WIDTH, first, end, column, group, last, scratch, at)
                 at += 4 * size
+    if TILES:
+        release_tiles()
     at = 0
     for first in range(begin, end, PANEL_ROWS):
         n = min(PANEL_ROWS, end - first)

@@ -16,7 +16,9 @@ of words of 4 bytes. They have, for each block of 32 columns:
 
 There are two forms of words. *Pairs*: a word is two int16, and one instruction multiplies two columns of every row.
 *Quads*, on arm64: only the first 8 words of a row are used, with four int8 each; a quant of a token is two int8,
-`256 * high + low`, and the first 8 words of a token have the high bytes, the last 8 the low bytes.
+`256 * high + low`, and the first 8 words of a token have the high bytes, the last 8 the low bytes. With AMX
+(`fixed_amx.py`) rows of formats without HALVES are quads, and tokens have pairs, then the high bytes of all tokens, 32
+of each, then the low bytes.
 
 LLVM's code for a tile of pairs is a quarter slower because of its order of instructions, or keeps sums in memory. So
 eight pairs of columns are one piece of inline assembly (`_pairs`); `_plain_pairs` computes the same with LLVM's own
@@ -37,7 +39,7 @@ from numba.extending import intrinsic
 from ..build.jit import jit
 from ..build.memory import floats, ints
 from ..build.vectors import call_llvm, everywhere, get, lanes, pair_dot, put, register_lanes
-from ..formats.panels import BIASED, HALVES, QUADS, ROW_WORDS, ROWS, UNSIGNED
+from ..formats.panels import BIASED, HALVES, QUADS, ROW_WORDS, ROWS, TILES, UNSIGNED
 
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _WIDTH = register_lanes()
@@ -45,10 +47,12 @@ _WIDTH = register_lanes()
 # AVX2 has 16, of which 12 have sums of 8 rows; NEON has 32, of which 24 have sums of 4 rows, separately for high and
 # low bytes.
 TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
-# Number of words per block and token: 16 of quants, the scale, the total, two totals of 16 columns, and the sum of the
-# quants as an integer. Below: their positions.
-TOKEN_WORDS = 21
-_SCALE, _TOTAL, _HALF_TOTALS, _WHOLE_TOTAL = 16, 17, 18, 20
+# Number of words per block and token: 16 of quants, with AMX 16 of their digits, the scale, the total, two totals of 16
+# columns, and the sum of the quants as an integer. Below: their positions. With AMX digits are at multiples of 32
+# bytes: tiles whose lines cross cache lines are loaded at half the speed.
+DIGITS = 16
+SCALE = DIGITS + (16 if TILES else 0)
+TOTAL, HALF_TOTALS, WHOLE_TOTAL, TOKEN_WORDS = SCALE + 1, SCALE + 2, SCALE + 4, SCALE + (8 if TILES else 5)
 _REGISTERS = ROWS // _WIDTH
 
 # The type of a step, which adds the products of one half of a block to the sums, or to zeros if `sums` is None:
@@ -56,14 +60,15 @@ _REGISTERS = ROWS // _WIDTH
 Step = Callable[[Any, int, Any, Any, int, "list[Any] | None"], list[Any]]
 
 
-def _at(builder: Any, base: Any, n_words: Any) -> Any:
+def word_address(builder: Any, base: Any, n_words: Any) -> Any:
     """Return the address that is `n_words` words after `base`, a pointer to bytes."""
     offset = ir.Constant(_I64, 4 * n_words) if isinstance(n_words, int) else builder.shl(n_words, ir.Constant(_I64, 2))
     return builder.gep(base, [offset])
 
 
-def _load(builder: Any, base: Any, n_words: Any, kind: Any) -> Any:
-    loaded = builder.load(builder.bitcast(_at(builder, base, n_words), kind.as_pointer()))
+def load_words(builder: Any, base: Any, n_words: Any, kind: Any) -> Any:
+    """Load a value of type `kind`, `n_words` words after a pointer to bytes."""
+    loaded = builder.load(builder.bitcast(word_address(builder, base, n_words), kind.as_pointer()))
     loaded.align = 4
     return loaded
 
@@ -117,9 +122,9 @@ def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: 
         return builder.ashr(builder.shl(word, sixteen), sixteen), builder.ashr(word, sixteen)
 
     for p in range(8 * half, 8 * half + 8):
-        weights = [both(_load(builder, rows, p * ROWS + j * _WIDTH, kind)) for j in range(_REGISTERS)]
+        weights = [both(load_words(builder, rows, p * ROWS + j * _WIDTH, kind)) for j in range(_REGISTERS)]
         for t in range(n):
-            low, high = (everywhere(builder, x, _WIDTH) for x in both(_load(builder, tokens, p * n + t, _I32)))
+            low, high = (everywhere(builder, x, _WIDTH) for x in both(load_words(builder, tokens, p * n + t, _I32)))
             for j, (first, second) in enumerate(weights):
                 i = t * _REGISTERS + j
                 sums[i] = builder.add(sums[i], builder.mul(first, low))
@@ -133,9 +138,9 @@ def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[A
     name, low = "llvm.aarch64.neon.sdot.v4i32.v16i8", n * _REGISTERS
     sums = list(sums) if sums else [ir.Constant(kind, None)] * (2 * low)
     for q in range(4 * half, 4 * half + 4):
-        weights = [_load(builder, rows, q * ROWS + j * 4, bytes_) for j in range(_REGISTERS)]
+        weights = [load_words(builder, rows, q * ROWS + j * 4, bytes_) for j in range(_REGISTERS)]
         for t in range(n):
-            digits = [_load(builder, tokens, at * n + t, _I32) for at in (q, 8 + q)]
+            digits = [load_words(builder, tokens, at * n + t, _I32) for at in (q, 8 + q)]
             spread = [builder.bitcast(everywhere(builder, digit, 4), bytes_) for digit in digits]
             for j, w in enumerate(weights):
                 for first, x in zip((0, low), spread, strict=True):
@@ -171,19 +176,19 @@ class _Tile:
 
     def _put(self, sums: list[Any], scales: Any, totals: Any | None) -> None:
         builder, n, kind = self.builder, self.n, ir.VectorType(_F32, _WIDTH)
-        fma, base = f"llvm.fma.v{_WIDTH}f32", _at(builder, self.rows, scales)
+        fma, base = f"llvm.fma.v{_WIDTH}f32", word_address(builder, self.rows, scales)
         for t in range(n):
-            scale = everywhere(builder, _load(builder, self.tokens, _SCALE * n + t, _F32), _WIDTH)
+            scale = everywhere(builder, load_words(builder, self.tokens, SCALE * n + t, _F32), _WIDTH)
             if totals is not None:
-                place = _at(builder, self.tokens, totals)
-                total = everywhere(builder, _load(builder, place, t, _F32), _WIDTH)
+                place = word_address(builder, self.tokens, totals)
+                total = everywhere(builder, load_words(builder, place, t, _F32), _WIDTH)
             for j in range(_REGISTERS):
                 at, whole = j * _WIDTH, builder.sitofp(sums[t * _REGISTERS + j], kind)
-                y = _load(builder, self.y[t], at, kind)
+                y = load_words(builder, self.y[t], at, kind)
                 if totals is not None:
-                    y = call_llvm(builder, fma, kind, [_load(builder, base, ROWS + at, kind), total, y])
-                factor = builder.fmul(_load(builder, base, at, kind), scale)
-                place = builder.bitcast(_at(builder, self.y[t], at), kind.as_pointer())
+                    y = call_llvm(builder, fma, kind, [load_words(builder, base, ROWS + at, kind), total, y])
+                factor = builder.fmul(load_words(builder, base, at, kind), scale)
+                place = builder.bitcast(word_address(builder, self.y[t], at), kind.as_pointer())
                 builder.store(call_llvm(builder, fma, kind, [whole, factor, y]), place).align = 4
 
 
@@ -197,7 +202,7 @@ def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
     # A panel stores unsigned bytes minus 128, as signed bytes.
     offset = builder.select(tile.unsigned, ir.Constant(_I32, 128), ir.Constant(_I32, 0))
     for t in range(tile.n):
-        total = _load(builder, tile.tokens, _WHOLE_TOTAL * tile.n + t, _I32)
+        total = load_words(builder, tile.tokens, WHOLE_TOTAL * tile.n + t, _I32)
         missing = everywhere(builder, builder.mul(total, offset), _WIDTH)
         for j in range(_REGISTERS):
             found[t * _REGISTERS + j] = builder.add(found[t * _REGISTERS + j], missing)
@@ -219,12 +224,12 @@ def _block(tile: _Tile, step: Step, places: list[Any]) -> None:
     with builder.if_else(tile.halves) as (by_halves, whole):
         with by_halves:
             first = [builder.load(place) for place in places]
-            tile.put(_joined(tile, first), ir.Constant(_I64, 16 * ROWS), ir.Constant(_I64, _HALF_TOTALS * n))
+            tile.put(_joined(tile, first), ir.Constant(_I64, 16 * ROWS), ir.Constant(_I64, HALF_TOTALS * n))
             half(1, None)
         with whole:
             half(1, [builder.load(place) for place in places])
     last = _joined(tile, [builder.load(place) for place in places])
-    tile.put(last, word(18 * ROWS, 16 * ROWS), word((_HALF_TOTALS + 1) * n, _TOTAL * n))
+    tile.put(last, word(18 * ROWS, 16 * ROWS), word((HALF_TOTALS + 1) * n, TOTAL * n))
 
 
 def tile_of(n: int, step: Step) -> Any:
@@ -241,7 +246,7 @@ def tile_of(n: int, step: Step) -> Any:
             places = [cgutils.alloca_once(builder, ir.VectorType(_I32, _WIDTH)) for _ in range(n_sums)]
             with cgutils.for_range(builder, n_blocks) as loop:
                 own_rows, own_tokens = (
-                    _at(builder, base, builder.mul(loop.index, ir.Constant(_I64, size)))
+                    word_address(builder, base, builder.mul(loop.index, ir.Constant(_I64, size)))
                     for base, size in ((rows, ROW_WORDS * ROWS), (tokens, TOKEN_WORDS * n))
                 )
                 _block(_Tile(builder, n, own_rows, own_tokens, y, y_row, kind), step, places)
@@ -291,26 +296,31 @@ multiply_panels = choice(TOKENS, STEP)
 
 
 @intrinsic
-def _pack_block(typing: Any, quants: Any, to: Any, n: Any) -> Any:
-    """Write 32 int16 at address `quants` as 16 words, n words apart, from address `to` on.
+def _pack_block(typing: Any, quants: Any, to: Any, t: Any, n: Any) -> Any:
+    """Write 32 int16 at address `quants` as the 16 words of token t of n, and as digits, to the block at address `to`.
 
     A pair is columns 4 i and 4 i + 2, or columns 4 i + 1 and 4 i + 3, as in a panel of rows (`formats/panels.py`).
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        quants, to, n = args
-        kind = ir.VectorType(_I16, 32)
+        quants, to, t, n = args
+        kind, bytes_ = ir.VectorType(_I16, 32), ir.VectorType(_I8, 32)
         found = builder.load(builder.inttoptr(quants, kind.as_pointer()))
         found.align = 2
+        rounded = builder.add(found, ir.Constant(kind, [128] * 32))
+        high = builder.trunc(builder.ashr(rounded, ir.Constant(kind, [8] * 32)), bytes_)
+        low = builder.trunc(found, bytes_)
         if QUADS:
-            bytes_ = ir.VectorType(_I8, 32)
-            rounded = builder.add(found, ir.Constant(kind, [128] * 32))
-            high = builder.trunc(builder.ashr(rounded, ir.Constant(kind, [8] * 32)), bytes_)
-            packed = lanes(builder, high, builder.trunc(found, bytes_), list(range(64)))
+            packed = lanes(builder, high, low, list(range(64)))
         else:
             packed = lanes(builder, found, found, [4 * q + c for q in range(8) for c in (0, 2, 1, 3)])
+        if TILES:
+            place = builder.add(to, builder.mul(n, ir.Constant(_I64, 4 * DIGITS)))
+            digits = builder.inttoptr(place, bytes_.as_pointer())
+            builder.store(high, builder.gep(digits, [t])).align = 4
+            builder.store(low, builder.gep(digits, [builder.add(t, n)])).align = 4
         words = builder.bitcast(packed, ir.VectorType(_I32, 16))
-        step = builder.shl(n, ir.Constant(_I64, 2))
+        step, to = builder.shl(n, ir.Constant(_I64, 2)), builder.add(to, builder.shl(t, ir.Constant(_I64, 2)))
         for i in range(16):
             word = builder.extract_element(words, ir.Constant(_I32, i))
             builder.store(word, builder.inttoptr(to, _I32.as_pointer())).align = 4
@@ -318,7 +328,7 @@ def _pack_block(typing: Any, quants: Any, to: Any, n: Any) -> Any:
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(i, i, i), generate
+    return types.void(i, i, i, i), generate
 
 
 @intrinsic
@@ -348,9 +358,9 @@ def pack(quants: int, scales: int, n: int, n_blocks: int, to: int) -> None:
         for t in range(n):
             at, scale = quants + 64 * (t * n_blocks + b), get(factors, t * n_blocks + b)
             low, high = sums_of_halves(at)
-            _pack_block(at, place + 4 * t, n)
-            put(words, _SCALE * n + t, scale)
-            put(words, _TOTAL * n + t, np.float32(low + high) * scale)
-            put(words, _HALF_TOTALS * n + t, np.float32(low) * scale)
-            put(words, (_HALF_TOTALS + 1) * n + t, np.float32(high) * scale)
-            whole[_WHOLE_TOTAL * n + t] = low + high
+            _pack_block(at, place, t, n)
+            put(words, SCALE * n + t, scale)
+            put(words, TOTAL * n + t, np.float32(low + high) * scale)
+            put(words, HALF_TOTALS * n + t, np.float32(low) * scale)
+            put(words, (HALF_TOTALS + 1) * n + t, np.float32(high) * scale)
+            whole[WHOLE_TOTAL * n + t] = low + high

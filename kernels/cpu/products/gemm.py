@@ -2,7 +2,9 @@
 
 Weight rows are expanded one stretch of columns at a time. For at most GEMM_NEAR tokens, four weight rows are expanded
 at a time, so that they stay in the L1 cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so that the
-activations are read less often.
+activations are read less often. Tiles prefetch the rows that are expanded next, a cache line at a time: a burst of
+prefetches would occupy the buffers through which activations come from the L2 cache. Products of 12 to 32 tokens take
+10 to 16 % less time than with bursts (Xeon, AVX-512).
 
 With AVX2 expanded rows and activations are stored in two parts (`tile.py`). First come the first parts of all rows,
 then the last parts of all rows; the activations of tokens are stored likewise. The first parts of all rows are
@@ -30,13 +32,14 @@ from ..build.layout import (
     ROWS,
     STRETCH,
     TILE_ROWS,
+    WEIGHTS,
     WIDTH,
     K,
 )
 from ..build.memory import floats, number
 from ..build.vectors import PART
 from ..formats.float32 import copy
-from ..formats.format import FORMAT_SCRATCH, expand, prefetch_weights
+from ..formats.format import FORMAT_SCRATCH, expand, row_bytes
 from .linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gate_row, gates, matrix_of, put_row
 from .norms import norm
 from .tile import KEPT, add_dots, keep_dots, tile_vectors
@@ -48,8 +51,11 @@ PREPARED = 16
 PARTS = LANES // PART
 # Number of floats of these tiles' sums, which are kept in memory between two sweeps (`tile.py`).
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
-# Number of floats of a part of an expanded row.
-_PART_ROW = STRETCH // PARTS
+# Floats from a part of an expanded row to that of the next one. Parts of 4,096 bytes would use the same sets of the L1
+# cache (`input_row`); the two parts of AVX2 use different ones.
+_PART_ROW = STRETCH // PARTS + (LANES if PARTS == 1 else 0)
+# Bytes of the rows that are expanded together.
+_EXPANDED = 4 * GEMM_ROWS * PARTS * _PART_ROW
 
 
 @jit
@@ -71,8 +77,11 @@ def _add_products(
     """
     expanded = scratch + FORMAT_SCRATCH
     n_columns, together = job[K], _rows_expanded(n_tokens)
+    stored = row_bytes(job, m, n_columns)
+    # Bytes of the next rows that are prefetched while a tile multiplies 16 columns.
+    step = ceil_div(stored * TILE_ROWS * LANES, n_columns * ceil_div(n_tokens, tile_vectors()))
     for r in range(0, n_rows, together):
-        n = min(together, n_rows - r)
+        n, ahead = min(together, n_rows - r), job[m + WEIGHTS] + (first + r + together) * stored
         for column in range(0, n_columns, STRETCH):
             depth = min(STRETCH, n_columns - column)
             for i in range(n):
@@ -80,23 +89,21 @@ def _add_products(
                 expand(
                     job, m, n_columns, first + r + i, column, depth, expanded, to, PART, together * _PART_ROW, scratch
                 )
-                if column + STRETCH < n_columns:
-                    prefetch_weights(job, m, n_columns, first + r + i, column + STRETCH, STRETCH)
-                else:
-                    prefetch_weights(job, m, n_columns, first + r + i + together, 0, min(n_columns, STRETCH))
-            _add_stretch(job, expanded, together, n, column, t, n_tokens, sums, at + r, row)
+            ahead = _add_stretch(job, expanded, together, n, column, t, n_tokens, sums, at + r, row, ahead, step)
 
 
 @jit
 def _add_stretch(
-    job: Any, expanded: int, together: int, n: int, column: int, t: int, n_tokens: int, sums: Any, at: int, row: int
-) -> None:
+    job: Any, expanded: int, together: int, n: int, column: int, t: int, n_tokens: int, sums: Any, at: int, row: int,
+    ahead: int, step: int,
+) -> int:  # fmt: skip
     """Add the products of n expanded rows and a span of tokens over the stretch that begins at `column`.
 
-    Memory for the sums between two sweeps follows the memory of `together` expanded rows.
+    Memory for the sums between two sweeps follows the memory of `together` expanded rows. Meanwhile prefetch memory
+    from address `ahead` on, `step` bytes for each 16 columns of each tile; return the address after it.
     """
     whole = ceil_div(min(STRETCH, job[K] - column), LANES) * LANES
-    weights, kept, x = floats(expanded), floats(expanded + 4 * GEMM_ROWS * STRETCH), floats(job[X])
+    weights, kept, x = floats(expanded), floats(expanded + _EXPANDED), floats(job[X])
     x_row, x_at = job[STRIDE], column
     if PARTS > 1:
         x_row, x_at = whole // PARTS, column * job[T]
@@ -117,9 +124,11 @@ def _add_stretch(
                     else:
                         add_dots(
                             weights, at_w, _PART_ROW, x, at_x, x_row, n_vectors, whole, kept, keep, sums,
-                            at + i * row + r, row,
+                            at + i * row + r, row, ahead, step,
                         )  # fmt: skip
+                        ahead += whole // LANES * step
                     i, after, keep = after, end, keep + KEPT
+    return ahead
 
 
 @task
@@ -131,7 +140,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
     n_rows, n_tokens = min(job[HEIGHT], job[m + ROWS] - first), min(job[SPAN], job[T] - t)
     # Scratch memory: the memory that `_add_products` uses, then the sums (n_tokens, n_matrices, size).
     size = ceil_div(n_rows, LANES) * LANES
-    row, sums = n_matrices * size, floats(scratch + FORMAT_SCRATCH + 4 * (GEMM_ROWS * STRETCH + _ALL_KEPT))
+    row, sums = n_matrices * size, floats(scratch + FORMAT_SCRATCH + _EXPANDED + 4 * _ALL_KEPT)
     sums[: n_tokens * row] = 0
     for i in range(n_matrices):
         _add_products(job, m + i * WIDTH, first, n_rows, t, n_tokens, scratch, sums, i * size, row)
@@ -143,7 +152,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if the block has a norm) the rows of X, and write them to Y, padded with zeros to STRIDE elements.
+    """Norm (if the block has a norm) the rows of X, and write them to Y, padded with zeros.
 
     Y is (T, STRIDE); with AVX2 each stretch of columns is stored in parts instead, (parts, T, columns of a part).
     """

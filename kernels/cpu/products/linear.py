@@ -47,6 +47,7 @@ from ..build.layout import (
     WIDTH,
     K,
     N,
+    input_row,
 )
 from ..build.memory import floats, number, words
 from ..build.vectors import PART, get, put
@@ -73,6 +74,7 @@ from .norms import norm
 
 # The most input rows of a chunk of gemm in fixed point (measured).
 _FIXED_TOKENS = 256
+_row = jit(input_row)
 # Bytes of a cache line. A SIMD vector that begins at a multiple of this number is loaded by one access.
 _LINE = 4 * LANES
 
@@ -109,7 +111,7 @@ def _run_stored(control: Any, b: Any, task: int) -> None:
 def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
     """Run gemm: norm the input, align it with cache lines, then multiply chunks of expanded rows."""
     job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
-    job[X], job[Y], job[STRIDE] = x, scratch, ceil_div(b[K], LANES) * LANES
+    job[X], job[Y], job[STRIDE] = x, scratch, _row(b[K])
     if PARTS > 1 or b[NORM_WEIGHT] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
         chunks = ceil_div(n_tokens, PREPARED)
         if is_small:
@@ -200,7 +202,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
         n_tokens: T.
         x: address of the input, (T, K).
         residual: address of the array that is added to the products, (T, N), or 0.
-        scratch: address, a multiple of 64, of memory for (T, K rounded up to 16) floats; not used by gemv of one token
+        scratch: address, a multiple of 64, of memory for (T, `product_floats(K)`) floats; not used by gemv of one token
             in float32.
         y: address of the output, (T, N). A block with a norm of the output must not have it at `residual`.
     """

@@ -100,15 +100,23 @@ def _zeros(builder: Any, kind: Any, n: int) -> list[Any]:
     return places
 
 
-def _for_steps(builder: Any, n: Any, step: int, unrolled: int, body: Callable[[Any], None]) -> None:
-    """Generate an unrolled loop of `body(i)` for i = 0, step, 2 step, ... < n; n is a multiple of step."""
+def _for_steps(
+    builder: Any, n: Any, step: int, unrolled: int, body: Callable[[Any], None],
+    begin: Callable[[Any, int], None] = lambda i, count: None,
+) -> None:  # fmt: skip
+    """Generate an unrolled loop of `body(i)` for i = 0, step, 2 step, ... < n; n is a multiple of step.
+
+    Each iteration begins with `begin(i, count)`, where `count` bodies follow.
+    """
     size = step * unrolled
     whole = builder.and_(n, ir.Constant(_I64, -size))
     with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), whole, ir.Constant(_I64, size), _I64) as (i, _):
+        begin(i, unrolled)
         for u in range(unrolled):
             body(builder.add(i, ir.Constant(_I64, step * u)))
     if unrolled > 1:
         with cgutils.for_range_slice(builder, whole, n, ir.Constant(_I64, step), _I64) as (i, _):
+            begin(i, 1)
             body(i)
 
 
@@ -133,10 +141,10 @@ def _dots(n_vectors: int) -> Any:
     @intrinsic
     def tile(
         typing: Any, w: Any, w_at: Any, w_row: Any, x: Any, x_at: Any, x_row: Any, n: Any, kept: Any, kept_at: Any,
-        y: Any, y_at: Any, y_row: Any,
+        y: Any, y_at: Any, y_row: Any, ahead: Any, step: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            w, w_at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row = args
+            w, w_at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row, ahead, step = args
             width = register_lanes()
             if n_vectors > _VECTORS[width]:
                 return context.get_dummy_value()
@@ -145,22 +153,25 @@ def _dots(n_vectors: int) -> Any:
                 for i, array, at in ((0, w, w_at), (3, x, x_at), (7, kept, kept_at), (9, y, y_at))
             )
             rows, vectors = _rows_of(builder, w, w_row, TILE_ROWS), _rows_of(builder, x, x_row, n_vectors)
+            after = [builder.inttoptr(ahead, _I8.as_pointer())]
             if PART < LANES:
-                last = _sweep(builder, _floats(builder, rows, 0, PART), _floats(builder, vectors, 0, PART), n)
+                parts = _floats(builder, rows, 0, PART), _floats(builder, vectors, 0, PART)
+                last = _sweep(builder, *parts, n, after, step)
                 kind = ir.VectorType(_F32, width)
                 sweeps = [[_load(builder, kept, i * width, kind) for i in range(len(last))], last]
             else:
-                sweeps = [
-                    _sweep(builder, _floats(builder, rows, at, LANES), _floats(builder, vectors, at, LANES), n)
+                whole = [
+                    (_floats(builder, rows, at, LANES), _floats(builder, vectors, at, LANES), n)
                     for at in range(0, LANES, width)
                 ]
+                sweeps = [_sweep(builder, *each, after if i == 0 else (), step) for i, each in enumerate(whole)]
             for t, four in enumerate(_fours(builder, _add_sweeps(builder, sweeps), width)):
                 place = _at(builder, y, builder.mul(y_row, ir.Constant(_I64, t)))
                 _store(builder, builder.fadd(_load(builder, place, 0, four.type), four), place, 0)
             return context.get_dummy_value()
 
         i = types.int64
-        return types.void(w, i, i, x, i, i, i, kept, i, y, i, i), generate
+        return types.void(w, i, i, x, i, i, i, kept, i, y, i, i, i, i), generate
 
     return tile
 
@@ -211,11 +222,12 @@ def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Op
 
 
 def _sweep(
-    builder: Any, rows: list[Operand], vectors: list[Operand], n: Any, after: Sequence[Any] = ()
+    builder: Any, rows: list[Operand], vectors: list[Operand], n: Any, after: Sequence[Any] = (), step: Any = None
 ) -> list[Any]:  # fmt: skip
     """Return one register of sums for each pair of a row and a vector; the pairs of the first vector come first.
 
-    Also prefetch the same columns of the float rows `after` (pointers to bytes).
+    For each LANES columns prefetch the bytes at each pointer of `after`, and advance it by `step` bytes. Prefetching
+    between the two steps of an iteration would make LLVM write sums of six vectors to the stack (AVX-512).
     """
     kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
@@ -224,15 +236,20 @@ def _sweep(
         # Hold a register of each row, or of each vector if these are fewer, and load the others one at a time.
         held, loaded = (rows, vectors) if len(rows) <= len(vectors) else (vectors, rows)
         registers = [load(column) for load in held]
-        for row in after:
-            _prefetch(builder, _at(builder, row, builder.mul(column, ir.Constant(_I64, 4))))
         for i, load in enumerate(loaded):
             one = load(column)
             for j, other in enumerate(registers):
                 r, t = (j, i) if held is rows else (i, j)
                 _add_product(builder, other, one, sums[t * len(rows) + r])
 
-    _for_steps(builder, n, LANES, _UNROLLED, add)
+    def prefetch(column: Any, count: int) -> None:
+        for pointer in after:
+            at = builder.mul(builder.udiv(column, ir.Constant(_I64, LANES)), step)
+            for _ in range(count):
+                _prefetch(builder, _at(builder, pointer, at))
+                at = builder.add(at, step)
+
+    _for_steps(builder, n, LANES, _UNROLLED, add, prefetch)
     return [builder.load(s) for s in sums]
 
 
@@ -272,27 +289,29 @@ def keep_dots(
 @jit
 def add_dots(
     w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, kept: Any, kept_at: int, y: Any,
-    y_at: int, y_row: int,
+    y_at: int, y_row: int, ahead: int, step: int,
 ) -> None:  # fmt: skip
     """Add `dot(row r of w, vector t of x)` to `y[y_at + t * y_row + r]`, for four rows and `n_vectors` vectors.
 
     There are at most `tile_vectors()` vectors. Row r begins at element `at + r * w_row` of w, and vector t at element
-    `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. With AVX2, w and x are the last
-    parts of rows and vectors, and `keep_dots` has written the sums of the first parts to `kept`. On other processors,
-    rows and vectors are whole, and `kept` is not used.
+    `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. With AVX2 w and x are the last
+    parts of rows and vectors, and `keep_dots` has written the sums of the first parts to `kept`; otherwise rows are
+    whole and `kept` is not used.
+
+    While it multiplies, the tile prefetches `n / 16 * step` bytes at address `ahead`, a line for each 16 columns.
     """
     if n_vectors == 1:
-        _add_1(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
+        _add_1(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row, ahead, step)
     elif n_vectors == 2:
-        _add_2(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
+        _add_2(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row, ahead, step)
     elif n_vectors == 3:
-        _add_3(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
+        _add_3(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row, ahead, step)
     elif n_vectors == 4:
-        _add_4(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
+        _add_4(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row, ahead, step)
     elif n_vectors == 5:
-        _add_5(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
+        _add_5(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row, ahead, step)
     else:
-        _add_6(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row)
+        _add_6(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row, ahead, step)
 
 
 # ---- stored rows ----
@@ -404,7 +423,7 @@ def _set_dots(
     `after`. A single sweep does not prefetch, because it would become a tenth slower.
     """
     width = register_lanes()
-    kind, sweeps = ir.VectorType(_F32, width), []
+    kind, line, sweeps = ir.VectorType(_F32, width), ir.Constant(_I64, LINE_BYTES), []
 
     def operand(row: Any, first: int) -> Operand:
         return lambda column: read(builder, row, builder.add(column, ir.Constant(_I64, first)), kind)
@@ -412,7 +431,7 @@ def _set_dots(
     for first in range(0, LANES, width):
         stored = [operand(row, first) for row in rows]
         ahead = after if 0 < first == LANES - width else []
-        sweeps.append(_sweep(builder, stored, _floats(builder, vectors, first, LANES), n, ahead))
+        sweeps.append(_sweep(builder, stored, _floats(builder, vectors, first, LANES), n, ahead, line))
     for t, four in enumerate(_fours(builder, _add_sweeps(builder, sweeps), width)):
         _store(builder, four, _at(builder, y, builder.mul(y_row, ir.Constant(_I64, t))), 0)
 

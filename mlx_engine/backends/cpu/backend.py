@@ -1,9 +1,11 @@
-"""`simd` and `parallel` with compiled kernels: one call per block; quantised weights are not expanded.
+"""The CPU backends `simd` and `parallel` with compiled kernels, which multiply quantised weights as they are stored.
 
-`simd` and `parallel` differ only in the number of threads. Results are bit-identical for any number of threads.
+`simd` has one thread and `parallel` several; results are bit-identical for any number of threads. Each operation is one
+call of a kernel.
 
-The layers of a model run as a `CompiledProgram`: all lowered steps (`lowering.py`) in one call, after scratch memory,
-cos/sin and page tables have been bound.
+For up to 32 tokens, all layers of a model run in one call: `lowering.py` turns the definition of the layers into the
+steps of a `CompiledProgram`. Before a call, the addresses of scratch memory, cos/sin tables and page tables are written
+into the descriptors that the steps refer to.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ from mlx_engine.quant.weight import Weight
 
 
 class CompiledBackend(SimdBackend):
-    """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
+    """The compiled CPU backend. Its operations share scratch memory, so they must be called inside a `session`."""
 
     fixes_bits = True
 
@@ -98,7 +100,7 @@ class CompiledBackend(SimdBackend):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Reserve the thread pool for the calling thread, and limit BLAS to one thread."""
+        """Wait for other threads' sessions, reserve the thread pool for this thread, and limit BLAS to one thread."""
         with self.guard.held(), one_blas_thread():
             self.pool.renew()
             if self.expert_cache is not None:
@@ -112,13 +114,13 @@ class CompiledBackend(SimdBackend):
                 self.expert_cache.close()
 
     def sum_exp(self, row: np.ndarray, top: float) -> float:
-        """Call the compiled kernel, which needs no session."""
+        """Call the compiled kernel. This needs no session."""
         row, out = np.ascontiguousarray(row, dtype=np.float32), np.empty(1)
         self.library.sum_exp(address(row), len(row), top, address(out))
         return float(out[0])
 
     def prepare(self, weight: Weight) -> Native:
-        """Return a view of the mapped file for types that the kernels multiply; dequantise all other weights."""
+        """Return a view of the mapped file if the kernels multiply the matrix as stored; dequantise all others."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
@@ -128,7 +130,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return whether the kernels do not multiply this type: the expanded table could have gigabytes."""
+        """Return True for types that the kernels do not multiply, because the expanded table could take gigabytes."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -206,7 +208,7 @@ class CompiledBackend(SimdBackend):
         return y
 
     def norm(self, x: Native, norm: Norm | None) -> Native:
-        """Norm whole rows with the kernel; NumPy norms heads."""
+        """Norm whole rows with the kernel. Heads, (T, H, E), are normed by NumPy."""
         return super().norm(x, norm) if norm is None or x.ndim != 2 else self._norm_add(x, norm, None)
 
     def norm_add(self, x: Native, norm: Norm | None, residual: Native) -> Native:
@@ -220,7 +222,7 @@ class CompiledBackend(SimdBackend):
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Leave the matrices in the file until a token chooses their expert; do not read them ahead."""
+        """Leave the experts in the mapped file until a token chooses them: `read_ahead` does not read them."""
         unread = {id(linear.weight.data) for linear in linears}
         self._mapped = [data for data in self._mapped if id(data) not in unread]
         return super().stack(linears)
@@ -243,7 +245,7 @@ class CompiledBackend(SimdBackend):
         scratch = (
             0
             if n == 1 and block.has_gemv and not block.n_fixed
-            else self.scratch_address(n * layout.whole_vectors(block.n_inputs))
+            else self.scratch_address(n * layout.product_floats(block.n_inputs))
         )
         self.run_entry(
             self.library.project, block.address, n, address(x), 0 if added is None else address(added), scratch,
@@ -265,17 +267,17 @@ class CompiledBackend(SimdBackend):
     def scratch_address(self, n: int) -> int:
         """Return the address of scratch memory for n floats.
 
-        Every call reuses it, because page faults of new memory cost time.
+        Every call returns the same memory, because the page faults of new memory take time.
         """
         if self.scratch.size < n:
             self.scratch = aligned(n)
         return address(self.scratch)
 
     def run_entry(self, entry: Callable[..., None], *arguments: float) -> None:
-        """Wake the parked worker threads of the pool, then call a compiled entry point.
+        """Wake the pool's parked (sleeping) worker threads, then call a compiled entry point.
 
-        Compiled code wakes no threads. A worker that parked after `wake` would miss every job of the call, so `ON`
-        keeps workers from parking during the call.
+        Compiled code cannot wake threads. A worker that parked after `wake` would miss every job of the call, so the
+        flag `ON` keeps workers from parking during the call.
         """
         self.pool.control[layout.ON] = 1  # before `wake`, so that no worker parks between the two
         try:
@@ -289,7 +291,7 @@ class CompiledBackend(SimdBackend):
     def head_norm_rope(
         self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Native, Native, Native]:
-        """Norm and rotate each head in one read of its memory."""
+        """Norm and rotate each head while its elements are read once."""
         if rope.growth is None:
             rotated = self._norm_rope(q, k, head_dim, norms, rope, positions)
         else:  # queries and keys have separate tables
@@ -303,7 +305,7 @@ class CompiledBackend(SimdBackend):
     def norm_rope(
         self, x: Native, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
     ) -> Native:
-        """Norm and rotate each head in one read of its memory."""
+        """Norm and rotate each head while its elements are read once."""
         table, norms = Rope.none(head_dim) if rope is None else rope, None if norm is None else (norm, norm)
         return self._norm_rope(x, x[:, :0], head_dim, norms, table, positions)[0]
 
@@ -324,7 +326,14 @@ class CompiledBackend(SimdBackend):
         return q_out, k_out
 
     def head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
-        """Return the address of cached kernel parameters (int64 words) for `head_norm_rope`."""
+        """Return the address of the kernel parameters (int64 words) for `head_norm_rope`, which are made once.
+
+        Args:
+            n_q: the number of query heads.
+            n_k: the number of KV heads; 0 if only one array is normed and rotated.
+            head_dim: E.
+            norms: the norms of query heads and of key heads, or None.
+        """
         key = (n_q, n_k, head_dim, *(norms or ()))
         descriptor = self._heads.get(key)
         if descriptor is None:
@@ -336,14 +345,14 @@ class CompiledBackend(SimdBackend):
         return address(descriptor)
 
     def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cos/sin table of at least `length` positions; its length doubles when it is too short."""
+        """Return a cos/sin table of at least `length` positions. If the kept table is too short, make a longer one."""
         found = self._tables.get(rope)
         if found is None or len(found[0]) < length:
             found = self._tables[rope] = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
         return found
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write in place, on all threads. k and v may be columns of a larger array, whose rows have a stride."""
+        """Write to the store in place, on all threads. k and v may be columns of a larger array."""
         n, n_heads, width = k.shape
         row = (n_heads, key_values.row_length(width, self.kv_type)) if heads_fit(1, width, self.kv_type) else None
         # Arguments of wrong shape or stride go to the NumPy implementation, which raises the error.
@@ -381,9 +390,9 @@ class CompiledBackend(SimdBackend):
         return out
 
     def compile(self, layers: Layers, width: int) -> Program:
-        """Return a program of compiled steps, or `OpByOp` if the kernels lack an operation, which is logged.
+        """Return a program of compiled steps. If the kernels lack an operation, log this and return `OpByOp`.
 
-        A subclass that overrides an operation gets `OpByOp` too, because compiled steps would not call the override.
+        A subclass that overrides an operation gets `OpByOp`, too, because compiled steps would not call the override.
         """
         try:
             self._check_overrides()
@@ -405,7 +414,10 @@ class CompiledBackend(SimdBackend):
     def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
         """Return the kernel parameters of a mixture of experts, which are made once and cached.
 
-        With `adds`, the kernel adds the residual.
+        Args:
+            norm: the norm of the input.
+            experts: the mixture.
+            adds: whether the kernel applies `experts.post_norm` and adds a residual.
         """
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
@@ -423,10 +435,10 @@ class CompiledBackend(SimdBackend):
         self, linears: tuple[Linear, ...], norm: Norm | None = None, activation: Activation | None = None,
         post: Norm | None = None,
     ) -> Block:  # fmt: skip
-        """Return the block of matrices for a step.
+        """Return a block of linear layers for a step of a program.
 
         Raises:
-            CannotCompileError: the kernels do not support such a block.
+            CannotCompileError: the norm is too wide for the kernels, or there are too many linear layers.
         """
         if not norm_fits(norm):
             raise CannotCompileError("a norm that is too wide")
@@ -551,15 +563,12 @@ class CompiledBackend(SimdBackend):
 
 
 def _is_multiplied_as_stored(weight: Weight) -> bool:
-    """Return whether the kernels multiply this type as stored.
-
-    F32 is copied, because it may not be aligned in the file.
-    """
+    """Return whether the kernels multiply this type as stored. F32 is copied, as it may be unaligned in the file."""
     return is_format(weight.type.name.lower())
 
 
-# By the word of a step: the kernel that it calls, and the operation that needs the kernel. Kernels with an operation
-# are compiled only for models that use the operation.
+# The addresses that a program begins with. For each int64 word: the kernel whose address it has, and the operation for
+# which the kernel is needed, or None. A kernel with an operation is only compiled if a model uses the operation.
 _CALLED = {
     layout.ENTRY_PROJECT: ("project", None),
     layout.ENTRY_ATTEND: ("attend", None),
@@ -579,14 +588,15 @@ _CALLED = {
 
 
 class CompiledProgram(Program):
-    """All layers as steps of the compiled kernels: one call for up to PROGRAM_TOKENS tokens, else a call per step.
+    """All layers of a model as steps of the compiled kernels.
 
-    The steps have the addresses of cos/sin tables, and of the KV stores of one pool.
+    A pass of up to `PROGRAM_TOKENS` tokens runs all steps in one call; a longer pass makes a call per step. The steps
+    have the addresses of cos/sin tables, and of the KV stores of one pool.
     """
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
         self._backend, self._kv = backend, variants["every"].kv
-        # The KV stores that `_layers` points to; a weak reference, so that they can be freed.
+        # The KV stores whose addresses are in `_layers`. The reference is weak, so that the stores can be freed.
         self._stores: weakref.ReferenceType[Stores] | None = None
         self._layers = np.zeros((len(self._kv), layout.KV_WIDTH), dtype=np.int64)
         self._groups = np.zeros((len(self._kv), layout.GROUP_WIDTH), dtype=np.int64)
@@ -597,7 +607,7 @@ class CompiledProgram(Program):
         self._positions = 0
 
     def run(self, x: Native, batch: Batch) -> Native:
-        """Run the steps that were lowered for the tokens whose logits are wanted."""
+        """Run the variant of the steps that was lowered for `batch.want`."""
         length = max(batch.positions) + 1
         if self._positions < length:
             self._bind_rope(length)
@@ -609,7 +619,7 @@ class CompiledProgram(Program):
         """Write the addresses of cos/sin tables of at least `length` positions into the steps of all variants."""
         variants = self._variants.values()
         tables = {rope: self._backend.rope_table(rope, length) for steps in variants for rope in steps.ropes.values()}
-        # Descriptors only have addresses: keep the old and the new tables alive until all are written.
+        # Descriptors only have addresses. Keep the old and the new tables alive until all addresses are written.
         self._tables += tables.values()
         for steps in variants:
             for i, rope in steps.ropes.items():
@@ -647,10 +657,10 @@ class CompiledProgram(Program):
 
 
 class _Steps:
-    """The encoded steps of a program (int64 words) for one kind of wanted tokens.
+    """The encoded steps (int64 words) of a program for one value of `Batch.want`.
 
     Attributes:
-        words: (steps, words of a step).
+        words: (number of steps, STEP_WIDTH) the words of each step.
         ropes: rotary embeddings, by the index of the step that uses them.
     """
 
@@ -668,7 +678,7 @@ class _Steps:
         self._exchanges = np.flatnonzero(are_exchanges).tolist()
 
     def run(self, x: np.ndarray, batch: Batch) -> np.ndarray:
-        """Return the hidden states after the last step."""
+        """Run all steps on hidden states (T, width), and return the hidden states after the last step."""
         n, of, be = len(x), self._of, self._backend
         sequences = [sequence_descriptors(group.spans, batch.lengths, batch.wanted) for group in batch.groups]
         for descriptor, of_group, group in zip(self._groups, sequences, batch.groups, strict=False):
@@ -692,10 +702,10 @@ class _Steps:
         return np.array(y.reshape(n_rows, of.y.width))
 
     def _calls(self, n: int) -> Iterator[tuple[int, int]]:
-        """Yield the first step of each call of the kernels for n tokens, and the one after its last.
+        """Yield the range of steps [first, end) of each call of the kernels, for a pass of n tokens.
 
-        Ctrl-C takes effect only at the end of a call. So each step over many tokens, which takes long, is a separate
-        call. Exchanges between ranks run between two calls.
+        Ctrl-C takes effect only at the end of a call. So in a pass of many tokens, each step is a separate call,
+        because a step takes long. Exchanges between ranks run between two calls.
         """
         first = 0
         for end in (*self._exchanges, len(self.words)):
@@ -704,7 +714,7 @@ class _Steps:
             first = end + 1
 
     def _exchange(self, step: np.ndarray, values: np.ndarray, batch: Batch) -> None:
-        """Run an exchange between ranks, from one value of the program to another."""
+        """Run an exchange between ranks: read its input from the program's values, and write its result there."""
         be, n, width = self._backend, len(batch.positions), int(step[layout.ROW_WIDTH])
         n_rows = len(batch.rows) if step[layout.WANTED] else n
         x = cast(Array, values[n * step[layout.A_AT] :][: n_rows * step[layout.A_ROW]].reshape(n_rows, -1))
@@ -737,9 +747,13 @@ def sequence_descriptors(spans: Sequence[KVSpan], lengths: Sequence[int], wanted
 
 
 def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
-    """Return the number of partial results per head of attention: one for each query and block of keys.
+    """Return the number of partial results of attention per head: one for each query and each block of keys.
 
-    With more than SMALL_BATCH queries there are no partial results, because each block's result is merged at once.
+    With more than `SMALL_BATCH` queries, there are none, because the kernel merges the result of each block at once.
+
+    Args:
+        spans: (B,) the page table and length of each sequence.
+        counts: (B,) the number of queries of each sequence.
     """
     if sum(counts) > layout.SMALL_BATCH:
         return 0

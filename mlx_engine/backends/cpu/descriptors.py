@@ -1,7 +1,9 @@
-"""Descriptors of the compiled CPU kernels: int64 words with addresses, shapes and formats of their parameters.
+"""Make the descriptors from which the compiled CPU kernels read their parameters.
 
-There are descriptors of blocks of matrices, norms and experts. A descriptor has only addresses, so the object that
-makes it also keeps references to the arrays. The functions `*_fits` check the limits of the kernels.
+A descriptor is an array of int64 words with the addresses, shapes and formats of weights: of a block of matrices, a
+norm or a mixture of experts. `kernels/cpu/build/layout.py` names the words. A descriptor has only the addresses of
+arrays, so the object that makes it also keeps references to the arrays. The functions `*_fits` check whether the
+kernels support some parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ KINDS: dict[Gating, int] = {
 
 
 def address(array: np.ndarray) -> int:
-    """Return the address of an array, four times as fast as `array.ctypes.data` if the array is writable."""
+    """Return the address of an array. For a writable array, this is four times as fast as `array.ctypes.data`."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):  # read-only, empty, or not contiguous
@@ -38,7 +40,7 @@ def address(array: np.ndarray) -> int:
 
 
 def aligned(*shape: int) -> np.ndarray:
-    """Return an uninitialised array that is aligned to a cache line, so that products read whole lines."""
+    """Return an uninitialised float32 array that begins at a cache line, so that products read whole cache lines."""
     n = math.prod(shape)
     memory = np.empty(n + layout.LANES, dtype=np.float32)
     first = -address(memory) % (4 * layout.LANES) // 4
@@ -46,21 +48,26 @@ def aligned(*shape: int) -> np.ndarray:
 
 
 def strided_rows(x: np.ndarray) -> np.ndarray:
-    """Return x with contiguous elements in each row. x may be columns of a larger array, whose rows have a stride."""
+    """Return x (rows, columns) if the elements of each row are contiguous in memory, else a contiguous copy.
+
+    The rows need not be contiguous: x may be some columns of a larger array.
+    """
     return x if x.strides[1] == x.itemsize and x.strides[0] >= 0 else np.ascontiguousarray(x)
 
 
 def contiguous(x: np.ndarray) -> np.ndarray:
-    """Return x, or a C-contiguous copy if its elements are not contiguous."""
+    """Return x if it is C-contiguous, else a C-contiguous copy."""
     return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """An (N, K) matrix: one-dimensional bytes of quantised blocks, or float32 (N, K).
+    """A matrix of weights (N, K).
 
     Attributes:
-        format: the storage format: the name of the module of `kernels.cpu` with its kernels.
+        shape: (N, K).
+        format: the storage format, such as "q8_0": a module of `kernels/cpu/formats` has this name; or "float32".
+        data: the bytes of the quantised blocks (one-dimensional), or float32 (N, K).
     """
 
     shape: tuple[int, int]
@@ -74,10 +81,11 @@ class Matrix:
 
 
 class Block:
-    """Linear layers with the same input, encoded for the compiled kernels. Their outputs are concatenated in one row.
+    """Linear layers with the same input, encoded for the compiled kernels. The outputs of a token form one row.
 
-    If there is an activation, the two layers are gate and up, and the output is `activation(gate) * up`. `norm` is
-    applied to the input, `post` to the output. With `fixed`, the products of quantised matrices are in fixed point.
+    Without an activation, the row has the outputs of all layers, one after the other. With an activation, two layers
+    are gate and up, and the output is `activation(gate) * up`; a single layer has the output `activation(up)`. `norm`
+    is applied to the input, and `post` to the output. With `fixed`, quantised matrices are multiplied in fixed point.
     """
 
     def __init__(
@@ -109,7 +117,8 @@ class Block:
         )
         self._write_chunks(matrices, gated)
         descriptor[layout.MATRICES] = len(matrices)
-        # gemv needs whole vectors of inputs, and gate and up in one format, because it interleaves their rows.
+        # gemv needs inputs that fill whole SIMD vectors. Gate and up must have the same format, because gemv
+        # interleaves their rows.
         self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].format != matrices[1].format)
         descriptor[layout.HAS_GEMV] = self.has_gemv
         for matrix, linear, column, row in zip(matrices, linears, edges, self.table(), strict=False):
@@ -117,14 +126,14 @@ class Block:
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
         self.n_fixed = 0
-        # Gate and up are multiplied in the same chunks, so they use fixed point only if both are quantised. Quantising
-        # a group of tokens takes 29.5 bytes of scratch memory for each column.
+        # Gate and up are multiplied in the same chunks, so fixed point is used only if both are quantised. Quantising a
+        # group of tokens takes 29.5 bytes of scratch memory for each column.
         fits = 32 * self.n_inputs <= layout.SCRATCH_BYTES
         if fixed and fits and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
             self._write_panels(matrices, library)
 
     def _write_panels(self, matrices: Sequence[Matrix], library: Library) -> None:
-        """Write the words for products in fixed point: the panels of quantised matrices, and the tasks."""
+        """Write the words for products in fixed point: the panel kernels of quantised matrices, and the tasks."""
         for matrix, row in zip(matrices, self.table(), strict=False):
             if matrix.format != FLOAT32:
                 row[layout.PANEL : layout.WIDTH] = library.panels(matrix.format)
@@ -137,7 +146,7 @@ class Block:
             self.descriptor[layout.FIXED_RECORDS] = library.address("prepare_records")
 
     def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
-        """Write the lengths of chunks. They depend on shapes only, so that results do not depend on threads."""
+        """Write the lengths of the chunks that threads work on. They depend on shapes and formats, not on threads."""
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
         nbytes = sum(matrix.nbytes for matrix in matrices)
         chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
@@ -157,14 +166,14 @@ def write_matrix(descriptor: np.ndarray, matrix: Matrix, library: Library) -> No
 
 
 def write_norm(descriptor: np.ndarray, norm: Norm) -> None:
-    """Write a norm's int64 words: the address of its weight, its eps as float64, the address of a layer norm's bias."""
+    """Write a norm's three int64 words: address of the weight, eps as float64, address of a layer norm's bias."""
     descriptor[0], descriptor[1:2].view(np.float64)[0] = address(norm.weight), norm.eps
     if isinstance(norm, LayerNorm):
         descriptor[2] = address(norm.bias)
 
 
 def norm_descriptor(norm: Norm) -> np.ndarray:
-    """Return the descriptor of a norm outside of blocks."""
+    """Return the descriptor of a norm that is not part of a block."""
     descriptor = np.zeros(3, dtype=np.int64)
     write_norm(descriptor, norm)
     return descriptor
@@ -185,7 +194,11 @@ def sinks_address(scores: Scores, n_heads: int) -> int:
 
 
 class ExpertBlock:
-    """A mixture of experts for the entry `run_experts`, with or without a norm and a residual after the sum."""
+    """A mixture of experts, encoded for the kernel `run_experts`.
+
+    With `adds`, the kernel norms the sum of the experts with `experts.post_norm`, if there is one, and adds a residual.
+    With `fixed`, quantised matrices are multiplied in fixed point.
+    """
 
     def __init__(
         self, experts: Experts, norm: Norm, activation: int, library: Library, *, adds: bool = True, fixed: bool = False
@@ -236,19 +249,19 @@ class ExpertBlock:
         return (self.n_experts, self.n_used, self.width) == (other.n_experts, other.n_used, other.width)
 
     def floats(self, n_tokens: int) -> int:
-        """Return the floats of scratch memory for a pass of `n_tokens` tokens, including the scratch of products."""
+        """Return the number of floats of scratch memory for `n_tokens` tokens, including the scratch of products."""
         waits = bool(self.descriptor[layout.EX_STATE])
         own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner, waits=waits)
-        return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
+        return own + n_tokens * layout.product_floats(max(self.width, self.inner))
 
 
 def norm_fits(norm: Norm | None) -> bool:
-    """Return whether a panel of normed vectors fits into a thread's scratch memory."""
+    """Return whether a norm is not too wide: a group of normed vectors must fit into a thread's scratch memory."""
     return norm is None or 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
 
 
 def convolution_fits(conv: Convolution) -> bool:
-    """Return whether the kernels support this number of channels."""
+    """Return whether the kernels support the number of channels of a convolution."""
     return int(conv.weight.shape[1]) % layout.LANES == 0
 
 
@@ -265,7 +278,7 @@ def space_fits(net: Mamba2) -> bool:
 
 
 def heads_fit(group: int, width: int, kv_type: str) -> bool:
-    """Return whether the kernels support `group` query heads of this width per KV head, with a store of this type."""
+    """Return whether attention supports `group` query heads per KV head, of dimension `width`, and this KV type."""
     return (
         width % layout.LANES == 0
         and width <= layout.STRETCH

@@ -1,4 +1,4 @@
-"""Load the compiled CPU kernels, from the disk cache if they have been compiled before. Report what is compiled."""
+"""Load the compiled CPU kernels, or compile them if the disk cache does not have them, and report the compilation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WIDTH = 22
 
 @cache
 def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) -> Library | None:
-    """Return the kernels. If they cannot be compiled or loaded on this machine, warn and return None.
+    """Return the library of kernels. If it cannot be compiled or loaded on this machine, warn and return None.
 
-    The kernels in `needs` (see `backends.Settings`), and with `fixed` the fixed-point products, are compiled at the
-    same time as the kernels that every model needs.
+    The kernels in `needs` (see `backends.Settings`), and with `fixed` those of fixed-point products, are compiled in
+    parallel with the kernels that every model needs.
     """
     try:
         from mlx_engine.kernels.cpu.build import library
@@ -37,7 +37,8 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
         return None
     library.announce = _announced
     own = [need for need in sorted(needs) if need in library.MODULES]
-    # MLX's mxfp4 is reordered on load and uses the kernels of GGUF's; types without kernels are expanded to float32.
+    # MLX's mxfp4 is reordered on load, and uses the kernels of GGUF's mxfp4. Types without kernels are expanded to
+    # float32 on load.
     types = (need.removeprefix("mlx_") for need in needs.difference(own))
     formats = {type_ if library.is_format(type_) else "float32" for type_ in types}
     try:
@@ -48,11 +49,9 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
 
 
 def load_formats(library: Library, formats: Collection[str], *, fixed: bool = False) -> None:
-    """Load the kernels of storage formats.
+    """Load the kernels of storage formats, and with `fixed` also their kernels of fixed-point products.
 
-    Kernels that are not in the disk cache are compiled, all at the same time.
-
-    With `fixed`, also load the kernels of fixed-point products.
+    Kernels that are not in the disk cache are compiled, all in parallel.
 
     Raises:
         BackendUnavailableError: a format cannot be compiled.
@@ -71,7 +70,10 @@ def load_formats(library: Library, formats: Collection[str], *, fixed: bool = Fa
 
 
 def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
-    """Return the names of the kernel modules for these formats; a format float32 has no module for fixed point."""
+    """Return the names of the kernel parts for these formats, and with `fixed` of the parts for fixed-point products.
+
+    There are no fixed-point products of the format "float32".
+    """
     from mlx_engine.kernels.cpu.build.library import FIXED, FIXED_END
 
     names = sorted(formats)
@@ -81,9 +83,10 @@ def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
 
 @contextmanager
 def _announced(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """Report the compilation of parts: by a progress bar if the program has one, else by a log line.
+    """Report the compilation of kernel parts with a progress bar, or with a log line if the program has no bar.
 
-    Afterwards, warn if the machine code could not be written to the disk cache.
+    Yield the function to call with the name of each part that has been compiled. At the end, warn if the machine code
+    could not be written to the disk cache.
     """
     from mlx_engine.kernels.cpu.build import library
     from mlx_engine.kernels.cpu.build.machine_code import usual_seconds

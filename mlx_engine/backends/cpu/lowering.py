@@ -1,9 +1,10 @@
 """Lower a model's layers to the steps of a program for the compiled CPU kernels.
 
-`lower` runs the definition of the layers on a `Lowering` in place of a backend. Its public methods have the names and
-arguments of `Backend`'s operations: each emits a step of `kernels/cpu/program.py` and returns the `Place` of its
-result. If the kernels lack the step, the method raises CannotCompileError, and the layers run op by op. All
-intermediate values share one scratch buffer; `allocate` reuses the memory of values that no later step reads.
+`lower` runs the definition of the layers once, with a `Lowering` object in place of the backend. The public methods of
+`Lowering` have the names and arguments of `Backend`'s operations. They compute nothing: each method emits a step of
+`kernels/cpu/program.py`, and returns the `Place` where the step's result will be. If the kernels have no such step, the
+method raises CannotCompileError, and the layers run op by op. All intermediate values share one scratch buffer;
+`allocate` reuses the memory of values that no later step reads.
 """
 
 from __future__ import annotations
@@ -51,25 +52,30 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Buffer:
-    """Scratch memory of one value: `width` floats per token; `at` is its offset in floats, for one token."""
+    """The scratch memory of one value, of `width` floats per token.
+
+    For n tokens, it begins `n * at` floats after the beginning of the scratch memory; `allocate` sets `at`.
+    """
 
     width: int
     at: int = -1
 
     @property
     def end(self) -> int:
-        """Return the offset after the buffer; widths are rounded up, so that the next buffer begins a cache line."""
+        """The offset after the buffer. The width is rounded up, so that the next buffer begins at a cache line."""
         return self.at + layout.whole_vectors(self.width)
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """The location of a value: columns [column, column + width) of a buffer, for all tokens or the wanted rows only.
+    """The location of a value: columns [column, column + width) of a buffer.
 
-    Comparison and truth value raise TypeError. A definition that branches on a value cannot be lowered, because another
-    pass might take the other branch.
+    A place stands for an array while layers are lowered, and has no elements. Comparing it or testing its truth raises
+    TypeError: a definition that branches on the elements of an array cannot be lowered, because another pass might take
+    the other branch.
 
     Attributes:
+        is_wanted: whether the value has rows only for the wanted tokens, and not for all tokens of the pass.
         head_dim: the head dim if the value has been split into heads, else 0.
     """
 
@@ -89,12 +95,20 @@ class Place:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the rows are contiguous."""
+        """Whether the value fills its buffer, so that its rows are contiguous."""
         return self.width == self.buffer.width
 
 
 def allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
-    """Set the offset of each buffer, so that buffers in use at the same time do not overlap; return the total size."""
+    """Set the offset of each buffer, so that buffers in use at the same time do not overlap.
+
+    Return the total size in floats per token.
+
+    Args:
+        steps: the steps, with their buffers as values.
+        x: the buffer of the input, which is in use from the beginning.
+        y: the buffer of the result, which is in use until the end.
+    """
     last_step = {x: 0}
     for i, step in enumerate(steps):
         last_step |= {word: i for word in step.values() if isinstance(word, Buffer)}
@@ -121,14 +135,14 @@ def allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
 
 
 class View(NamedTuple):
-    """A layer's KV view: the layer whose keys and values `attention` reads."""
+    """The placeholder of a `KVView` while layers are lowered: the layer whose keys and values `attention` reads."""
 
     layer: int
     n_kv_heads: int
 
 
 class PassBatch(NamedTuple):
-    """A placeholder for a batch, with the attributes that a definition may use."""
+    """The placeholder of a `Batch` while layers are lowered, with the attributes that a definition may use."""
 
     positions: object
     lengths: object
@@ -137,17 +151,20 @@ class PassBatch(NamedTuple):
 
 
 class CannotCompileError(Exception):
-    """A definition needs an operation that the kernels do not have, or the contents of an array."""
+    """A definition of layers needs an operation that the kernels do not have, or reads the elements of an array."""
 
 
 @dataclass
 class Lowering:
-    """Collects the steps of a program. Methods with the names of `Backend`'s operations add their steps."""
+    """Collects the steps of a program: each method with the name of an operation of `Backend` adds its step.
+
+    The fields after `steps` become fields of `Lowered`, which describes them.
+    """
 
     backend: CompiledBackend
     batch: PassBatch
     steps: list[dict[int, Any]] = field(default_factory=list)
-    # Layer -> (number of KV heads, head dim, arrays of the store), and the layers that have a state.
+    # By layer: number of KV heads, head dim, number of arrays of the store. Then the layers that have a state.
     kv: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     states: set[int] = field(default_factory=set)
     ropes: dict[int, Rope] = field(default_factory=dict)
@@ -161,7 +178,7 @@ class Lowering:
         raise CannotCompileError(f"the operation {op}")
 
     def note(self, name: str, x: Place) -> Place:
-        """Return x. A compiled program does not call taps."""
+        """Return x: a compiled program has no taps."""
         return x
 
     def _place(self, x: object) -> Place:
@@ -178,14 +195,14 @@ class Lowering:
         return step
 
     def _read(self, step: dict[int, Any], first: int, place: Place) -> None:
-        """Set an input of a step; `first` is A_AT, B_AT, C_AT or D_AT."""
+        """Write the location of an input into a step. `first` is its first word: A_AT, B_AT, C_AT or D_AT."""
         step[first], step[first + 1], step[first + 2] = place.buffer, place.column, place.buffer.width
 
     def _new(self, width: int, is_wanted: bool, head_dim: int = 0) -> Place:
         return Place(Buffer(width), 0, width, is_wanted, head_dim)
 
     def _whole(self, place: Place) -> Place:
-        """Return a place with the same value in contiguous rows, copied if necessary."""
+        """Return a place with the same value in contiguous rows; emit a step that copies the value if necessary."""
         return place if place.is_whole else self._copied(place, is_wanted=place.is_wanted)
 
     def _copied(self, place: Place, *, is_wanted: bool) -> Place:
@@ -205,12 +222,12 @@ class Lowering:
         self._read(step, layout.A_AT, source)
         if added is not None:
             self._read(step, layout.B_AT, added)
-        self.inputs = max(self.inputs, block.n_inputs)
+        self.inputs = max(self.inputs, layout.product_floats(block.n_inputs))
         self.kept.append(block)
         return out
 
     def _residual(self, x: Place, out: Place) -> Place:
-        """Return the location of a value in contiguous rows that is added to `out`."""
+        """Return the location, with contiguous rows, of a residual that a step adds to `out`; check its shape."""
         added = self._whole(self._place(x))
         if (added.width, added.is_wanted) != (out.width, out.is_wanted):
             raise CannotCompileError("a residual of a different shape")
@@ -260,7 +277,7 @@ class Lowering:
 
     def norm(self, x: Place, norm: Norm | None) -> Place:
         if self._place(x).head_dim:
-            raise CannotCompileError("the norm of heads alone")
+            raise CannotCompileError("a norm of each head without a rotation")
         return self._place(x) if norm is None else self._norm_sum(x, norm, None)
 
     def norm_add(self, x: Place, norm: Norm | None, residual: Place) -> Place:
@@ -269,7 +286,7 @@ class Lowering:
     def _norm_sum(self, x: Place, norm: Norm | None, residual: Place | None) -> Place:
         source = self._whole(self._place(x))
         if norm is not None and norm.weight.size != source.width:
-            raise CannotCompileError("the norm of another width")
+            raise CannotCompileError("a norm of another width than its input")
         out, descriptor = self._new(source.width, source.is_wanted), None if norm is None else norm_descriptor(norm)
         added = None if residual is None else self._residual(residual, out)
         of = 0 if descriptor is None else address(descriptor)
@@ -287,7 +304,7 @@ class Lowering:
         return self._exchange(layout.ALL_COLUMNS, x, n)
 
     def _exchange(self, op: int, x: Place, width: int) -> Place:
-        """Add an exchange between ranks, which runs between two calls of the kernels; its result is `width` wide."""
+        """Add an exchange between ranks, which runs between two calls of the kernels. The result is `width` wide."""
         source = self._whole(self._place(x))
         out = self._new(width, source.is_wanted, source.head_dim)
         step = self._emit(op, source.is_wanted, OUT=out.buffer, ROW_WIDTH=width)
@@ -303,7 +320,7 @@ class Lowering:
     def head_linear(self, x: Place, linear: ExpertLinear) -> Place:
         source, n_heads, (n, k) = self._whole(self._place(x)), linear.n_experts, linear.shape
         if source.width != n_heads * source.head_dim or source.head_dim < k:
-            raise CannotCompileError("products of other heads than a value has")
+            raise CannotCompileError("products per head with another number or width of heads than their input")
         blocks = [self.backend.step_block((of,)) for of in linear.weights]
         table = np.array([block.address for block in blocks], dtype=np.int64)
         out = self._new(n_heads * n, source.is_wanted, n)
@@ -312,7 +329,7 @@ class Lowering:
             N_KV_HEADS=k, ROW_WIDTH=n,
         )  # fmt: skip
         self._read(step, layout.A_AT, source)
-        self.inputs = max(self.inputs, 2 * layout.whole_vectors(k) + layout.whole_vectors(n))
+        self.inputs = max(self.inputs, layout.whole_vectors(k) + layout.product_floats(k) + layout.whole_vectors(n))
         self.kept += [blocks, table]
         return out
 
@@ -515,7 +532,7 @@ class Lowering:
 
 
 def _bits(number: float) -> int:
-    """Return the bits of a float64, as a word of a step."""
+    """Return the bits of a number as float64, as an int64 word of a step."""
     return int(np.float64(number).view(np.int64))
 
 
@@ -525,15 +542,14 @@ class Lowered:
 
     Attributes:
         steps: (steps, STEP_WIDTH) int64, the encoded steps.
-        x: buffer of the input, the hidden states before the first layer.
-        y: location of the result.
-        floats: scratch floats per token, for all values.
-        inputs: K of the widest product, rounded up to whole vectors: packing needs this many floats per token of the
-            pass.
+        x: the buffer of the input, which is the hidden states before the first layer.
+        y: the location of the result.
+        floats: number of scratch floats per token for all values.
+        inputs: number of scratch floats per token for packing the inputs of the widest product.
         experts: the mixtures of experts.
-        parts: floats per token and block of keys for the partial results of attention.
-        kv: the number of KV heads, the head dim and the number of arrays of the store, by layer; None for a layer
-            without keys and values. The list ends with the last layer that has keys and values or a state.
+        parts: number of scratch floats per token and block of keys for the partial results of attention.
+        kv: for each layer, the number of KV heads, the head dim and the number of arrays of the KV store; None for a
+            layer without keys and values. The list ends with the last layer that has keys and values or a state.
         ropes: rotary embeddings, by the index of the step that uses them.
         kept: objects that must stay alive, because `steps` only has their addresses.
     """
@@ -557,7 +573,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
         backend: makes the descriptors of blocks.
         layers: the definition.
         width: the width of the first layer's input.
-        want: which tokens are wanted.
+        want: the tokens whose results are wanted.
 
     Raises:
         CannotCompileError: the kernels do not have an operation, or do not support its arguments.
@@ -575,7 +591,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
         x=x.buffer,
         y=y,
         floats=n_floats,
-        inputs=layout.whole_vectors(lowering.inputs),
+        inputs=lowering.inputs,
         experts=lowering.experts,
         parts=lowering.parts,
         kv=[lowering.kv.get(layer) for layer in range(1 + max((*lowering.kv, *lowering.states), default=-1))],

@@ -1,19 +1,20 @@
-"""`metal` and `cuda`: the `mlx` backend with our own kernels. Both run the same kernel source.
+"""The backends `metal` and `cuda` for float32 activations: the `mlx` backend with our own GPU kernels.
 
-Kernels compute in float32. With float16 or bfloat16 activations, `metal` is `RoundedMetalBackend`, and `cuda` is
-`MlxBackend`.
+Both backends run the same kernel source, and compute in float32. With float16 or bfloat16 activations, other classes
+are used: `RoundedMetalBackend` for `metal`, and `MlxBackend` for `cuda`.
 
-A layer takes seven launches for one token: norm with q, k and v; norm and rotation of heads; write of keys and values;
-attention; output projection with residual; norm with gate, up and activation; down projection with residual. Nine or
-more tokens take two more launches, for the norms.
+For one token, a layer takes seven kernel launches: norm with q, k and v; norm and rotation of heads; write of keys and
+values; attention; output projection with residual; norm with gate, up and activation; down projection with residual.
+Nine or more tokens take two more launches, for the norms.
 
-A row of the result has the same bits for any number of rows in the pass, and at any index among them. Our kernels
-multiply matrices of float32 and of the supported types, and norm whole rows, with one order of summation over K
-(`kernels/metal/products.h.metal`). MLX multiplies experts, one row at a time. All other MLX operations work on one
-element or one row: biases, layer norms, norms of heads, activations without a gate, routing. Attention sums over keys
-in blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are within the tolerance but
-not bit-identical: a head dim that the kernel does not support; float matrices of fewer than 8 columns; and kernels that
-the GPU refuses, which are replaced by MLX operations with a warning.
+A row of the result has the same bits for any number of rows in the pass, and at any index in the pass. For this, our
+kernels multiply matrices of float32 and of the supported types, and normalise whole rows, with one order of summation
+over the columns (`kernels/metal/products.h.metal`). Attention sums over keys in blocks counted from position 0
+(`kernels/metal/attention.py`). MLX multiplies experts, but only one row at a time. All other MLX operations work on one
+element or one row: biases, layer norms, norms of heads, activations without a gate, routing. In three cases results are
+within the tolerance, but not bit-identical: for a head dim that the attention kernel does not support; for float
+matrices of fewer than 8 columns; and if the GPU refuses a kernel, which is then replaced by MLX operations, with a
+warning.
 """
 
 from __future__ import annotations
@@ -45,18 +46,19 @@ from mlx_engine.quant.weight import Weight
 NARROWEST_HEAD = 8
 
 
-# The activations that the kernel `norm_gate_up` has.
+# The activations that the kernel `norm_gate_up` supports.
 _FUSED: dict[Activation, Literal["silu", "gelu"]] = {"silu": "silu", "gelu": "gelu"}
 
-# The number of `Places` that are kept: for layers with a window, for layers without, and for the rows of the last
-# layer.
+# The number of `Places` that are kept: one for the layers with a window, one for the layers without, and one for the
+# last layer, which computes fewer rows.
 KEPT_PLACES = 3
 
 
 class MetalBackend(MlxBackend):
-    """Matrices are split into quants and scales once, on load.
+    """The `mlx` backend with our kernels. Matrices are split into quants and scales once, when they are loaded.
 
-    Queries are a view of (H, T, E); new keys and values are a `Half` each.
+    After `head_norm_rope`, queries are a transposed view of an array (H, T, E), and new keys and values are a `Half`
+    each.
     """
 
     fixes_bits = True
@@ -74,7 +76,7 @@ class MetalBackend(MlxBackend):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the stream, and launch kernels on this backend's executor."""
+        """Hold the MLX stream, and launch kernels on this backend's executor: metal, cuda or the emulator."""
         with super().session(), use(self.executor):
             yield
 
@@ -84,7 +86,10 @@ class MetalBackend(MlxBackend):
         return mx.array(weight.dequantize()) if matrix is None else matrix
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Convert matrices to the format of `mx.gather_qmm`. Then the host need not wait for the router's choice."""
+        """Convert the experts' matrices to the format of `mx.gather_qmm`.
+
+        The GPU can then choose experts itself, and the host need not wait for the router.
+        """
         return mlx_experts.stacked([replace(linear, weight=affine(linear.weight)) for linear in linears])
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
@@ -111,12 +116,12 @@ class MetalBackend(MlxBackend):
         return y if linear.bias is None else y + linear.bias
 
     def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
-        """Norm whole rows in the summation order of the fused kernels; MLX norms heads."""
+        """Normalise whole rows in the summation order of the fused kernels. MLX normalises heads."""
         y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
         return super().rms_norm(x, weight, eps) if y is None else y
 
     def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
-        """Launch norm, q, k and v as one kernel, or norm and product as one kernel per projection."""
+        """Compute norm, q, k and v in one kernel; for other projections, norm and product in one kernel each."""
         if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
                 products = self.kernels.norm_qkv(x, norm, *weights)
@@ -174,7 +179,7 @@ class MetalBackend(MlxBackend):
         return super().attention(q, kv, counts, scores) if y is None else y
 
     def _places_of(self, kv: KVView, counts: Sequence[int]) -> Places:
-        """Return the `Places` of a pass's queries. The latest KEPT_PLACES are kept."""
+        """Return the `Places` of a pass's queries. The `KEPT_PLACES` used last are kept for the following layers."""
         found = next((places for places in self._places if places.are_of(kv, counts)), None)
         if found is None:
             found = Places(kv, counts)
@@ -182,7 +187,7 @@ class MetalBackend(MlxBackend):
         return found
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write keys and values in one update if they are the halves of one array."""
+        """Write keys and values. If they are the halves of one array, this takes one update and not two."""
         both = joined(k, v) if len(store) == 2 else None
         if both is None:
             return super().kv_write(store, slots, _whole(k), _whole(v))
@@ -191,9 +196,9 @@ class MetalBackend(MlxBackend):
 
 
 class Places:
-    """Page tables, and the sequence and position of each query, as arrays for the kernel `attention`.
+    """The page tables, and each query's sequence and position, as MLX arrays for the kernel `attention`.
 
-    Made once per pass for all layers with the same window.
+    All layers with the same window share one object.
     """
 
     def __init__(self, kv: KVView, counts: Sequence[int]) -> None:
@@ -212,13 +217,13 @@ class Places:
 
 
 def _whole(x: Native) -> Native:
-    """Return x with every `Half` replaced by an `mx.array`; x may be several results."""
+    """Return x, or a list of the items of x if it has several, with an `mx.array` in place of each `Half`."""
     if isinstance(x, tuple | list):
         return [_whole(part) for part in x]
     return x.array() if isinstance(x, Half) else x
 
 
 def _split(linears: Sequence[Linear]) -> list[SplitMatrix]:
-    """Return the layers' matrices for a fused kernel, or [] unless all are split and have no bias."""
+    """Return the layers' matrices for a fused kernel; [] if a layer has a bias or a matrix that is not split."""
     are_split = all(isinstance(linear.weight, SplitMatrix) and linear.bias is None for linear in linears)
     return [linear.weight for linear in linears] if are_split else []

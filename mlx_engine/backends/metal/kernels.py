@@ -1,8 +1,8 @@
-"""Our Metal kernels for the backend: each instantiation is tried and tuned for the GPU before its first use.
+"""Call our Metal kernels for the `metal` and `cuda` backends; each is tried and tuned on the GPU before its first use.
 
-A GPU's compiler may refuse a kernel. MLX is lazy, so the error would only be raised when a result is evaluated.
-Therefore every instantiation first runs once on zeros. If it is refused, its method returns None from then on, and the
-caller uses MLX operations.
+A GPU's compiler may refuse a kernel. MLX is lazy, so the error would be raised much later, when a result is evaluated.
+So each instantiation of a kernel (for certain shapes and types) first runs once on zeros. If the GPU refuses it, the
+kernel's method returns None from then on, and the caller uses MLX operations instead.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ TUNED: tuple[Callable[..., Any], ...] = (norm_qkv, norm_project, norm_gate_up, p
 
 
 class Kernels:
-    """The kernels of one executor. Every method returns None if the kernel was refused.
+    """The kernels of one executor (metal, cuda or emulator). Every method returns None if its kernel was refused.
 
     Attributes:
-        tensors: whether products of prompts use `matmul2d` (Metal's tensor operations).
+        tensors: whether products of many rows, for prompts, use `matmul2d` (Metal's tensor operations).
         refused: the error message of each refused kernel, by its name.
     """
 
@@ -80,7 +80,8 @@ class Kernels:
     def prompt_product(self, x: mx.array, matrix: PromptMatrix) -> mx.array | None:
         """Return the product of many float16 or bfloat16 rows with a matrix, in the type of the rows.
 
-        One instantiation multiplies matrices of all shapes. If `matmul2d` is refused, `simdgroup_matrix` is used.
+        One instantiation multiplies matrices of all shapes. If the kernel with `matmul2d` is refused or not wanted, the
+        kernel with `simdgroup_matrix` is used.
         """
         key = matrix.code, x.dtype, matrix.inputs[-1].dtype
         y = self._run(prompt_product_tensors, key, x, matrix) if self.tensors else None
@@ -96,7 +97,7 @@ class Kernels:
         return None if made is None else made[0]
 
     def rows(self, table: SplitMatrix, ids: mx.array) -> mx.array | None:
-        """Return the rows of a table with these uint32 ids, dequantised."""
+        """Return the rows `ids` (uint32) of an embedding table, dequantised."""
         return self._run(embed_rows, (len(ids) < 8, table.instance), table.matrix, ids.view(mx.int32))
 
     def head_norm_rope(
@@ -125,17 +126,28 @@ class Kernels:
         window: int,
         scores: Scores,
     ) -> mx.array | None:
-        """Return attention (R, H, E) over the keys and values of each query's pages."""
+        """Return attention (R, H, E) of R queries over the keys and values in the pages of their sequences.
+
+        Args:
+            q: (R, H, E).
+            store: the KV store (arrays, G, slots, row).
+            pages: (B, P) int32, the first slots of each sequence's pages.
+            owner: (R,) int32, the index of each query's sequence.
+            position: (R,) int32, the position of each query in its sequence.
+            page: tokens per page.
+            window: the attention window, see `first_visible`; 0 for none.
+            scores: scale, soft cap and sinks.
+        """
         variant = scores.softcap is None, scores.sinks is None
         key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8, variant
-        # Try on a store of one slot: a second KV store of full size might not fit into memory.
+        # Try the kernel with a store of one slot, because a second KV store of full size might not fit into memory.
         idle = q, store[:, :, :1], pages, owner, position
         settings = {"page": page, "window": window, "scale": scores.scale, "softcap": scores.softcap}
         settings["sinks"] = scores.sinks
         return self._run(attention, key, q, store, pages, owner, position, idle=idle, **settings)
 
     def _normed(self, kernel: Callable[..., T], key: Hashable, x: mx.array, norm: RMSNorm, *rest: Any) -> T | None:
-        """Run a kernel with a fused norm. For more than a few vectors, run the norm first, in a separate launch."""
+        """Run a kernel with a fused norm. For more than `MOST_VECTORS` rows, first run the norm in its own launch."""
         if len(x) <= MOST_VECTORS:
             return self._run(kernel, (len(x), key), x, norm.weight, norm.eps, *rest)
         made = None if kernel.__name__ in self.refused else self._run(norm_rows, x.shape[1:], x, norm.weight, norm.eps)
@@ -147,7 +159,15 @@ class Kernels:
     def _run(
         self, kernel: Callable[..., T], key: Hashable, *args: Any, idle: tuple[Any, ...] = (), **settings: Any
     ) -> T | None:
-        """Run a kernel. A new instantiation is first tried on zeros like `idle`, or else like the arguments."""
+        """Run a kernel, and return its result, or None if it was refused.
+
+        Args:
+            kernel: the function that launches the kernel.
+            key: what the instantiation depends on; each new key is first tried.
+            args: the arguments.
+            idle: arguments whose shapes and types are used for the trial on zeros; empty to use those of `args`.
+            settings: keyword arguments.
+        """
         name = kernel.__name__
         if name in self.refused:
             return None
@@ -164,33 +184,39 @@ class Kernels:
         args: tuple[Any, ...],
         settings: dict[str, Any],
     ) -> bool:
-        """Try and tune an instantiation; return False and log one warning if the GPU refuses it."""
+        """Try and tune an instantiation. If the GPU refuses it, log a warning and return False."""
         name, idle = instance[0], tuple(map(zeros, args))
         try:
             tuning = self._tuner.choose(kernel, idle) if self._tuner is not None and kernel in TUNED else None
             mx.eval(kernel(*idle, **settings) if tuning is None else kernel(*idle, tuning=tuning, **settings))
         except self._refusals as error:
             self.refused[name] = str(error)
-            LOGGER.log(logging.WARNING, "kernel %s is refused, MLX's own operations run instead: %s", name, error)
+            LOGGER.log(logging.WARNING, "the GPU refuses kernel %s, MLX's own operations run instead: %s", name, error)
             return False
         self._tried[instance] = tuning
         return True
 
 
 def tile(x: mx.array) -> int:
-    """Return the number of vectors that selects an instantiation; all large numbers share one instantiation."""
+    """Return the number of rows of x for an instantiation's key; all numbers above `MOST_VECTORS` share one key."""
     return min(len(x), MOST_VECTORS + 1)
 
 
 def zeros(argument: Any) -> Any:
-    """Return zeros in the shape of an array, so that the array is not evaluated; return other arguments unchanged."""
+    """Return zeros in the shape and type of an array, which is not evaluated; return other arguments unchanged.
+
+    For a tuple, do this for each item.
+    """
     if isinstance(argument, mx.array):
         return mx.zeros(argument.shape, argument.dtype)
     return tuple(map(zeros, argument)) if isinstance(argument, tuple) else argument
 
 
 def _refusals(executor: ExecutorName) -> tuple[type[Exception], ...]:
-    """Return the errors that mean "kernel refused". Any other error of the emulator is a bug that it has found."""
+    """Return the exceptions with which an executor refuses a kernel.
+
+    In the emulator, this is only CompileError: its other errors report bugs in the kernel, and must be raised.
+    """
     if executor == "emulator":
         from mlx_engine.kernels.emulator import CompileError
 

@@ -1,10 +1,11 @@
-"""`metal` with float16 or bfloat16 activations: MLX's operations, and our kernels for the products of prompts.
+"""The backend `metal` with float16 or bfloat16 activations: MLX operations, and our kernels for products of prompts.
 
-For 32 rows or more, a product with a quantised matrix is one launch: of `prompt_product_tensors` if the GPU has neural
-accelerators, else of `prompt_product`. For fewer rows, MLX multiplies the same arrays; Q6_K, which MLX's format cannot
-express, is multiplied by `matvec`.
+A product of 32 or more rows with a quantised matrix is one launch of our kernel `prompt_product_tensors` if the GPU has
+neural accelerators, else of `prompt_product`. For fewer rows, MLX multiplies the same arrays; only Q6_K, which MLX's
+format cannot express, is multiplied by our kernel `matvec`.
 
-Float matrices, experts and attention use MLX's operations, whose kernels use the same matrix units of the GPU.
+Float matrices, experts and attention use MLX operations, because MLX's kernels for them already use the GPU's matrix
+units.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from mlx_engine.kernels.metal.prompt_product import FEWEST
 from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 from mlx_engine.quant.weight import Weight
 
-# Selects the kernel for prompts: "on" for `matmul2d`, "off" for `simdgroup_matrix`; if unset, the GPU's abilities
-# decide.
+# An environment variable that selects the kernel for prompts: "on" for the one with `matmul2d`, "off" for the one with
+# `simdgroup_matrix`. If it is unset, `matmul2d` is used on GPUs with neural accelerators.
 VARIABLE = "MLX_ENGINE_TENSORS"
 
 
@@ -70,7 +71,7 @@ def uses_tensors(executor: ExecutorName) -> bool:
     """Return whether products of prompts use `matmul2d`.
 
     Raises:
-        OptionError: the environment variable has another value.
+        OptionError: the environment variable is neither unset, nor "on", nor "off".
     """
     chosen = os.environ.get(VARIABLE)
     if chosen not in (None, "on", "off"):
@@ -80,7 +81,7 @@ def uses_tensors(executor: ExecutorName) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class PromptMatrix(GroupMatrix):
-    """A matrix in MLX's affine arrays, and the kernels that multiply it with prompts."""
+    """A matrix in MLX's affine format, which our kernels multiply if there are many rows."""
 
     kernels: Kernels = field(kw_only=True, repr=False)
 
@@ -94,7 +95,7 @@ class PromptMatrix(GroupMatrix):
 
 @dataclass(frozen=True, eq=False)
 class StoredPromptMatrix(SplitMatrix):
-    """A matrix in its stored type, which MLX's format cannot express."""
+    """A Q6_K matrix in its stored type, because MLX's format cannot express it."""
 
     def multiply(self, x: mx.array) -> mx.array:
         kernels, is_prompt = self.kernels, len(x) >= FEWEST

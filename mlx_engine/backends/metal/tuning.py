@@ -1,9 +1,8 @@
-"""Tune rows per lane and SIMD-groups per threadgroup.
+"""Choose the fastest launch settings of Metal kernels: rows per lane, and SIMD-groups per threadgroup.
 
-Tunings are measured once per chip, kernel and shape, and kept in a file.
-
-Results are bit-identical for every tuning. The number of SIMD-groups that share a row is not tuned, because it depends
-on the shape only.
+These two numbers are called a tuning. Tunings are measured once per chip, kernel and matrix shape, before a kernel's
+first use, and kept in a file. Results are bit-identical for every tuning. The number of SIMD-groups that share a row is
+not tuned, because it changes the order of sums: it depends only on the shape.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from mlx_engine.kernels.metal.layout import StoredMatrix
 from mlx_engine.kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
 from mlx_engine.observe.log import LOGGER
 
-# Total bytes of the copies of a matrix; exceeds GPU caches, so every launch reads from memory.
+# The total bytes of the copies of a matrix. This is more than GPU caches hold, so every launch reads from memory.
 COLD_BYTES = 256 << 20
 ROUNDS = 5
-# The relative speedup over the default tuning above which a difference counts as more than noise.
+# A tuning must be faster than the default tuning by more than this share; smaller differences count as noise.
 MARGIN = 0.02
 
 
 def fastest(samples: Mapping[Tuning, Sequence[float]], default: Tuning) -> Tuning:
-    """Return the tuning with the smallest median, or the default if none ran or none is faster by more than MARGIN."""
+    """Return the tuning with the smallest median time; the default if no tuning is faster by more than `MARGIN`."""
     medians = {tuning: statistics.median(seconds) for tuning, seconds in samples.items()}
     best = min(medians, key=lambda tuning: medians[tuning], default=default)
     if default in medians and medians[default] * (1 - MARGIN) <= medians[best]:
@@ -73,7 +72,7 @@ def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequenc
 
 
 def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Copy the matrices until their total size is at least `COLD_BYTES`; return the arguments with each copy."""
+    """Copy the matrices in `args` until all copies have `COLD_BYTES`; return a list of arguments, one per copy."""
     nbytes = sum(a.nbytes for a in args if isinstance(a, StoredMatrix))
     sets = [args]
     for _ in range(-(-COLD_BYTES // nbytes) - 1):
@@ -84,7 +83,7 @@ def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def following(args: tuple[Any, ...], before: Any) -> tuple[Any, ...]:
-    """Replace vector arguments by slices of the previous launch's output, where it is wide enough."""
+    """Return the arguments with each vector replaced by a slice of the previous launch's output, if that is as wide."""
     y = before[0] if isinstance(before, tuple) else before
     if y is None:
         return args
@@ -98,7 +97,8 @@ def _copy(matrix: StoredMatrix) -> StoredMatrix:
 
 
 VARIABLE = "MLX_ENGINE_TUNING"
-# Bytes of the matrices. For smaller ones launch overhead dominates, so tunings cannot be told apart.
+# The fewest bytes of matrices for which tunings are measured. For smaller matrices, the overhead of a launch hides the
+# differences.
 SMALLEST = 1 << 20
 
 # The kernels whose SIMD-groups may share a row.
@@ -106,15 +106,15 @@ SPLIT = ("matvec", "project_add")
 
 
 def candidates(split: int) -> list[Tuning]:
-    """Return the tunings that are possible if `split` SIMD-groups of a threadgroup share a row."""
+    """Return the tunings whose number of SIMD-groups is a multiple of `split`, the number that shares a row."""
     return [tuning for tuning in TUNINGS if tuning.simdgroups % split == 0]
 
 
 class Tuner:
-    """The tunings of one chip, by kernel and shape: read from a file, measured if they are missing there.
+    """The tunings of one chip, by kernel and shape. They are read from a file, or measured if the file has none.
 
-    `identity` names all conditions of a measurement; entries of other identities are ignored. If the file cannot be
-    read or written, the tuning is measured again.
+    `identity` describes all conditions of a measurement (chip, versions); entries with another identity are ignored. If
+    the file cannot be read or written, every process measures the tunings again.
     """
 
     def __init__(self, identity: str, file: Path) -> None:
@@ -122,7 +122,10 @@ class Tuner:
         self._announced = False
 
     def choose(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> Tuning | None:
-        """Return the tuning for these arguments; None (the default) for several vectors or a small matrix."""
+        """Return the tuning of a kernel for these arguments.
+
+        For several vectors, or for a small matrix, return None, which stands for the default tuning.
+        """
         weights = [a for a in args if isinstance(a, StoredMatrix)]
         n_vectors = next(len(a) for a in args if isinstance(a, mx.array))
         if n_vectors > 1 or sum(w.nbytes for w in weights) < SMALLEST:
@@ -180,7 +183,7 @@ class Tuner:
 def tuner(executor: ExecutorName) -> Tuner | None:
     """Return the tuner of this machine's GPU.
 
-    Return None in the emulator, whose times mean nothing, and if tuning is off.
+    Return None for the emulator, because its times say nothing about a GPU, and if tuning is off.
     """
     if executor == "emulator" or os.environ.get(VARIABLE) == "off":
         return None
@@ -197,6 +200,9 @@ def identity(executor: ExecutorName, chip: str) -> str:
 
 
 def _described(matrix: StoredMatrix) -> str:
-    """Return type and shape. Q8_0 is left out, because keys written before other types existed have no type."""
+    """Return the type and shape of a matrix, for a key in the file.
+
+    The type Q8_0 is left out: older versions, which supported no other type, wrote keys without a type.
+    """
     shape = "{} x {}".format(*matrix.shape)
     return shape if matrix.layout == Q8_0 else f"{matrix.layout.name} {shape}"

@@ -1,7 +1,7 @@
-"""The `metal` backend's own data types: stored matrices, and new keys and values in one array.
+"""The data types of the `metal` backend: quantised matrices, and new keys and values in one array.
 
-A matrix is repacked once, when it is loaded, and never dequantised. The fallback, MLX's own product, reads the same
-quants, and converts the scales to MLX's format for each product.
+A matrix is repacked once, when it is loaded, and never dequantised. If a kernel is refused, MLX's own product replaces
+it: this reads the same quants, and converts the scales to MLX's format for each product.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ SPLIT: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], StoredMatrix]] =
 
 @dataclass(frozen=True, eq=False)
 class SplitMatrix:
-    """An (N, K) matrix of a stored type, and the kernels that multiply with it.
+    """A matrix (N, K) in its stored type, split into quants and scales, and the kernels that multiply it.
 
     Attributes:
-        matrix: quants and scales; a tied head and the embedding table share them.
+        matrix: the quants and scales. If the head is tied to the embedding table, both share this object.
         kernels: the kernels; if one is refused, MLX operations replace it.
         shape: (N, K).
     """
@@ -80,9 +80,9 @@ class SplitMatrix:
 
 
 def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
-    """Return a matrix in its stored type, split into quants and scales; None if the type has no kernel.
+    """Return a matrix in its stored type, split into quants and scales; None if there is no kernel for the type.
 
-    Also None if a scale is infinite or NaN, because the result would then depend on the order of the products.
+    Also return None if a scale is infinite or NaN, because results would then depend on the order of multiplications.
     """
     matrix = _repacked(weight)
     return SplitMatrix(matrix, kernels) if matrix is not None and _is_finite(matrix) else None
@@ -105,13 +105,13 @@ def _repacked(weight: Weight) -> StoredMatrix | None:
 
 def _is_finite(matrix: StoredMatrix) -> bool:
     of = matrix.layout
-    # An entry of Q6_K begins with its float.
+    # In Q6_K, the first of each `entry` values of `ws` is a float.
     parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
     return all(bool(mx.isfinite(part).all().item()) for part in parts)
 
 
 def affine(weight: SplitMatrix | mx.array) -> GroupMatrix | mx.array:
-    """Return a matrix in MLX's affine format if this is exact, else as floats."""
+    """Return a matrix in MLX's affine format if the format can express its type exactly, else as floats."""
     if not isinstance(weight, SplitMatrix):
         return weight
     matrix = weight.matrix
@@ -122,7 +122,7 @@ def affine(weight: SplitMatrix | mx.array) -> GroupMatrix | mx.array:
 
 
 def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
-    """Return the same product as `matvec`, by MLX operations."""
+    """Return the product that the kernel `matvec` computes, by MLX operations."""
     if matrix.layout.affine is None:
         return x @ matrix.dequantized().T
     scales, biases = matrix.scales_and_biases()
@@ -132,9 +132,9 @@ def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """The keys or the values in an array (2, G, T, E) that holds both. Models treat it as an array (T, G, E).
+    """The keys or the values (T, G, E) of new tokens: a half of an array (2, G, T, E) with both.
 
-    Models pass keys and values as two arrays. With this type `kv_write` can still write both in one update.
+    Models pass keys and values as two arrays. With two `Half`s of one array, `kv_write` can write both in one update.
     """
 
     both: mx.array

@@ -1,16 +1,17 @@
-"""`mlx`: stock MLX operations on MLX's default device, which is Metal, CUDA or, for correctness only, the CPU.
+"""The backend `mlx`: stock MLX operations on MLX's default device, which is Metal, CUDA or the CPU.
 
-Evaluation is lazy from the embedding to the choice of a token: operations build a graph, which MLX evaluates when a
-result is needed. A chosen token is a zero-dimensional array, and `embed` accepts it as an id. So the next pass can be
-built and submitted before the host has the id of the chosen token.
+On the CPU, this backend is meant for tests only. Evaluation is lazy from the embedding to the choice of a token:
+operations build a graph, which MLX evaluates when a result is needed. A chosen token is a zero-dimensional array, and
+`embed` accepts this array as an id. So the next pass can be built and submitted before the host has the id of the
+chosen token.
 
 With float16 or bfloat16 activations, arrays have the same types as in mlx-lm: hidden states, weights, scales, keys and
-values have the type of activations, and so do MLX's products. Norms, softmax and rotation compute in float32
-internally; the states of linear attention and all logits are float32.
+values, and the results of products have the type of activations. Norms, softmax and rotation compute in float32
+internally. The states of linear attention and all logits are float32.
 
 Sampling is the algorithm of `backends/sampling.py` in lazy operations, so that the host need not wait. Probabilities
-are float64 on the CPU. On a GPU MLX has no float64, so they are float32; if the random number is within rounding error
-of the border between two tokens, the other token may be chosen.
+are float64 on the CPU. MLX has no float64 on GPUs, so they are float32 there. If the random number is within rounding
+error of the border between two tokens, another token than on the CPU may be chosen.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
-# Tokens per chunk of a state space: inside a chunk, outputs are computed by matrix products.
+# The number of tokens that `state_space` processes together, with matrix products.
 CHUNK = 64
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
 
 class MlxBackend(Backend):
-    """Lazy `mx.array`s of the type of activations.
+    """The backend whose arrays are lazy `mx.array`s of the type of activations.
 
-    A KV store is one array (2, G, slots, E): keys, then values, contiguous per head.
+    A KV store is one array (2, G, slots, E): first the keys, then the values, contiguous per head.
 
-    All work runs on one stream, which several threads may use, one at a time. So a graph that was built in one thread
-    can be evaluated in another. MLX's default streams belong to the threads that created them.
+    All work runs on one stream of this backend, which several threads may use, one at a time. So a graph that was built
+    in one thread can be evaluated in another. MLX's default streams do not allow this, because each belongs to the
+    thread that created it.
     """
 
     lazy = True
@@ -90,7 +92,7 @@ class MlxBackend(Backend):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the stream. Arrays that are unevaluated at the end may be evaluated in another session."""
+        """Hold the backend's stream. Arrays that are not evaluated at the end may be evaluated in a later session."""
         with self.guard.held(), mx.stream(self._stream):
             yield
 
@@ -99,10 +101,10 @@ class MlxBackend(Backend):
             self._lent.close()
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep matrices of MLX's types, and Q8_0 and MXFP4 repacked with the same values; dequantise all others.
+        """Keep matrices of MLX's types quantised; repack Q8_0 and MXFP4 with the same values; dequantise all others.
 
-        With float16 or bfloat16 activations, keep Q4_0 and Q4_K too: dequantised, they would take most of the time.
-        Scales and all other weights are then rounded to the type of activations.
+        With float16 or bfloat16 activations, also keep Q4_0 and Q4_K quantised, because multiplying them as floats
+        would be slow. Scales and all other weights are then rounded to the type of activations.
         """
         weight = in_mlx_order(weight)
         if isinstance(weight.type, GroupType) and len(weight.shape) == 2:
@@ -124,10 +126,10 @@ class MlxBackend(Backend):
         return self.array(values).astype(self._dtype)
 
     def host(self, x: Native) -> np.ndarray:
-        """Wait for x, and share its memory if the device has no memory of its own.
+        """Wait for x, and return its memory without a copy if the device shares the host's memory.
 
-        Threads that read log-probabilities call this outside of sessions, so the guard is checked here too: at exit it
-        must stop them.
+        Threads that read log-probabilities call this outside of sessions. So the guard is checked here, too, so that it
+        can stop these threads at exit.
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))
@@ -145,7 +147,7 @@ class MlxBackend(Backend):
         mx.eval(x)
 
     def all_sum(self, x: Native) -> Native:
-        """Leave the array on its device. The sum is computed when the graph is evaluated, and rounded once."""
+        """Add the exchange to the graph, so that it runs on the device. The sum is float32, and rounded once."""
         if self.group is None:
             return x
         self._exchanged = self.group.sum(self._in_order(x.astype(mx.float32))).astype(x.dtype)
@@ -159,13 +161,13 @@ class MlxBackend(Backend):
         return self._exchanged
 
     def _in_order(self, x: mx.array) -> mx.array:
-        """Return x with a dependency on the previous exchange, so that all ranks exchange arrays in the same order."""
+        """Return x with a dependency on the previous exchange, so that all ranks run their exchanges in one order."""
         return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
         """Return rows of the table; only these rows are dequantised.
 
-        If the table is still in the file, wait for the ids.
+        If the table is a `Weight`, which is read on the host, wait for the ids.
         """
         if isinstance(table, Weight):
             return self.as_activations(table.rows([self.token_id(i) if isinstance(i, mx.array) else i for i in ids]))
@@ -202,9 +204,10 @@ class MlxBackend(Backend):
         return turned.reshape(x.shape).astype(x.dtype)
 
     def rotation(self, rope: Rope, length: int) -> tuple[mx.array, mx.array]:
-        """Return cosines (L, E/2) and sines (L, 2, E/2), negative then positive, of the first L >= `length` positions.
+        """Return cosines (L, E/2) and sines (L, 2, E/2) of the first L >= `length` positions.
 
-        The table's length doubles when it is too short.
+        The sines are stored twice, first with a negative and then with a positive sign. If the kept table is too short,
+        a longer one is made.
         """
         found = self._rotations.get(rope)
         if found is None or len(found[0]) < length:
@@ -214,10 +217,10 @@ class MlxBackend(Backend):
         return found
 
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
-        """Call `mx.fast.scaled_dot_product_attention` for each sequence; KV heads are not repeated.
+        """Call `mx.fast.scaled_dot_product_attention` for each sequence.
 
-        MLX's function has no soft cap; `_capped_attention` implements it. Consecutive pages are read in place; other
-        pages are copied. Keys and values of another type than the activations are copied and converted.
+        MLX's function has no soft cap, so `_capped_attention` is used for models with one. Consecutive pages are read
+        in place; other pages are copied. Keys and values of another type than the activations are copied and converted.
         """
         outs, end = [], 0
         for span, n in zip(kv.spans, counts, strict=True):
@@ -235,7 +238,7 @@ class MlxBackend(Backend):
                     )
                 else:
                     y = _capped_attention(queries, keys, values, scores, scores.softcap, kv.window)
-                outs.append(y.squeeze(0).transpose(1, 0, 2))  # y[0] would be a copy
+                outs.append(y.squeeze(0).transpose(1, 0, 2))  # `y[0]` would copy the array
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
     def silu(self, x: Native) -> Native:
@@ -243,7 +246,7 @@ class MlxBackend(Backend):
         return x * mx.sigmoid(x)
 
     def gelu(self, x: Native) -> Native:
-        """If the cube overflows, tanh is still 1, which is correct."""
+        """If the cube overflows, tanh is still 1 or -1, which is correct."""
         return 0.5 * x * (1 + mx.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
 
     def gelu_erf(self, x: Native) -> Native:
@@ -322,8 +325,9 @@ class MlxBackend(Backend):
         return mx.argmax(row) if draw.sampling.is_greedy else drawn(row, draw.sampling, draw.u, self._real)
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Native:
-        """Allocate on this backend's stream: a cache may be created outside of sessions, in any thread."""
-        self.guard.check()  # in a forked process MLX may wait forever for a lock that a thread of the parent held
+        """Allocate on this backend's stream, because a cache may be created outside of sessions, in any thread."""
+        # Check first: in a forked process, MLX may wait forever for a lock that a thread of the parent held.
+        self.guard.check()
         row = key_values.row_length(head_dim, self.kv_type)
         dtype = DTYPES.get(self.kv_type, mx.uint8)
         return mx.zeros((n_arrays, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
@@ -337,7 +341,7 @@ class MlxBackend(Backend):
         return store
 
     def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
-        """Wait until the slots are copied, because MLX would copy the whole store if a read of it were pending."""
+        """Copy the slots and wait: if a read of the store is pending during a write, MLX copies the whole store."""
         with self.session():
             copied = mx.contiguous(store[:, :, source : source + n])
             mx.eval(copied)
@@ -345,7 +349,7 @@ class MlxBackend(Backend):
         return store
 
     def kv_read(self, store: Native, first: int, n: int) -> np.ndarray:
-        """Wait for the slots, and return a copy. NumPy has no bfloat16: its elements are uint16."""
+        """Wait for the slots, and return a copy. NumPy has no bfloat16, so such elements are returned as uint16."""
         with self.session():
             copied = mx.contiguous(store[:, :, first : first + n])
             copied = copied.view(mx.uint16) if copied.dtype == mx.bfloat16 else copied
@@ -364,10 +368,9 @@ class MlxBackend(Backend):
     def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 
-    # ---- states: short convolutions and delta rules ----
-    # A store is a list of arrays, one per slot. A slot is written
-    # by replacing its array, so nothing is copied. The operations process one token at a time. States are float32 for
-    # all types of activations, because rounding errors would accumulate with every token.
+    # ---- recurrent states: convolutions, delta rules and state spaces ----
+    # A store is a list of arrays, one per slot. A slot is written by replacing its array, so nothing is copied. States
+    # are float32 for all types of activations, because rounding errors would accumulate with every token.
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         self.guard.check()  # as in `kv_empty`
@@ -417,7 +420,7 @@ class MlxBackend(Backend):
         return mx.stack(outs).astype(x.dtype)
 
     def state_space(self, x: Native, step: Native, space: StateSpace, state: StateView) -> Native:
-        """Multiply matrices of CHUNK tokens at a time, as section 6 of the paper does."""
+        """Process `CHUNK` tokens at a time with matrix products, as in section 6 of the paper (`StateSpace`)."""
         inputs, b, c = split_space(x.astype(mx.float32), space)
         time = mx.logaddexp(step.astype(mx.float32) + space.dt_bias, mx.array(0.0))
         repeated, outs = space.n_heads // space.n_groups, []
@@ -438,7 +441,7 @@ class MlxBackend(Backend):
 
 
 def indices(numbers: np.ndarray | slice) -> slice | mx.array:
-    """Return an MLX index: a slice if the numbers are consecutive, else an int32 array."""
+    """Return row numbers as an index for MLX: a slice if they are consecutive, else an int32 array."""
     found = numbers if isinstance(numbers, slice) else in_order(numbers)
     return found if isinstance(found, slice) else mx.array(found.astype(np.int32))
 
@@ -450,8 +453,8 @@ def stored_rows(x: Native, type_: str) -> Native:
     blocks = x.astype(mx.float32).reshape(*x.shape[:-1], -1, 32)
     scale = mx.max(mx.abs(blocks), axis=-1, keepdims=True) / 127
     products = blocks * mx.where(scale == 0, 0, 1 / scale)
-    # Halves are rounded away from zero. The largest float below 0.5 is added, because adding 0.5 would round 0.49999997
-    # up.
+    # Round to the nearest integer, halves away from zero, by adding to the magnitude and truncating. Add the largest
+    # float32 below 0.5, because 0.49999997 + 0.5 would be 1.
     away = mx.where(products < 0, -0.49999997, 0.49999997)
     quants = mx.where(mx.isfinite(products), products + away, 0).astype(mx.int8)
     rows = mx.concatenate([scale.astype(mx.float16).view(mx.uint8), quants.view(mx.uint8)], axis=-1)
@@ -459,7 +462,7 @@ def stored_rows(x: Native, type_: str) -> Native:
 
 
 def expanded_rows(rows: Native, dtype: mx.Dtype) -> Native:
-    """Return stored rows of keys or values as numbers (..., E) of the type of the queries."""
+    """Return stored rows of keys or values as (..., E) numbers of the given type."""
     if rows.dtype != mx.uint8:
         return rows.astype(dtype)
     blocks = rows.reshape(*rows.shape[:-1], -1, 34)
@@ -495,17 +498,24 @@ def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | N
 
 
 def _widened(x: Native) -> Native:
-    """Return x, or each of several results, with bfloat16 and float16 as float32: NumPy has no bfloat16."""
+    """Return x, or each item of x if it has several, as float32 if its type is a float. NumPy has no bfloat16."""
     if isinstance(x, tuple | list):
         return [_widened(part) for part in x]
     return x.astype(mx.float32) if isinstance(x, mx.array) and mx.issubdtype(x.dtype, mx.floating) else x
 
 
 def _space_chunk(matrix: Native, x: Native, b: Native, c: Native, rates: Native) -> tuple[Native, Native]:
-    """Return the outputs (H, L, P) of L tokens of a state space, and the matrix (H, N, P) after them.
+    """Return the outputs (H, L, P) of a state space for L tokens, and the state (H, N, P) after these tokens.
 
-    A decay is the exponential of a sum of logarithms. Each sum is computed separately, because the difference of two
-    long sums would lose digits.
+    The decay from one token to another is the exponential of the sum of logarithms between them. Each of these sums is
+    computed separately, because the difference of two cumulative sums would lose digits.
+
+    Args:
+        matrix: the state (H, N, P) before the tokens.
+        x: the inputs, multiplied by the time steps, (H, L, P).
+        b: (H, L, N).
+        c: (H, L, N).
+        rates: the logarithms of the decays, (H, L).
     """
     n = rates.shape[1]
     if n == 1:
@@ -524,12 +534,12 @@ def _unit(x: Native) -> Native:
     return x / mx.sqrt((x * x).sum(axis=-1, keepdims=True) + TINY)
 
 
-# A GPU flushes smaller temperatures to 0, which would be a division by zero.
+# The smallest temperature by which logits are divided: a GPU would round smaller ones to 0.
 COLDEST = float(np.finfo(np.float32).tiny)
 
 
 def id_array(ids: Sequence[Any]) -> mx.array:
-    """Return ids as uint32 (T,) for T > 0; an id is an int or a zero-dimensional array."""
+    """Return T > 0 ids, each an int or a zero-dimensional array, as a uint32 array (T,)."""
     runs = groupby(ids, key=lambda i: isinstance(i, mx.array))
     parts = [mx.stack(list(run)) if late else mx.array(np.fromiter(run, np.uint32)) for late, run in runs]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
@@ -576,20 +586,21 @@ def drawn(row: mx.array, sampling: Sampling, u: float, real: mx.Dtype) -> mx.arr
     total = mx.cumsum(kept / kept.sum())
     ids = mx.arange(len(p), dtype=mx.uint32)
     reached = chosen_from & (total > u * total[-1])
-    # For u close to 1, rounding may leave no token above u; then the last possible token is chosen.
+    # For u close to 1, rounding may have the effect that no sum exceeds u times the total. Then choose the last token
+    # that is not filtered out.
     last = mx.where(chosen_from, ids, 0).max()
     return mx.minimum(mx.where(reached, ids, len(p)).min(), last).astype(mx.uint32)
 
 
 def _likeliest(p: mx.array, sampling: Sampling) -> mx.array:
-    """Return (V,) bool, the tokens that top-k, top-p and min-p keep; of equally likely tokens, lower ids first."""
+    """Return (V,) bool: the tokens that top-k, top-p and min-p keep; of equally likely ones, those with lower ids."""
     if sampling.top_k is None and sampling.top_p == 1:
         return p >= sampling.min_p * p.max()
     likely = -mx.sort(-p)[: sampling.top_k]
     likely = likely / likely.sum()
     n = mx.array(len(likely))
     if sampling.top_p < 1:
-        # The token whose probability makes the sum reach top_p is kept, so compare the sum before each token.
+        # The token with which the sum reaches top_p is kept, too. So compare the sum of the tokens before it.
         reached = mx.cumsum(likely) - likely
         n = mx.maximum(1, (reached < sampling.top_p).sum())
     n = mx.minimum(n, (likely >= sampling.min_p * likely[0]).sum())
@@ -597,7 +608,7 @@ def _likeliest(p: mx.array, sampling: Sampling) -> mx.array:
 
 
 def _first(p: mx.array, n: mx.array) -> mx.array:
-    """Return (V,) bool, the n largest of p; of equal values, the first."""
+    """Return (V,) bool: True for the n largest values of p; of equal values, the first ones are preferred."""
     least = -mx.sort(-p)[n - 1]
     above, equal = p > least, p == least
     return above | (equal & (mx.cumsum(equal.astype(mx.int32)) <= n - above.sum()))

@@ -1,8 +1,8 @@
-"""The device that MLX uses on this machine, its memory settings, and the streams of the `mlx` backends.
+"""The device that MLX uses on this machine, its memory settings, and the streams of the backends that use MLX.
 
 MLX never ends the thread of a stream, so new backends reuse the streams of closed backends. When the interpreter exits,
-MLX frees its streams while daemon threads may still run, and a daemon thread that is inside MLX then aborts the
-process. So the exit waits for the running pass on each stream, and no other pass can begin.
+MLX frees its streams while daemon threads may still run. A daemon thread that is then inside MLX would abort the
+process. So at exit, this module waits for the running pass on each stream, and prevents further passes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def description() -> str:
 
 
 def keep_weights_resident() -> None:
-    """Set MLX's wired memory limit to the size that Metal recommends, so that weights are not paged out. Metal only.
+    """On Metal, set MLX's wired memory limit to the size that Metal recommends, so that weights are not paged out.
 
-    The limit is process-wide and must not change during a computation, so it is set before the first one.
+    The limit applies to the whole process, and must not change during a computation, so call this before the first one.
     """
     if kind() == "metal":
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
 
 
-# Seconds that the exit of the interpreter waits for a forward pass of a daemon thread.
+# The largest number of seconds that the exit of the interpreter waits for a daemon thread's forward pass.
 PATIENCE = 10.0
 
 # The streams of closed backends, and the id of the process that created each stream.
@@ -50,7 +50,10 @@ _used: weakref.WeakSet[DeviceStream] = weakref.WeakSet()
 
 
 class DeviceStream:
-    """A stream that no other backend uses until it is closed or collected. One thread at a time may use it."""
+    """An MLX stream for one backend. When this object is closed or collected, other backends may reuse the stream.
+
+    Only one thread at a time may use the stream.
+    """
 
     def __init__(self, device: mx.Device, guard: SessionGuard) -> None:
         self.stream, self.guard = _take(device), guard
@@ -60,10 +63,10 @@ class DeviceStream:
 
 
 def _take(device: mx.Device) -> mx.Stream:
-    """Return a stream of this process that is not used, or a new one."""
+    """Return an idle stream that this process has created for the device, or a new stream."""
     with _taking:
         for i, (process, stream) in enumerate(_idle):
-            # A forked process cannot use a stream of its parent, because the stream's thread does not exist in it.
+            # A forked process cannot use its parent's streams, because the threads of these streams do not exist in it.
             if stream.device == device and process == os.getpid():
                 return _idle.pop(i)[1]
     return mx.new_thread_unsafe_stream(device)

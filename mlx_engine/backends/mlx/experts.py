@@ -1,7 +1,8 @@
-"""Mixtures of experts in MLX operations: lazy, so that the host never waits for the router.
+"""Mixtures of experts in MLX operations, for the backends `mlx`, `metal` and `cuda`.
 
-The matrices of all experts of a layer are one array (X, N, K), from which `mx.gather_mm` and `mx.gather_qmm` read the
-experts that are chosen. For many rows, sorting them by expert lets these operations read each expert once.
+The matrices of all experts of a layer are one array (X, N, K). `mx.gather_mm` and `mx.gather_qmm` read the chosen
+experts from this array on the device, so that the host does not wait for the router. Many rows are sorted by expert, so
+that these operations read each expert once.
 
 If memory for experts is bounded (`Slots`), the array has fewer matrices, and the host waits for the router. Chosen
 experts that are missing are read from the file, in place of those that were chosen least often.
@@ -21,7 +22,7 @@ from mlx_engine.backends.mlx.weights import GroupMatrix, summed_in_float32
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.errors import ModelError
 
-# The least number of rows that are sorted by expert, as in mlx-lm's SwitchGLU.
+# From this number of rows on, rows are sorted by expert, as in mlx-lm's SwitchGLU.
 MANY = 64
 
 
@@ -29,9 +30,10 @@ class Stack(Protocol):
     """The matrices (X, N, K) of all experts of a layer."""
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
-        """Return (..., 1, N): rows x (..., 1, K), each multiplied with the matrix of its expert.
+        """Multiply each row of x (..., 1, K) by the matrix of its expert in `ids`, and return (..., 1, N).
 
-        With `are_sorted`, MLX may multiply all rows of an expert together, in another order of summation.
+        With `are_sorted`, the ids are ascending, and MLX may multiply all rows of an expert together. The order of
+        summation is then another one than for single rows.
         """
 
 
@@ -82,10 +84,13 @@ class BiasedStack:
 
 
 class Slots:
-    """A stack of n experts, of which some are in memory. Products have the bits of a stack of all experts."""
+    """A stack of n experts, of which at most `n_slots` are in memory.
+
+    Products are bit-identical to those of a stack with all experts in memory.
+    """
 
     def __init__(self, read: Callable[[int], Stack], n: int, n_slots: int) -> None:
-        """Allocate the slots. `read(e)` returns a stack of expert e alone."""
+        """Allocate the slots. `read(e)` returns a stack with only expert e."""
         self._read, self._n_slots = read, n_slots
         first = read(0)
         self.nbytes = n * sum(array.nbytes for array in _arrays(first))
@@ -94,7 +99,7 @@ class Slots:
         self._residents = Residents(n, n_slots)
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
-        """Return what `Stack.multiply` defines. If there are fewer slots than chosen experts, take some at a time."""
+        """Return what `Stack.multiply` defines. If the chosen experts do not fit into the slots, do several rounds."""
         chosen = np.array(ids)
         experts = np.unique(chosen)
         self._residents.count(np.bincount(chosen.reshape(-1), minlength=len(self._residents.slots)))
@@ -111,7 +116,7 @@ class Slots:
             slots = mx.array(self._residents.slots[of_rows[at]])
             results.append(self._held.multiply(rows[mx.array(at)], slots, are_sorted=are_sorted))
             places.append(at)
-            mx.eval(results[-1])  # else MLX would copy all slots before it writes the next experts
+            mx.eval(results[-1])  # while a product is pending, MLX would copy all slots to write the next experts
         y = mx.concatenate(results)[mx.array(np.argsort(np.concatenate(places)))]
         return y.reshape(*chosen.shape, *y.shape[-2:])
 
@@ -157,9 +162,9 @@ def _mapped(function: Callable[[mx.array], Any], stack: Any) -> Any:
 
 
 def stacked(linears: Sequence[Linear], dtype: mx.Dtype = mx.float32) -> Stack:
-    """Return several linear layers, whose matrices are `GroupMatrix` or float arrays, as one stack.
+    """Return the linear layers of several experts as one stack. Their matrices are `GroupMatrix` or float arrays.
 
-    `dtype` is the type of activations. The stack is evaluated at once, so that the single matrices can be freed.
+    `dtype` is the type of activations. The stack is evaluated here, so that the single matrices can be freed.
     """
     matrices = _stacked([linear.weight for linear in linears], dtype)
     if linears[0].bias is None:
@@ -188,7 +193,10 @@ def _values(matrix: GroupMatrix) -> mx.array:
 
 
 def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
-    """Return ids and weights as `Backend.route` defines them. `mx.argsort` promises no order of equal logits."""
+    """Return ids and weights as `Backend.route` defines them.
+
+    `mx.argsort` does not define the order of equal logits, so `_first` is used instead.
+    """
     n_experts, n_used, logits = logits.shape[1], routing.n_used, logits.astype(mx.float32)
     scores = mx.softmax(logits, axis=-1) if routing.scoring == "softmax" else mx.sigmoid(logits)
     ranked = logits if routing.ranks_logits else scores if routing.bias is None else scores + routing.bias
@@ -198,7 +206,7 @@ def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
         kept = _first(mx.sort(groups, axis=-1)[..., -2:].sum(axis=-1), k)
         ranked = mx.where(kept[..., None], groups, -mx.inf).reshape(ranked.shape)
     chosen = _first(ranked, n_used)
-    # Rows with NaN have fewer than C chosen experts; the remaining ids must still be valid.
+    # A row with NaN has fewer than C chosen experts. Its other ids must still be valid.
     ids = mx.sort(mx.where(chosen, mx.arange(n_experts), n_experts - 1), axis=-1)[:, :n_used]
     weights = mx.take_along_axis(scores, ids, axis=-1)
     if routing.normalize:
@@ -208,7 +216,7 @@ def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
 
 
 def _first(values: mx.array, n: int) -> mx.array:
-    """Return whether each value is among the n largest of its row; of equal values the first."""
+    """Return for each value whether it is among the n largest of its row; of equal values, the first ones count."""
     least = mx.sort(values, axis=-1)[:, values.shape[1] - n, None]
     above, equal = values > least, (values == least).astype(mx.int32)
     n_left = n - above.sum(axis=-1, keepdims=True)
@@ -218,8 +226,8 @@ def _first(values: mx.array, n: int) -> mx.array:
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
     """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K).
 
-    Many rows are sorted by expert, so that an expert's matrix stays in the caches for all its rows. With `row_by_row`
-    each row is still multiplied alone, so that the order of summation is the same as for a few rows.
+    Many rows are sorted by expert, so that an expert's matrix stays in the caches for all its rows. With `row_by_row`,
+    sorted rows are still multiplied one at a time, so that the order of summation is the same as for a few rows.
     """
     each = ids.size // len(x)
     if ids.size < MANY:
@@ -231,5 +239,5 @@ def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> m
 
 
 def combine(y: mx.array, weights: mx.array) -> mx.array:
-    """Return (T, D), the weighted sums of the experts' results (T*C, D), summed in float32 if the weights are."""
+    """Return (T, D), each token's weighted sum of its experts' results (T*C, D), summed in the type of the weights."""
     return (y.reshape(*weights.shape, -1) * weights[:, :, None]).sum(axis=1).astype(y.dtype)

@@ -1,10 +1,13 @@
 """Quantised matrices for MLX's own products: MLX's types, and Q8_0 repacked without changing its values.
 
-In MLX's affine format `weight = scale * quant + bias`, with unsigned quants. A signed byte q with its sign bit flipped
-is `q + 128`, so `scale = d` and `bias = -128 d` give `d * q`. Scales and biases are float32, for two reasons. In
-float16 the bias of a scale above 511.75 would overflow. If the scales have another type than the activations, MLX casts
-them for every product, which moves 20 bytes per group instead of 8. With float16 or bfloat16 activations, scales and
-biases are rounded to that type, as in mlx-lm.
+In MLX's affine format, `weight = scale * quant + bias`, with unsigned quants. Q8_0 has `weight = d * q` with signed
+bytes q. Flipping the sign bit of q gives the unsigned byte `q + 128`. So `scale = d` and `bias = -128 d` give the same
+weights.
+
+With float32 activations, scales and biases are float32, for two reasons. In float16, the bias of a scale above 511.75
+would overflow. And if scales had another type than the activations, MLX would convert them for every product, which
+moves 20 bytes per group instead of 8. With float16 or bfloat16 activations, scales and biases are rounded to the type
+of the activations, as in mlx-lm.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ class GroupMatrix:
         wq: uint32 (N, K * bits / 32), the first quant in the lowest bits.
         scales: (N, K / group) of the type of activations; uint8 in the modes without biases.
         biases: (N, K / group) of the type of activations, or None.
-        group, bits, mode: the arguments of `mx.quantized_matmul`.
+        group: the number of weights with the same scale.
+        bits: the number of bits of a quant.
+        mode: the name of the format, for `mx.quantized_matmul`.
     """
 
     wq: mx.array
@@ -86,17 +91,17 @@ class GroupMatrix:
 
 
 def widened(x: mx.array) -> mx.array:
-    """Return floats as float32; the uint8 scales of the modes without biases are returned unchanged."""
+    """Return floats as float32. Return uint8 scales, which the modes without biases have, unchanged."""
     return x if x.dtype == mx.uint8 else x.astype(mx.float32)
 
 
 def summed_in_float32(
     x: mx.array, scales: mx.array, biases: mx.array | None = None
 ) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Return the arguments of a quantised product such that MLX sums it in float32, as its GPU kernels always do.
+    """Return the arguments of a quantised product, converted to float32 if MLX would otherwise sum with less precision.
 
-    MLX's CPU kernels sum in the type of x, with an error of 2e-2 for bfloat16. So on the CPU all arguments become
-    float32.
+    MLX's GPU kernels always sum in float32. Its CPU kernels sum in the type of x, which gives an error of 2e-2 for
+    bfloat16. So on the CPU, all arguments are converted.
     """
     if x.dtype == mx.float32 or kind() != "cpu":
         return x, scales, biases
@@ -104,7 +109,7 @@ def summed_in_float32(
 
 
 def reinterpret(weight: Weight, dtype: mx.Dtype = mx.float32) -> GroupMatrix | None:
-    """Return a Q8_0 matrix in MLX's format; None if a scale or bias is not finite, where repacking is not exact."""
+    """Return a Q8_0 matrix in MLX's format; None if a scale or bias is not finite, because this would not be exact."""
     split = split_q8_0(weight.data, (weight.shape[0], weight.shape[1]))
     scales, biases = (unwritten(split.ws.shape, np.float32) for _ in range(2))
     values = np.asarray(scales)
@@ -118,7 +123,7 @@ def reinterpret(weight: Weight, dtype: mx.Dtype = mx.float32) -> GroupMatrix | N
 def affine_matrix(weight: Weight, dtype: mx.Dtype) -> GroupMatrix | None:
     """Return a matrix of a type in `AFFINE` in MLX's format, with scales and biases rounded to `dtype`.
 
-    None for other types, and if a scale or bias is not finite.
+    Return None for other types, and if a rounded scale or bias is not finite.
     """
     split = AFFINE.get(weight.type.name)
     if split is None:
@@ -129,7 +134,7 @@ def affine_matrix(weight: Weight, dtype: mx.Dtype) -> GroupMatrix | None:
 
 
 def _rounded(matrix: GroupMatrix, dtype: mx.Dtype) -> GroupMatrix | None:
-    """Return a matrix with float32 scales and biases in another type; None if one of them is then not finite."""
+    """Return a matrix with its float32 scales and biases rounded to `dtype`; None if one of them is then not finite."""
     if dtype == mx.float32:
         return matrix
     scales, biases = (part.astype(dtype) for part in (matrix.scales, cast(mx.array, matrix.biases)))

@@ -1,8 +1,8 @@
-"""`scalar`: every operation in plain Python, element by element. The other backends are tested against it.
+"""The backend `scalar`: every operation in plain Python, element by element. All other backends are tested against it.
 
 Arrays are nested lists of floats: (T, D) is a list of T lists of D floats. Python floats are float64, so sums and
 products are float64. NumPy is used only to convert weights, inputs and results. This backend is deliberately
-unoptimised: read it to learn what an operation computes, and run models on another backend.
+unoptimised: read it to learn what an operation computes, but use another backend to run models.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TINY = 1e-6
 
 
 class ScalarBackend(Backend):
-    """Arrays are nested lists of Python floats. A KV store has a list of keys and one of values, by slot."""
+    """The plain Python backend. A KV store is two lists, of keys and of values, with an item for each slot."""
 
     name = "scalar"
 
@@ -202,7 +202,7 @@ class ScalarBackend(Backend):
         return store
 
     def kv_read(self, store: Native, first: int, n: int) -> np.ndarray:
-        """Return float64: this backend does not round."""
+        """Return float64, because this backend does not round to float32."""
         return np.array([slots[first : first + n] for slots in store]).transpose(0, 2, 1, 3)
 
     def kv_restore(self, store: Native, first: int, values: np.ndarray) -> Native:
@@ -215,14 +215,14 @@ class ScalarBackend(Backend):
         """Count 8 bytes for each float in a filled slot, without Python's overhead for lists."""
         return sum(8 * len(head) for slots in store for slot in slots if slot is not None for head in slot)
 
-    # ---- states: short convolutions and delta rules ----
+    # ---- recurrent states: convolutions, delta rules and state spaces ----
     # A store is a list of slots, each with one nested list of floats.
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         return [_zeros(shape) for _ in range(n_slots)]
 
     def state_read(self, store: Native, slot: int) -> np.ndarray:
-        """Return float64: this backend does not round."""
+        """Return float64, because this backend does not round to float32."""
         return np.array(store[slot])
 
     def state_restore(self, store: Native, slot: int, values: np.ndarray) -> None:
@@ -328,7 +328,7 @@ def _softmax(row: list[float]) -> list[float]:
 
 
 def _ranked(scores: list[float], routing: Routing) -> list[float]:
-    """Return scores plus the bias, minus infinity for experts outside of the best groups."""
+    """Return scores plus the bias, but minus infinity for experts that are not in the best groups."""
     row = scores if routing.bias is None else [s + b for s, b in zip(scores, routing.bias, strict=True)]
     if routing.groups is None:
         return row
@@ -380,7 +380,7 @@ def _likely(p: list[float], sampling: Sampling) -> list[int]:
 
 
 def sigmoid(v: float) -> float:
-    """Return `1 / (1 + exp(-v))`, with exp only of values <= 0, which cannot overflow."""
+    """Return `1 / (1 + exp(-v))`. It calls exp only with values <= 0, which cannot overflow."""
     if v >= 0:
         return 1 / (1 + math.exp(-v))
     e = math.exp(v)
@@ -431,7 +431,7 @@ def _unit(x: list[float]) -> list[float]:
 
 
 def _columns(weight: Native, rows: Native) -> Native:
-    """Return for each channel its weights and its inputs."""
+    """Return the weights and the inputs of each channel."""
     return zip(zip(*weight, strict=True), zip(*rows, strict=True), strict=True)
 
 

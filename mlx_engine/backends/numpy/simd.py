@@ -1,8 +1,8 @@
-"""`simd` and `parallel` in plain NumPy: BLAS for every product, and all matrices dequantised when they are loaded.
+"""The backends `simd` and `parallel` in NumPy. All matrices are dequantised when they are loaded, and BLAS multiplies.
 
-These backends run with `--no-jit` and on machines without Numba, and are the reference for tests of `cpu/backend.py`.
-`parallel` runs the products in chunks on a thread pool. BLAS runs on one thread in every chunk, and the chunks depend
-on shapes only, so results are bit-identical for any number of threads.
+These classes are used with `--no-jit` and on machines without compiled kernels, and are the reference in tests of
+`cpu/backend.py`. `parallel` runs products in chunks on a thread pool, with one BLAS thread per chunk. The chunks depend
+only on shapes, so results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ from mlx_engine.quant.weight import Weight
 
 _ERFC = np.vectorize(math.erfc, otypes=[np.float64])
 
-# If a mask allows fewer tokens than this, only their logits are searched. This is up to 4 times as fast as searching
-# all 152,000.
+# If a mask allows fewer tokens than this, `_largest_allowed` only searches their logits. This is up to 4 times as fast
+# as searching all 152,000 logits.
 FEW = 4096
 
-# BLAS's limit of one thread is process-wide: the number of sessions that need it, and a context that ends it.
+# The limit of BLAS to one thread applies to the whole process. `_held` is the number of sessions that need the limit,
+# and `_limit` is the object that restores the previous limit.
 _lock = kept_over_forks(threading.Lock())
 _held = 0
 _limit: Any = None
@@ -55,7 +56,7 @@ _limit: Any = None
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread: the first caller to enter sets the limit, the last to leave restores the old one."""
+    """Limit BLAS to one thread. The first of several nested or concurrent callers sets the limit, the last ends it."""
     global _held, _limit
     with _lock:
         if _held == 0:
@@ -77,13 +78,13 @@ def _libraries() -> ThreadpoolController:
 
 
 class SimdBackend(Backend):
-    """NumPy on one thread. A KV store is one array (2, G, slots, E): keys, then values, contiguous per head."""
+    """NumPy on one thread. A KV store is one array (2, G, slots, E): first keys, then values, contiguous per head."""
 
     name = "simd"
 
     def __init__(self) -> None:
         super().__init__()
-        # The first search for BLAS libraries takes 0.1 to 0.2 seconds; do it here and not in the first pass.
+        # The first search for BLAS libraries takes 0.1 to 0.2 seconds. Do it here, and not in the first pass.
         with one_blas_thread():
             pass
 
@@ -110,7 +111,7 @@ class SimdBackend(Backend):
         return y if linear.bias is None else y + linear.bias
 
     def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
-        """The mean is float32; NumPy sums pairwise, which keeps the error small."""
+        """Compute the mean in float32. NumPy sums pairwise, which keeps the error small."""
         mean = np.mean(np.square(x), axis=-1, keepdims=True)
         return weight * (x / np.sqrt(mean + np.float32(eps)))
 
@@ -119,7 +120,7 @@ class SimdBackend(Backend):
         return normed.reshape(x.shape) * weight
 
     def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
-        """The variance is computed after the mean, in a second read of x, which avoids cancellation."""
+        """Compute the variance after the mean, in a second read of x, which avoids cancellation."""
         centered = x - np.mean(x, axis=-1, keepdims=True)
         variance = np.mean(np.square(centered), axis=-1, keepdims=True)
         return weight * (centered / np.sqrt(variance + np.float32(eps))) + bias
@@ -131,7 +132,7 @@ class SimdBackend(Backend):
         return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
 
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
-        """Compute one sequence at a time. Pages that are not consecutive are gathered into a copy."""
+        """Compute attention for one sequence at a time. Pages that are not consecutive are copied into one array."""
         y, ends = np.empty_like(q), np.cumsum(counts)
         for span, end, n in zip(kv.spans, ends, counts, strict=True):
             if n:
@@ -213,7 +214,7 @@ class SimdBackend(Backend):
         return x[rows[0] : rows[0] + 1] if len(rows) == 1 else x[list(rows)]
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
-        """A stable sort keeps experts with equal logits in ascending order."""
+        """Use a stable sort, which keeps experts with equal logits in ascending order."""
         p = softmax(logits) if routing.scoring == "softmax" else self.sigmoid(logits)
         ranked = logits if routing.ranks_logits else p if routing.bias is None else p + routing.bias
         ranked = ranked if routing.groups is None else _of_groups(ranked, *routing.groups)
@@ -224,7 +225,7 @@ class SimdBackend(Backend):
         return ids, weights if routing.scales is None else weights * routing.scales[ids]
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
-        """Multiply with one expert at a time, the rows of all its tokens together."""
+        """Multiply by one expert after the other, each time the rows of all tokens that have chosen it."""
         chosen = ids.reshape(-1)
         y, each = np.empty((len(chosen), linear.shape[0]), dtype=np.float32), len(chosen) // len(x)
         for e in np.unique(chosen):
@@ -261,7 +262,7 @@ class SimdBackend(Backend):
         return definition.draw(definition.probabilities(row, draw.sampling), draw.u)
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Native:
-        """Leave the memory uninitialised, so that the system maps its pages only when slots are written."""
+        """Leave the memory uninitialised, so that the operating system maps it only when slots are written."""
         row = key_values.row_length(head_dim, self.kv_type)
         return np.empty((n_arrays, n_kv_heads, n_slots, row), dtype=key_values.DTYPES[self.kv_type])
 
@@ -285,12 +286,12 @@ class SimdBackend(Backend):
     def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 
-    # ---- states: short convolutions and delta rules ----
-    # A store is one array (slots, ...). The order of every sum is
-    # independent of the number of tokens in the pass. So tokens have the same bits in one pass and in several.
+    # ---- recurrent states: convolutions, delta rules and state spaces ----
+    # A store is one array (slots, ...). The order of every sum is independent of the number of tokens in the pass, so
+    # the results for a token have the same bits if tokens run in one pass or in several.
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
-        """The system maps the memory only when a slot is written."""
+        """Return zeros, whose memory the operating system maps only when a slot is written."""
         return np.zeros((n_slots, *shape), dtype=np.float32)
 
     def state_read(self, store: Native, slot: int) -> np.ndarray:
@@ -355,7 +356,9 @@ class SimdBackend(Backend):
 
 @lru_cache(maxsize=8)
 def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines (T, 1, E/2). Cached, because every layer of a pass needs them; `positions` is hashable.
+    """Return cosines and sines (T, 1, E/2) for T positions, which are hashable: a tuple or range.
+
+    Cached, because every layer of a pass needs the same table.
 
     Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
     """
@@ -375,14 +378,15 @@ def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray |
     hidden = key > position
     if window is None:
         return hidden
-    # With chunks, key 0 is the first of a chunk.
+    # With chunks (negative windows), the first key is the first of its chunk.
     return hidden | (key <= position - window if window > 0 else key < position - position % -window)
 
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
-    """Return the softmax over the last axis; the maximum is subtracted first, so that no exponential overflows.
+    """Return the softmax over the last axis. The maximum is subtracted first, so that no exponential overflows.
 
-    `sinks`, of size 1 in the last axis, is one more score of each row, whose weight is not returned.
+    `sinks`, whose last axis has size 1, has one more score for each row. It counts in the sum by which the weights are
+    divided, but its own weight is not returned.
     """
     most = scores.max(axis=-1, keepdims=True)
     most = most if sinks is None else np.maximum(most, sinks)
@@ -392,21 +396,21 @@ def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
 
 
 def split(x: Native, rule: DeltaRule) -> tuple[Native, Native, Native]:
-    """Return queries (T, G, E), keys (T, G, E) and values (T, H, P) of rows of all three; for NumPy and MLX."""
+    """Split rows into queries (T, G, E), keys (T, G, E) and values (T, H, P). Works for NumPy and MLX arrays."""
     n, keys = len(x), rule.n_key_heads * rule.key_dim
     q, k = (x[:, at : at + keys].reshape(n, rule.n_key_heads, rule.key_dim) for at in (0, keys))
     return q, k, x[:, 2 * keys :].reshape(n, rule.n_value_heads, rule.value_dim)
 
 
 def split_space(x: Native, space: StateSpace) -> tuple[Native, Native, Native]:
-    """Return inputs (T, H, P), B (T, G, N) and C (T, G, N) of rows of all three; for NumPy and MLX."""
+    """Split rows into inputs (T, H, P), B (T, G, N) and C (T, G, N). Works for NumPy and MLX arrays."""
     n, inner, width = len(x), space.n_heads * space.head_dim, space.n_groups * space.state_dim
     b, c = (x[:, at : at + width].reshape(n, space.n_groups, -1) for at in (inner, inner + width))
     return x[:, :inner].reshape(n, space.n_heads, -1), b, c
 
 
 def _largest_allowed(row: Native, mask: np.ndarray) -> int:
-    """Return the argmax of `masked` logits (V,), in most cases without a copy of the logits."""
+    """Return the allowed token with the largest of logits (V,), in most cases without copying the logits."""
     if np.count_nonzero(mask) < FEW:
         allowed = np.flatnonzero(mask)
         return int(allowed[np.argmax(row[allowed])])
@@ -419,7 +423,7 @@ def _unit(x: Native) -> Native:
 
 
 def _of_groups(ranked: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Return scores (T, X), minus infinity for experts outside of the k best of n groups."""
+    """Return scores (T, X), with minus infinity for experts that are not in the k best of n groups."""
     groups = ranked.reshape(len(ranked), n, -1)
     sums = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
     kept = np.zeros(sums.shape, dtype=bool)
@@ -427,10 +431,10 @@ def _of_groups(ranked: np.ndarray, n: int, k: int) -> np.ndarray:
     return np.where(kept[..., None], groups, np.float32(-np.inf)).reshape(ranked.shape)
 
 
-# The least number of multiplications per chunk. Submitting a chunk takes about 50 microseconds; in this time one core
+# The smallest number of multiplications per chunk. Submitting a chunk takes about 50 microseconds, in which one core
 # does a few million multiplications.
 WORTHWHILE = 4_000_000
-# The largest number of chunks per product. More chunks would balance the threads better and cost more to submit.
+# The largest number of chunks per product. More chunks would balance the threads better, but take longer to submit.
 CHUNKS = 16
 
 
@@ -448,7 +452,7 @@ class ParallelBackend(SimdBackend):
         self._executor, self._process = ThreadPoolExecutor(self.threads, thread_name_prefix="mlx_engine"), os.getpid()
 
     def linear(self, x: Native, linear: Linear) -> Native:
-        """Each chunk multiplies some rows of the weight and writes the same columns of the result."""
+        """Multiply in chunks: each chunk multiplies some rows of the weight, and writes these columns of the result."""
         w = linear.weight
         y = np.empty((len(x), len(w)), dtype=np.float32)
 
@@ -459,7 +463,7 @@ class ParallelBackend(SimdBackend):
         return y if linear.bias is None else y + linear.bias
 
     def _attend(self, q: Native, keys: Native, values: Native, window: int | None, of: Scores) -> Native:
-        """Each chunk computes some KV heads."""
+        """Compute attention in chunks of some KV heads."""
         n_kv_heads, group = len(keys), q.shape[1] // len(keys)
         y = np.empty_like(q)
 
@@ -472,7 +476,7 @@ class ParallelBackend(SimdBackend):
         return y
 
     def _run(self, work: Callable[[int, int], None], n: int, multiplications: int) -> None:
-        """Call `work(first, last)` for all of [0, n), in chunks if there are enough multiplications."""
+        """Call `work(first, last)` for ranges that together are [0, n): several ranges if there is enough work."""
         n_chunks = min(n, CHUNKS, multiplications // WORTHWHILE)
         if n_chunks < 2:
             return work(0, n)

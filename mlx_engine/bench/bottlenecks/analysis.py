@@ -1,14 +1,15 @@
-"""Analyse profiled passes: sums per operation and layer, the machine's limits, possible gains, and advice.
+"""Run profiled passes and analyse them: sums per operation and layer, the machine's limits, possible gains, advice.
 
-Pure arithmetic on spans; times are in milliseconds. An operation's time at the limit is the time to read its bytes or
-the time of its arithmetic, whichever is longer. Its gain is its measured time minus its time at the limit.
+Times are in milliseconds. A span is the measured time of one call of an operation. An operation's time at the limit is
+the time to read its bytes at the memory bandwidth or the time of its arithmetic at the peak, whichever is longer. Its
+gain is its measured time minus its time at the limit.
 
-Profiled operations together take longer than the plain pass, because each is a separate call from an interpreter whose
-code and data the weights have evicted from the CPU caches. To correct for this, the same time is subtracted from every
-call, so much that the sum equals the plain decode step. The subtracted time is at most twice the median of (time of a
-call - its time at the limit), and no operation gets below its limit, so an operation that is slow for another reason
-keeps its time. The same correction per call is applied to prefill, where the excess is mostly noise, because prefill
-has few and long calls.
+In a profiled pass, each operation is a separate call from Python, and the weights have evicted the interpreter from the
+CPU caches before each call. So the operations together take longer than a plain pass, which is not profiled. To correct
+for this, the same time is subtracted from every call, so that the sum equals the time of a plain decode step. This time
+is at most twice the median of (time of a call - its time at the limit), and no operation is reduced below its limit. So
+an operation that is slow for another reason stays slow. Calls of prefill are reduced by the same time as calls of
+decode, because prefill has few and long calls, whose excess is mostly noise.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def operations(passes: Sequence[Pass]) -> list[Operation]:
     found: dict[str, Operation] = {}
     for i, taken in enumerate(passes):
         for span in taken.spans:
-            # Everything before the head is counted as one role, however a backend fuses it.
+            # The norm before the head counts as one role, whether or not a backend fuses it with other operations.
             role = "output_norm" if span.phase == "norm" and span.op != "norm_head" else span.role
             op = found.setdefault(role, Operation(role, span.phase, [0.0] * len(passes)))
             op.samples[i] += span.own * 1e3
@@ -125,7 +126,10 @@ def _layer(layer: int, halves: Sequence[tuple[float, float]]) -> dict[str, float
 
 
 def is_feed_forward(span: Span) -> bool:
-    """Return whether an operation is in the FFN half; without parameters, it is in the half of the operation before."""
+    """Return whether a span belongs to the FFN half of its layer.
+
+    `span.part` is the name of its first parameter. A span without parameters has the part of the span before it.
+    """
     return span.part.startswith(("ffn", "post_ffw"))
 
 
@@ -210,7 +214,7 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
     if too_much <= 0:
         return 0.0
     for most, n in beyond:
-        # All remaining calls can be reduced by at least as much as this one.
+        # Calls are sorted by how far they are above their limits: all later ones can be reduced by as much, too.
         if too_much <= (most - off) * calls:
             off += too_much / calls
             break
@@ -219,7 +223,7 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
 
 
 def _usual(beyond: Sequence[tuple[float, float]]) -> float:
-    """Return the median call's time beyond its limit."""
+    """Return the median over all calls of (time - time at the limit); `beyond` has it per operation, with its calls."""
     half, seen = sum(n for _, n in beyond) / 2, 0.0
     for ms, n in beyond:
         seen += n
@@ -233,7 +237,7 @@ def ranked(
 ) -> list[dict[str, float | str | None]]:
     """Rank operations and the time between them by gain, or by time if the limits are unknown.
 
-    Unless `is_sure`, the time between operations may be noise and has no gain.
+    `is_sure` says whether the time between operations is more than noise. If not, it has no gain.
     """
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
@@ -261,9 +265,9 @@ FOUR_BITS = 4.5
 
 
 def between(n_calls: float, by_round: Mapping[str, float], *, lazy: bool) -> str:
-    """Return the advice for the time between operations. `by_round` is its spread over the rounds, in ms.
+    """Return the advice for the time between operations. `by_round` is the spread of this time over the rounds, in ms.
 
-    This time may be noise if its lower quartile is not positive.
+    If the lower quartile is not positive, the time may be noise.
     """
     what = "building the graph, submitting it to the device and waiting" if lazy else "interpreter and dispatch"
     sure = f"{by_round['q1']:.3g} to {by_round['q3']:.3g} ms from round to round"
@@ -353,7 +357,8 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
     says = {line.op.role: advice(line, _bits(line.op, held)) for line in lines}
     says[BETWEEN] = between(n_calls, rest, lazy=lazy)
     left = kind.whole - sum(line.ms for line in lines)
-    # Shares are of the longer one of plain pass and sum, so that they never exceed 100%.
+    # Shares are relative to the plain pass or to the sum of the operations, whichever is longer. So no share exceeds
+    # 100%.
     longer = max(kind.whole, kind.whole - left)
     ranking = ranked(lines, longer, max(0.0, left), is_sure=rest["q1"] > 0)
     return {
@@ -438,10 +443,10 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, of: None,
     clock: Clock = time.perf_counter,
 ) -> list[Round]:
-    """Run a warm-up round, then `repetitions` rounds, or fewer if the `budget` of seconds ends; at least one.
+    """Run a warm-up round, then `repetitions` rounds. Start no further round after `budget` seconds.
 
-    If there is time for one round only, the warm-up round counts. `between` is called before every run and after the
-    last.
+    If the budget allows only the warm-up round, this round is the result. `between` is called before every run and
+    after the last one.
     """
     ids = random.Random(0).choices(range(engine.config.vocab_size), k=test.depth + test.n_prompt)
     start, rounds = time.perf_counter(), list[Round]()

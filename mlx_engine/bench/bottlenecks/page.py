@@ -1,4 +1,4 @@
-"""Format the report as Markdown that is also readable in a terminal. The JSON has the same numbers."""
+"""Format a bottleneck report (`report.py`) as Markdown that is also readable in a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TITLE = {"decode": "a decode step", "prefill": "prefill"}
 
 
 def page(report: Report, rounds: str | None = None) -> str:
-    """Return the whole page; `rounds` is the section of `compare.py`."""
+    """Return the whole page. `rounds` is the comparison with an earlier report (`compare.section`), if there is one."""
     return "\n\n".join(part for part in _parts(report, rounds) if part) + "\n"
 
 
@@ -249,12 +249,12 @@ def ms(value: float | None) -> str:
 
 
 def is_longer_apart(phase: Report) -> bool:
-    """Return whether the operations together exceed the plain pass; shares then refer to their sum."""
+    """Return whether the operations together exceed the plain pass; shares then refer to the sum of the operations."""
     return bool(phase["between_ms"] < -SMALL * phase["plain_ms"]["median"])
 
 
 def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
-    """Split rows into those with a line of their own, among them the time between operations, and the combined rest."""
+    """Split rows into those that get a line of their own, and small ones, which are combined into one line."""
     small = [row for row in rows if row["share"] < SMALL and row["role"] != BETWEEN]
     return ([row for row in rows if row not in small], small) if len(small) > 1 else (rows, [])
 

@@ -43,7 +43,7 @@ from mlx_engine.options import OFF
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion
 from mlx_engine.weights.model import open_model
 
-# More bits per weight than any block format has: weights with more bits are floats.
+# Weights with more bits than this count as floats: no block format has as many.
 MOST_BITS = 12
 FORMATS = {"gguf": "GGUF", "hf": "safetensors"}
 

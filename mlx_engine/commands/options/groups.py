@@ -1,8 +1,8 @@
 """Groups of command-line options: a dataclass per subject, declared once and shared by commands.
 
-A field is declared as typer wants a parameter: `name: Annotated[type, typer.Option(...)] = default`. The fields of
-`mlx_engine.options` carry their declaration. The first sentence of a group's docstring is the title of its panel in
-help. A field or a group whose annotation has `RARE` is listed by `--help-all` alone.
+A field is declared as typer wants a parameter: `name: Annotated[type, typer.Option(...)] = default`. Fields of
+`mlx_engine.options` need no `Annotated`: their metadata describes the option. The first sentence of a group's docstring
+is the title of its panel in help. A field or a group whose annotation has `RARE` is listed by `--help-all` alone.
 """
 
 from __future__ import annotations

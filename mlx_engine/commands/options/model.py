@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlx_engine.engine import Engine
     from mlx_engine.weights.conversion import Conversion
 
-# The size of the files in --prefix-dir without --prefix-disk.
+# The default of --prefix-disk.
 DISK = "20GiB"
 # The title of the panel: the first sentence of the groups below.
 MODEL_PANEL = "Model and backend"
@@ -114,7 +114,7 @@ SUGGESTED = "Use the sampling that the model's files suggest where no option set
 
 
 def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
-    """Keep shapes in no cache until the command ends, if wanted."""
+    """If --no-cache is given, remove the random weights of `shape:` models when the command ends."""
     if wanted:
         from mlx_engine.checkpoint.shapes import not_kept
 
@@ -330,7 +330,7 @@ class PrefixOptions:
         """Check the size.
 
         Raises:
-            OptionError: it is no size, or there is no --prefix-dir to which it applies.
+            OptionError: --prefix-disk is not a size, or is given without --prefix-dir.
         """
         if self.prefix_disk is not None:
             bytes_of("--prefix-disk", self.prefix_disk)
@@ -338,10 +338,10 @@ class PrefixOptions:
             require(given, option="--prefix-disk", expected="--prefix-dir", found=self.prefix_disk, message=message)
 
     def use(self, engine: Engine) -> None:
-        """Have an engine keep prefixes.
+        """Make an engine keep prefixes in --prefix-dir, if it is given.
 
         Raises:
-            OptionError: the engine cannot.
+            OptionError: this engine cannot keep prefixes on disk.
         """
         if self.prefix_dir is not None:
             engine.keep_prefixes(self.prefix_dir, bytes_of("--prefix-disk", self.prefix_disk or DISK))

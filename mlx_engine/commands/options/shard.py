@@ -88,7 +88,7 @@ def described(error: BaseException) -> str:
 
 
 def is_of_one_rank(error: BaseException) -> bool:
-    """Return whether an error is a lack of memory or a bug, whose message does not name the rank."""
+    """Return whether an error is a lack of memory or a bug. The messages of such errors do not name the rank."""
     if isinstance(error, OSError) and error.errno is not None:  # the error concerns a file or stdout
         return False
     return isinstance(error, MemoryError) or not isinstance(

@@ -20,15 +20,16 @@ from mlx_engine.options import COLDEST, Sampling, declared
 if TYPE_CHECKING:
     from mlx_engine.engine import CheckedCheckpoint
 
-# Options that choose among likely tokens; the penalties and the bias change which token is the most likely one.
+# Options without an effect at temperature 0. The penalties and the bias are not among them: they change which token is
+# the most likely one.
 IDLE_IF_GREEDY = tuple(f.name for f, about in declared(Sampling) if about.needs_draw)
 
 GENERATION_CONFIG = "generation_config.json"
 
-# Our name of an option, by the file's: generation_config.json has the same names.
+# The names of options by their GGUF keys. The keys in generation_config.json are equal to the names.
 GGUF_KEYS = {f"general.sampling.{about.gguf}": f.name for f, about in declared() if about.gguf is not None}
 HF_KEYS = {name: name for name in GGUF_KEYS.values()}
-# Settings that would change the choice of tokens and are not implemented; by name, the values that switch them off.
+# For each setting that is not implemented and changes the choice of tokens: the values that switch the setting off.
 UNUSED: dict[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -71,7 +72,7 @@ class Suggested:
 def choose_sampling(
     invocation: typer.Context, given: Sampling, opened: CheckedCheckpoint, *, suggested: bool
 ) -> Chosen:
-    """Return the given options; with `suggested`, with the suggested values where the command line has none.
+    """Return the given options. With `suggested`, options that the command line lacks get the suggested values.
 
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
@@ -81,7 +82,7 @@ def choose_sampling(
     found, notes, warnings = checked(opened.path, opened.checkpoint.metadata), [], []
     values = {name: value for name, value in found.values.items() if not _is_given(invocation, name)}
     if values:
-        notes.append(f"sampling as {Path(found.where).name} suggests: {named(values)}; --no-suggested is greedy")
+        notes.append(f"sampling as {Path(found.where).name} suggests: {named(values)}; --no-suggested decodes greedily")
     if not found.values and _is_given(invocation, "suggested"):
         warnings.append(f"warning: {opened.path} suggests no sampling, so --suggested has no effect")
     if found.unused:
