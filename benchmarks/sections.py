@@ -412,33 +412,45 @@ def quants_heads(rows: Sequence[Row], ours: dict[str, Row]) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-EXPERTS_INTRO = """Decode of random tokens with the layers of Qwen3-30B-A3B and random weights in Q8_0, by a process
-that may use all memory or a part of it. The routers prefer some experts, about as much as published figures of
-Qwen3-30B-A3B say (65 of 128 experts have 90 % of the choices, the first 4.3 %); the last line has the figures of this
-model. The factor is relative to the same engine with all memory."""
+EXPERTS_INTRO = """Decode of random tokens with the layers of Qwen3-30B-A3B and random weights, by a process that may
+use all memory or half of it, everything counted. Routers prefer some experts, as was published for Qwen3-30B-A3B (65 of
+128 experts have 90 % of the choices, the first 4.3 %). Tokens are independent, or choices repeat as was published for
+text (45 % of a token's choices are choices of the token before, 80 % of one of the eight before). The factor is
+relative to the same engine with all memory. The limit is the rate of tokens at which the disk would be busy all the
+time; the disk's rate was measured with direct reads."""
 
 
 def experts(rows: Sequence[Row]) -> str:
-    """Return the newest measurement as text."""
-    rows = [row for row in rows if row["time"] == rows[-1]["time"]]
-    lines, of_all, rate = list[list[str]](), 0.0, 0.0
+    """Return the newest measurement of each type as text. Rows of earlier versions have fewer keys."""
+    older: Row = {"type": "q8_0", "text": "independent", "disk": None, "chosen_by_the_token_before": None}
+    rows = [{**older, **row} for row in rows]
+    newest = {row["type"]: row["time"] for row in rows}
+    rows = [row for row in rows if row["time"] == newest[row["type"]]]
+    lines, of_all, said = list[list[str]](), 0.0, dict[str, str]()
     for row in rows:
         rates = [run["rate"] for run in row["runs"]]
         rate = statistics.median(rates)
         of_all = of_all if row["is_limited"] else rate
         memory, read = (statistics.median(run[key] for run in row["runs"]) for key in ("memory", "read"))
+        limit = figure(row["disk"] / read) if row["is_limited"] and row["disk"] else ""
         lines.append([
-            row["engine"], figure(memory / 1e9), spread(rates), figure(rate / of_all), figure(read / 1e6),
-            "yes" if row["has_same_bits"] else "no",
+            row["engine"], row["type"], row["text"], figure(memory / 1e9), spread(rates), figure(rate / of_all),
+            figure(read / 1e6), limit, "yes" if row["has_same_bits"] else "no",
         ])  # fmt: skip
-    head = ["engine", "memory, GB", "tokens/s", "factor", "MB read per token", "same logits"]
-    last, around = rows[-1], rows[-1]["read_ahead_kb"]
-    said = f"{last['experts_for_90_percent']:.0f} experts have 90 % of the choices, the first "
-    said += (
-        f"{last['share_of_the_first']:.1%}; {last['guessed_by_the_layer_before']:.0%} are guessed by the layer before. "
-    )
-    said += f"A page fault reads {around} KiB." if around else "A page fault reads what the disk's setting says."
-    return f"{source(last)}\n\n{EXPERTS_INTRO}\n\n{table(head, lines, n_words=1)}\n\n{said}\n"
+        said[f"{row['type']}, {row['text']}"] = experts_chosen(row)
+    head = ["engine", "type", "tokens", "memory, GB", "tokens/s", "factor", "MB read per token", "limit", "same logits"]
+    about = "\n".join(f"- {name}: {text}" for name, text in said.items())
+    return f"{source(rows[-1])}\n\n{EXPERTS_INTRO}\n\n{table(head, lines, n_words=3)}\n\n{about}\n"
+
+
+def experts_chosen(row: Row) -> str:
+    """Return what is known about the choices of the routers, and the rate of the disk."""
+    text = f"{row['experts_for_90_percent']:.0f} experts have 90 % of the choices, the first "
+    text += f"{row['share_of_the_first']:.1%}; {row['guessed_by_the_layer_before']:.0%} are guessed by the layer before"
+    if row["chosen_by_the_token_before"] is not None:
+        text += f"; {row['chosen_by_the_token_before']:.0%} are choices of the token before, "
+        text += f"{row['chosen_by_the_eight_before']:.0%} of one of the eight before"
+    return f"{text}. The disk reads {row['disk'] / 1e9:.2f} GB/s." if row["disk"] else f"{text}."
 
 
 STATES_INTRO = """\

@@ -6,6 +6,7 @@ requests from prompts (`RequestBuilder`) and runs them on a `Scheduler`, see `lo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -185,9 +186,9 @@ def load(
             proposes no tokens.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model even if it needs more memory than is free.
-        experts_memory: on `mlx`, `metal` and `cuda`, the largest number of bytes of experts in memory. All other
-            experts are read from the file when a token chooses them. None keeps all experts in memory. On the CPU, the
-            experts of most GGUF files are memory-mapped, and the operating system keeps as many in memory as fit.
+        experts_memory: the largest number of bytes of experts in memory. All other experts are read from the file when
+            a token chooses them. None keeps all experts in memory; on CPU backends with compiled kernels, it keeps as
+            many experts of a GGUF file as fit.
         prefix_dir: a folder for the keys and values of prompts. Later runs of the same model read them instead of
             computing them again, see docs/prefixes.md. None keeps no prefixes on disk.
         prefix_disk: the largest number of bytes of the files in `prefix_dir`. Beyond it, the least recently used files
@@ -1397,7 +1398,6 @@ class CheckedCheckpoint:
     files: str = ""
     experts_memory: int | None = None
     _is_checked: bool = False
-    _streams_experts: bool = False
 
     def __post_init__(self) -> None:
         if self.shard is not None:
@@ -1459,7 +1459,11 @@ class CheckedCheckpoint:
         if self.draft is not None:  # `kv` includes the draft model's cache
             need += need_of(outlined(self.draft.planned, self.made), n_tokens, kv=None if kv is None else 0)
         where, allowed = self.checkpoint.where, self.allow_too_large
-        self._streams_experts = need.check(where, available_memory(), allowed=allowed)
+        available = available_memory()
+        are_left = need.check(where, available, allowed=allowed)
+        if are_left and self.experts_memory is None and self.shard is None and self.made.holds_some_experts:
+            with contextlib.suppress(OptionError):  # too few: the system drops and reads pages of the mapped file
+                self._bound_experts(need.for_experts(available))
 
     def _bound_experts(self, most: int) -> None:
         """Plan to hold at most `most` bytes of experts in memory, the same share of the experts of every layer.
@@ -1470,8 +1474,8 @@ class CheckedCheckpoint:
         """
         if not self.made.holds_some_experts:
             message = (
-                f"experts_memory needs the backend mlx, metal or cuda; with {self.made.name} the system keeps the "
-                "experts of a GGUF file in memory as long as there is space"
+                f"experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; {self.made.name} reads "
+                "experts where a mapped file has them"
             )
             raise OptionError(message, option="experts_memory", expected="none", found=most)
         total = outlined(self.planned, self.made).sizes.n_experts
@@ -1533,8 +1537,6 @@ class CheckedCheckpoint:
                 self.draft.model = self.draft.planned.build(backend).model
         except MemoryError as error:
             raise out_of_memory(self.checkpoint.where, error) from error
-        if self._streams_experts:
-            backend.stream_experts()
         return backend, loaded, created
 
 

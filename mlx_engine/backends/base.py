@@ -147,12 +147,6 @@ class Backend(Primitives):
     def discard(self, linear: Linear) -> None:
         """Free the backend's data of a linear layer that no model uses any more."""
 
-    def stream_experts(self) -> None:
-        """Prepare for reading experts from the mapped file while passes run.
-
-        Called before `read_ahead`, if the experts do not fit into memory.
-        """
-
     def read_ahead(self) -> None:
         """Start reading mapped weights into memory. Called once, after a model has been built."""
 

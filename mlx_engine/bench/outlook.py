@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends import auto, create_backend
+from mlx_engine.backends.experts import share_missed
 from mlx_engine.bench.origin import cache_bytes
 from mlx_engine.bench.roofline import MOST_BYTES, bandwidth_of
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -41,6 +42,10 @@ class Outlook:
         kv_bytes: bytes of keys and values for this many tokens.
         decode_bytes: bytes that a pass of one token reads when the context is full.
         available_bytes: memory that is available now.
+        experts_bytes: bytes of all experts, also of those that are not in memory.
+        experts_held_bytes: bytes of the experts in memory.
+        experts_read_bytes: bytes of experts that a token is expected to read from the file, if the model chooses as
+            Qwen3-30B-A3B does.
     """
 
     backend: str
@@ -50,6 +55,9 @@ class Outlook:
     kv_bytes: int
     decode_bytes: int
     available_bytes: int
+    experts_bytes: int = 0
+    experts_held_bytes: int = 0
+    experts_read_bytes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -65,20 +73,24 @@ class Outlook:
         return {**asdict(self), "fits": self.fits}
 
 
-def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Outlook:
+def outlook(
+    path: Path, backend: str = "auto", context: int | None = None, experts_memory: int | None = None
+) -> Outlook:
     """Return the `Outlook` of the model of a file or folder. Its weights are not loaded.
 
     Args:
         path: a GGUF file or a folder.
         backend: the backend; "auto" is the fastest on this machine.
         context: tokens of prompt and answer; None is the model's context, at most 4,096.
+        experts_memory: the most bytes of experts in memory; None for what is available.
 
     Raises:
         EngineError: loading the model would fail in the same way.
         ContextLengthError: the model's context is shorter than `context`.
     """
     name = auto() if backend == "auto" else backend
-    found = outlined(plan_model(open_checkpoint(path), Conversion()), create_backend(name))
+    made = create_backend(name)
+    found = outlined(plan_model(open_checkpoint(path), Conversion()), made)
     longest = int(found.model.config.context_length)
     if context is not None and context > longest:
         message = f"context must be at most {longest:,} tokens, the model's context, not {context:,}"
@@ -87,15 +99,26 @@ def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Ou
     kv = SimpleNamespace(length=n_tokens)
     part: Any = SimpleNamespace(sequence=SimpleNamespace(kv=kv), n=1)
     traffic = Traffic.of(found.model, found.model.new_pool(1))
-    need = need_of(found, n_tokens)
+    need, available, experts = need_of(found, n_tokens), available_memory(), found.sizes.n_experts
+    held = experts
+    if experts and made.holds_some_experts:
+        if experts_memory is not None:
+            held = min(experts, experts_memory)
+        elif need.experts and need.total > available:
+            held = min(experts, need.for_experts(available))
+    config: Any = found.model.config
+    chosen = experts * config.n_experts_used / config.n_experts if experts else 0
     return Outlook(
         backend=name,
-        weights_bytes=need.weights,
+        weights_bytes=need.weights - experts + held,
         left_bytes=found.sizes.n_left,
         context=n_tokens,
         kv_bytes=need.kv,
         decode_bytes=round(traffic.nbytes([part])),
-        available_bytes=available_memory(),
+        available_bytes=available,
+        experts_bytes=experts,
+        experts_held_bytes=held,
+        experts_read_bytes=round(chosen * share_missed(held / experts)) if experts else 0,
     )
 
 

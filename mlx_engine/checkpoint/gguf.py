@@ -165,6 +165,13 @@ _MIN_PAIR_BYTES, _MIN_RECORD_BYTES = 14, 24
 _MAX_MLX_DIM = (1 << 31) - 1
 
 
+class MappedFile(mmap.mmap):
+    """A mapped file, with its path, and its status when it was mapped."""
+
+    path: Path
+    stat: os.stat_result
+
+
 class GGUFFile:
     """An open GGUF file: metadata, and name, shape and type of every tensor. Create it with `open_gguf`.
 
@@ -300,7 +307,8 @@ def _open_part(file: Path) -> GGUFFile:
                     found="an empty file",
                     hint="download or convert it again",
                 )
-            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = MappedFile(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped.path, mapped.stat = file, os.fstat(stream.fileno())
     except SourceError:
         raise
     except OSError as error:

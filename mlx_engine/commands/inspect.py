@@ -13,7 +13,7 @@ import typer
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting
-from mlx_engine.commands.values import columns, exact, plain, print_json, shown
+from mlx_engine.commands.values import bytes_of, columns, exact, experts_text, plain, print_json, shown
 from mlx_engine.errors import EngineError, OptionError, UnsupportedTypeError, size
 
 if TYPE_CHECKING:
@@ -65,6 +65,15 @@ def inspect(
             show_default="the model's, at most 4,096",
         ),
     ] = None,
+    experts_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--experts-memory",
+            metavar="SIZE",
+            help="Print what is read from the file if at most SIZE of experts, such as 8GiB, are in memory.",
+            show_default="what is free",
+        ),
+    ] = None,
     verify: Annotated[
         bool,
         typer.Option(
@@ -85,12 +94,13 @@ def inspect(
         raise OptionError("--allow-setting needs --verify", option="--allow-setting", found=allow_setting)
     if model is not None and model_option is not None:
         raise OptionError("give the model either as an argument or with --model", option="--model", found=model_option)
+    most = None if experts_memory is None else bytes_of("--experts-memory", experts_memory)
     names = model_option or ["builtin" if model is None else model]
     if len(names) > 1:
         if list_tensors or meta is not None or verify:
             message = "several models have a line each; --tensors, --meta and --verify are for one model"
             raise OptionError(message, option="--model", found=names)
-        print_several({name: run_facts(resolve(name), backend, context) for name in names}, as_json=json)
+        print_several({name: run_facts(resolve(name), backend, context, most) for name in names}, as_json=json)
         return
     path = resolve(names[0])
     if verify:
@@ -104,7 +114,7 @@ def inspect(
             notice(f"{path}: none of the {len(listing.tensors):,} tensors matches {filter_!r}")
         print_tensors(listing, rows, stats=stats, head=head, as_json=json)
     else:
-        print_all(listing, run_facts(path, backend, context), as_json=json)
+        print_all(listing, run_facts(path, backend, context, most), as_json=json)
 
 
 def print_findings(path: Path, allow_settings: Sequence[str], *, as_json: bool) -> int:
@@ -235,7 +245,7 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
         print_json(value) if isinstance(value, dict) else print(shown_of(listing, key))
 
 
-def run_facts(path: Path, backend: str, context: int | None) -> dict[str, Any]:
+def run_facts(path: Path, backend: str, context: int | None, experts_memory: int | None = None) -> dict[str, Any]:
     """Return whether the model could be loaded (`supported`), and the reason or the sizes and the rate."""
     from mlx_engine.bench.outlook import machine_bandwidth, outlook
     from mlx_engine.machine.memory import usable_cores
@@ -243,7 +253,7 @@ def run_facts(path: Path, backend: str, context: int | None) -> dict[str, Any]:
     if path.suffix == ".safetensors" and path.is_file():
         return {"supported": False, "reason": "a file of tensors without a config.json; name the folder of the model"}
     try:
-        found = outlook(path, backend, context)
+        found = outlook(path, backend, context, experts_memory)
     except EngineError as error:
         return {"supported": False, "reason": str(error)}
     bandwidth = machine_bandwidth(1 if found.backend == "simd" else usable_cores())
@@ -263,6 +273,8 @@ def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("runs here", f"{state}, on {facts['backend']}"),
         ("memory", f"{size(facts['weights_bytes'])} of weights{left}, {kv}"),
     ]
+    if facts["experts_bytes"]:
+        rows.append(("experts", experts_text(*(facts[f"experts_{key}bytes"] for key in ("", "held_", "read_")))))
     rate, bandwidth = facts["decode_tokens_per_second"], facts["bandwidth_bytes_per_second"]
     if rate is not None:
         digits = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"

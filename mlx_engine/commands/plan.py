@@ -16,7 +16,7 @@ import typer
 from mlx_engine.commands.console import FAILED, reports_errors
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, LoadOptions, Model
-from mlx_engine.commands.values import POWERS, bytes_of, columns, plain, print_json
+from mlx_engine.commands.values import POWERS, bytes_of, columns, experts_text, plain, print_json
 from mlx_engine.errors import OptionError, SourceError, shown, size
 
 if TYPE_CHECKING:
@@ -341,6 +341,8 @@ def head_rows(found: Summary) -> Iterator[tuple[str, str]]:
         f"{about['architecture']}, {len(found.model.layers):,} layers, {size(found.weights)} on "
         f"{about['backend']}{rounded}{left}",
     )
+    if found.experts[0]:
+        yield "experts", experts_text(*found.experts)
     same = len({rank.host for rank in found.ranks}) == 1
     speed = f"{host.bandwidth / 1e9:,.1f} GB/s of memory, {host.compute / 1e9:,.0f} GFLOP/s"
     how = f", {' and '.join(found.measured)} measured on this machine" if found.measured else ""

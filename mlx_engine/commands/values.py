@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, size
 
 # Longer strings are cut to this length, followed by their full length.
 SHOWN_CHARACTERS = 200
@@ -73,6 +73,16 @@ def _common_type(values: Sequence[object]) -> str:
 def exact(n_bytes: int | None) -> str:
     """Format an exact number of bytes."""
     return "?" if n_bytes is None else f"{n_bytes:,}"
+
+
+def experts_text(nbytes: int, held: int, read: int) -> str:
+    """Return how many experts are in memory: bytes of all, of those in memory, and those that a token reads."""
+    if held >= nbytes:
+        return f"{size(nbytes)}, all in memory"
+    return (
+        f"{held / nbytes:.0%} of {size(nbytes)} in memory; a token reads about {read / 1e6:,.0f} MB of the others from "
+        "the file, if the model chooses as Qwen3-30B-A3B does"
+    )
 
 
 def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:

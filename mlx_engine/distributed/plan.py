@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from mlx_engine.backends.experts import Experts, share_read
+from mlx_engine.backends.experts import Experts, share_missed, share_read
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.sampling import packs
 from mlx_engine.cache import CacheLayer, KVLayer
@@ -771,6 +771,19 @@ class Summary:
         """Bytes of embedding tables that stay in the file."""
         return self.model.left + self.model.total - self.weights
 
+    @property
+    def experts(self) -> tuple[int, int, int]:
+        """Bytes of all experts, of those in memory, and of those that a token is expected to read from the file.
+
+        Only a model that one rank has alone runs without all experts in memory.
+        """
+        nbytes = round(sum(layer.experts for layer in self.model.layers))
+        if len(self.ranks) > 1 or not nbytes:
+            return nbytes, nbytes, 0
+        held = max(0, min(nbytes, nbytes + self.ranks[0].left))
+        chosen = sum(layer.experts * layer.expert_share for layer in self.model.layers)
+        return nbytes, held, round(chosen * share_missed(held / nbytes))
+
     def facts(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         return {
@@ -780,6 +793,7 @@ class Summary:
             "weights_bytes": self.weights,
             "left_in_file_bytes": self.left,
             "duplicated_bytes": self.duplicated,
+            **dict(zip(("experts_bytes", "experts_held_bytes", "experts_read_bytes"), self.experts, strict=True)),
             **asdict(self.asked),
             "fits": self.fits,
             "smallest_number_of_hosts": self.smallest,

@@ -12,7 +12,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -159,42 +159,38 @@ def is_view(prepared: object, read: np.ndarray) -> bool:
     return isinstance(held, np.ndarray) and np.may_share_memory(held, read)
 
 
-def is_mapped(array: np.ndarray) -> bool:
-    """Return whether an array is a view of a mapped file."""
-    return _file_of(array) is not None
+class MappedRange(NamedTuple):
+    """Consecutive bytes of a mapped file.
 
-
-def read_around(address: int, root: Path = Path("/")) -> int:
-    """Return the number of bytes that Linux reads on a page fault at an address in a mapped file; 0 if unknown."""
-    with contextlib.suppress(OSError, ValueError):
-        if (mapping := _mapping_at(address, root)) is not None:
-            name = ":".join(str(int(of, 16)) for of in mapping[0].split(":"))
-            disk = root / "sys/dev/block" / name
-            for folder in (root / "sys/class/bdi" / name, disk / "queue", disk.resolve().parent / "queue"):
-                if (folder / "read_ahead_kb").exists():
-                    return 1024 * int((folder / "read_ahead_kb").read_text())
-    return 0
-
-
-def tells_pages(address: int, root: Path = Path("/")) -> bool:
-    """Return whether `mincore` tells this process which pages of the mapped file at an address are in memory.
-
-    If the process neither owns the file nor may write to it, Linux reports that all pages are in memory.
+    Attributes:
+        path: the file.
+        stat: the file's status when it was mapped.
+        first: the first byte.
+        nbytes: the number of bytes.
     """
-    with contextlib.suppress(OSError, ValueError):
-        if (mapping := _mapping_at(address, root)) is not None:
-            return os.access(mapping[1], os.W_OK) or Path(mapping[1]).stat().st_uid == os.geteuid()
-    return False
+
+    path: Path
+    stat: os.stat_result
+    first: int
+    nbytes: int
+
+    @property
+    def span(self) -> int:
+        """The bytes of all memory pages that have a part of the range."""
+        return -(-(self.first % mmap.PAGESIZE + self.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def is_of(self, stat: os.stat_result) -> bool:
+        """Return whether this is the status of the file that was mapped, unchanged."""
+        names = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
+        return all(getattr(stat, name) == getattr(self.stat, name) for name in names)
 
 
-def _mapping_at(address: int, root: Path) -> tuple[str, str] | None:
-    """Return the device and the path of the mapped file at an address; None if there is none."""
-    for line in (root / "proc/self/maps").read_text().splitlines():
-        span, _, _, device, _, *path = line.split(maxsplit=5)
-        first, end = (int(of, 16) for of in span.split("-"))
-        if first <= address < end:
-            return device, path[0] if path else ""
-    return None
+def mapped_range(array: np.ndarray) -> MappedRange | None:
+    """Return where a file has the bytes of an array; None if the array is no view of a file of known path."""
+    file: Any = _file_of(array)
+    if file is None or not hasattr(file, "path"):
+        return None
+    return MappedRange(file.path, file.stat, _range(file, array)[0], array.nbytes)
 
 
 def map_small_pages(view: np.ndarray) -> None:

@@ -238,6 +238,8 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
 
 # Peak memory of a token's activations in a pass, in multiples of N + K of the widest matrix.
 ACTIVATIONS = 3
+# The share of the memory that nothing else of the model needs which experts take if not all of them fit.
+EXPERTS_SHARE = 0.9
 # An expansion is reported if it needs at least this many bytes more than the file has.
 WORTH_A_LINE = 1 << 26
 OPTION = "--allow-too-large"
@@ -280,6 +282,10 @@ class Need:
             max(self.workspace, other.workspace), self.saved + other.saved, self.experts + other.experts,
         )  # fmt: skip
 
+    def for_experts(self, available: int) -> int:
+        """Return the bytes that experts may take if not all of them fit into the available bytes."""
+        return max(0, int(EXPERTS_SHARE * (available - self.total + self.experts)))
+
     def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
         """Compare with the available bytes. Warn if the model needs more and no error is raised.
 
@@ -296,7 +302,7 @@ class Need:
         if self.total > available and self.total - self.experts <= available:
             log.warn(
                 f"{where}: needs {self._text()}, and {size(available)} are free: the {size(self.experts)} of experts "
-                "are read from the file when tokens choose them"
+                "are read from the file when tokens choose them, and those that fit stay in memory"
             )
         elif self.total > available:
             log.warn(f"{where}: needs {self._text()}, and {size(available)} are free: it may run slowly or be killed")
@@ -317,11 +323,11 @@ def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> 
     widest = max((sum(shape) for shape in sizes.shapes if shape[0] != vocab_size), default=0)
     return Need(
         weights=sizes.nbytes - round((1 - share) * sizes.n_experts),
-        mapped=sizes.n_mapped,
+        mapped=sizes.n_mapped if share == 1 else sizes.n_mapped - sizes.n_mapped_experts,
         kv=pool_nbytes(model.kv_layers, n_tokens) if kv is None else kv,
         workspace=4 * (ACTIVATIONS * LONGEST_PASS * widest + vocab_size),
         saved=sizes.saved,
-        experts=sizes.n_mapped_experts,
+        experts=sizes.n_mapped_experts if share == 1 else 0,
     )
 
 

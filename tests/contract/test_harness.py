@@ -38,7 +38,7 @@ NOT_OPERATIONS = {
         "read_ahead",
     ),
     *("warm_up", "embeds_stored", "stack", "tap", "note", "compile", "kv_append", "sum_exp", "state_empty"),
-    *("state_nbytes", "state_read", "state_restore", "discard", "as_activations", "stack_some", "stream_experts"),
+    *("state_nbytes", "state_read", "state_restore", "discard", "as_activations", "stack_some"),
 }
 
 

@@ -67,14 +67,15 @@ def test_the_section_of_proposed_tokens_has_both_factors():
 
 def test_half_of_the_memory_is_compared_with_all_of_it():
     about = {
-        "time": "2", "commit": "abc", "versions": {}, "engine": "E", "has_same_bits": True, "read_ahead_kb": None,
+        "time": "2", "commit": "abc", "versions": {}, "engine": "E", "has_same_bits": True, "type": "q8_0",
         "machine": {"processor": "P", "cores": 2, "memory_bytes": None, "system": "S"}, "share_of_the_first": 0.04,
-        "experts_for_90_percent": 60.2, "guessed_by_the_layer_before": 0.85,
+        "experts_for_90_percent": 60.2, "guessed_by_the_layer_before": 0.85, "text": "T", "disk": 1e9,
+        "chosen_by_the_token_before": 0.45, "chosen_by_the_eight_before": 0.8,
     }  # fmt: skip
     runs = {False: [{"rate": 10.0, "memory": 3e9, "read": 0.0}], True: [{"rate": 6.0, "memory": 15e8, "read": 35e6}]}
     text = sections.experts([{**about, "is_limited": key, "runs": of} for key, of in runs.items()])
-    assert "| E | 3 | 10 | 1 | 0 | yes |" in text
-    assert "| E | 1.5 | 6 | 0.6 | 35 | yes |" in text
+    assert "| E | q8_0 | T | 3 | 10 | 1 | 0 |  | yes |" in text
+    assert "| E | q8_0 | T | 1.5 | 6 | 0.6 | 35 | 28.6 | yes |" in text
 
 
 def test_the_first_token_after_a_restart_is_compared_with_the_same_prompt_computed():

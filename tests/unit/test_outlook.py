@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 import mlx_engine
+from mlx_engine.backends.experts import share_missed
 from mlx_engine.bench import outlook as module
 from mlx_engine.bench.outlook import machine_bandwidth, outlook
 from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.checkpoint.sources import BUILTIN
 from mlx_engine.commands.inspect import run_rows
+from mlx_engine.commands.values import experts_text
 from mlx_engine.errors import ContextLengthError, EngineError
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.quant.weight import Weight
@@ -83,8 +85,20 @@ def test_a_table_that_is_also_the_head_counts_once():
 def test_what_does_not_fit_is_said():
     run = {"supported": True, "fits": False, "weights_bytes": 5 << 30, "kv_bytes": 1 << 30, "available_bytes": 2 << 30}
     run |= {"backend": "simd", "left_bytes": 0, "context": 9, "decode_tokens_per_second": None}
-    run["bandwidth_bytes_per_second"] = None
+    run |= {"bandwidth_bytes_per_second": None, "experts_bytes": 0}
     assert run_rows(run)[0] == ("runs here", "not in the memory: 6.0 GiB needed, 2.0 GiB available, on simd")
+
+
+def test_the_experts_that_are_not_in_memory_are_said():
+    moe = DATA / "qwen3moe-micro" / "hf"
+    whole = module.outlook(moe, "mlx")
+    half = module.outlook(moe, "mlx", experts_memory=whole.experts_bytes // 2)
+    assert (whole.experts_held_bytes, whole.experts_read_bytes) == (whole.experts_bytes, 0)
+    assert half.weights_bytes == whole.weights_bytes - whole.experts_bytes + half.experts_held_bytes
+    # Each token uses 3 of 8 experts.
+    assert half.experts_read_bytes == round(whole.experts_bytes * 3 / 8 * share_missed(0.5))
+    assert experts_text(4 << 30, 4 << 30, 0) == "4.0 GiB, all in memory"
+    assert experts_text(4 << 30, 1 << 30, 9 << 20).startswith("25% of 4.0 GiB in memory; a token reads about 9 MB of")
 
 
 def test_a_file_of_tensors_alone_does_not_run():

@@ -145,25 +145,42 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # - EX_CHOICE_BIAS: address of a bias (X,) that affects only the choice of experts, or 0
 # - EX_GROUPS, EX_GROUPS_USED: the number of groups of experts, and how many groups may be chosen from, or 0
 # - EX_WEIGHS_INPUTS: whether the weight multiplies an expert's input, not its output (only with one expert per row)
-# - EX_NOTE, EX_WRITE, EX_PIPE, EX_NEXT: 0, unless a thread reads experts ahead: address of the mixture's note, address
-#   of the C function `write`, the pipe to the thread, and the words of the next layer's mixture or 0
+# - EX_STATE, EX_NEXT: 0, unless a thread reads the experts that are not in memory: address of the state (below), and of
+#   the words of the next layer's mixture or 0
 # From EX_TABLE on each expert has two words: the addresses of its block of gate and up, and of its block of down.
 (
     EX_PROJECT, EX_NORM_WEIGHT, EX_NORM_EPS, EX_NORM_BIAS, EX_ROUTER, EX_COUNT, EX_USED, EX_NORMALIZE, EX_WIDTH,
     EX_INNER, EX_ROUTER_NORM, EX_ROUTER_EPS, EX_POST_NORM, EX_POST_EPS, EX_SCALES, EX_SHARED, EX_SHARED_DOWN,
     EX_SHARED_WEIGHT, EX_ADDS, EX_SIGMOID, EX_CHOICE_BIAS, EX_GROUPS, EX_GROUPS_USED, EX_SUM_EPS,
-    EX_WEIGHS_INPUTS, EX_NOTE, EX_WRITE, EX_PIPE, EX_NEXT, EX_TABLE,
-) = range(30)  # fmt: skip
-# Words of a note, which names experts to read from the file: the number of a mixture, whether the note is a guess, and
-# a bit for each expert. A note is small, so the system writes it to the pipe at once.
-NOTE_NUMBER, NOTE_GUESS, NOTE_BITS = range(3)
-MOST_NOTED = 1024
-NOTE_WIDTH = NOTE_BITS + MOST_NOTED // 64
+    EX_WEIGHS_INPUTS, EX_STATE, EX_NEXT, EX_TABLE,
+) = range(28)  # fmt: skip
+# Words of the state of a mixture's experts, which kernels share with the thread that reads experts:
+# - STATE_NOTE: the note that is written to the thread; STATE_NUMBER: the number of the mixture
+# - STATE_FAILED: whether reading has failed
+# - STATE_WRITE, STATE_READ: addresses of the C functions `write` and `read`
+# - STATE_PIPE, STATE_ANSWERS: the pipes to the thread and from it; STATE_ANSWER: ANSWER_WORDS words for its answers
+# From STATE_ROWS on there are four words for each expert, by word: whether the expert is in memory; whether a pass uses
+# it (USE_...); how many tokens have chosen it; whether the mixture before has guessed it.
+(
+    STATE_NOTE, STATE_NUMBER, STATE_FAILED, STATE_WRITE, STATE_READ, STATE_PIPE, STATE_ANSWERS, STATE_ANSWER,
+) = range(8)  # fmt: skip
+ANSWER_WORDS = 8
+STATE_ROWS = STATE_ANSWER + ANSWER_WORDS
+# An expert that is wanted may be replaced in memory until it is held.
+USE_NONE, USE_WANTED, USE_HELD = range(3)
+# A note is the number of the mixture times NOTE_KINDS plus one of these: few tokens have chosen experts, which are
+# multiplied in the order in which they are read; many have, and their experts are multiplied in ascending order; the
+# experts of the next mixture are guessed; the kernel waits for an expert. A negative note ends the thread.
+NOTE_FEW, NOTE_MANY, NOTE_GUESS, NOTE_WAITS, NOTE_KINDS = range(5)
 
 
-def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:
-    """Return how many floats of memory a mixture needs: for rows, logits, weights, and int64s per (row, expert)."""
-    per_token = (width, width, inner, width, n_experts, n_used, 2 * n_used, 2 * n_used)
+def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int, *, waits: bool = False) -> int:
+    """Return how many floats of memory a mixture needs: for rows, logits, weights, and int64s per (row, expert).
+
+    With `waits`, experts may be read while the mixture runs. The results of few tokens are then kept for each pair.
+    """
+    results = width * n_used if waits and n_tokens <= PROGRAM_TOKENS else width
+    per_token = (width, width, inner, results, n_experts, n_used, 2 * n_used, 2 * n_used)
     fixed = (LANES, n_experts, 2 * n_experts + 2)
     return sum(whole_vectors(n) + LANES for n in (*(n_tokens * size for size in per_token), *fixed))
 

@@ -54,6 +54,7 @@ MODULES = {
 # The part of each exported function that is neither in `BASE` nor of a format.
 _HOMES = {
     "run_experts": "experts",
+    "mark_expert": "experts",
     "short_conv": "states",
     "convolve_span": "states",
     "gate_rows": "states",
@@ -86,6 +87,7 @@ ENTRIES = {
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiiii",
     "run_experts": "iiiiiii",
+    "mark_expert": "iiii",
     "norm_add": "iiiiiii",
     "attend": "iiiiiiiiiiiiiiiiiffiii",
     "run_steps": "iiiiiiiii",
@@ -311,6 +313,7 @@ class Library:
     norm_rope_pair: Callable[..., None]
     put_pair: Callable[..., None]
     run_experts: Callable[..., None]
+    mark_expert: Callable[..., None]
     norm_add: Callable[..., None]
     attend: Callable[..., None]
     run_steps: Callable[..., None]

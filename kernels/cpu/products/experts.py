@@ -3,8 +3,9 @@
 The rows that use an expert are multiplied together, so the expert's matrices are read at most once. The outputs of a
 row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other rows.
 
-If not all experts fit into memory, a thread reads experts from the file ahead of their use. For this thread, the
-kernel writes notes of the experts that it will multiply, and of those that the next layer will probably choose.
+If only some experts are in memory, a thread reads the others from the file (`EX_STATE`). The kernel tells this thread
+which experts it will multiply, and which the next layer will probably choose. A pass of few tokens multiplies the
+experts in memory first, and each other expert when it has been read. The outputs are added in the same order as above.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from ..build.exponentials import exp
 from ..build.jit import entry, jit
 from ..build.layout import (
+    ANSWER_WORDS,
     EX_ADDS,
     EX_CHOICE_BIAS,
     EX_COUNT,
@@ -27,8 +29,6 @@ from ..build.layout import (
     EX_NORM_EPS,
     EX_NORM_WEIGHT,
     EX_NORMALIZE,
-    EX_NOTE,
-    EX_PIPE,
     EX_POST_EPS,
     EX_POST_NORM,
     EX_PROJECT,
@@ -40,18 +40,33 @@ from ..build.layout import (
     EX_SHARED_DOWN,
     EX_SHARED_WEIGHT,
     EX_SIGMOID,
+    EX_STATE,
     EX_SUM_EPS,
     EX_TABLE,
     EX_USED,
     EX_WEIGHS_INPUTS,
     EX_WIDTH,
-    EX_WRITE,
     LANES,
-    NOTE_BITS,
+    NOTE_FEW,
     NOTE_GUESS,
-    NOTE_WIDTH,
+    NOTE_KINDS,
+    NOTE_MANY,
+    NOTE_WAITS,
+    PROGRAM_TOKENS,
+    STATE_ANSWER,
+    STATE_ANSWERS,
+    STATE_FAILED,
+    STATE_NOTE,
+    STATE_NUMBER,
+    STATE_PIPE,
+    STATE_READ,
+    STATE_ROWS,
+    STATE_WRITE,
+    USE_HELD,
+    USE_NONE,
+    USE_WANTED,
 )
-from ..build.memory import floats, invoke, number, words
+from ..build.memory import floats, invoke, number, read, words, write
 from ..build.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
 from .linear_job import ceil_div
 from .norms import norm_rows
@@ -222,20 +237,71 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
 
 
 @jit
-def _tell(of: Any, ids: Any, n: int, guess: int) -> None:
-    """Write a note of n experts to the pipe of the thread that reads them ahead; a full pipe drops the note."""
-    note, one = words(of[EX_NOTE]), np.int64(1)
-    note[NOTE_GUESS] = guess
-    for i in range(NOTE_BITS, NOTE_WIDTH):
-        note[i] = 0
-    for i in range(n):
-        note[NOTE_BITS + ids[i] // 64] |= one << (ids[i] % 64)
-    invoke(of[EX_WRITE], (of[EX_PIPE], of[EX_NOTE], 8 * NOTE_WIDTH))
+def _note(state: int, kind: int) -> None:
+    """Write a note to the pipe of the thread that reads experts."""
+    s = words(state)
+    s[STATE_NOTE] = s[STATE_NUMBER] * NOTE_KINDS + kind
+    invoke(s[STATE_WRITE], (s[STATE_PIPE], state + 8 * STATE_NOTE, np.int64(8)))
+
+
+@jit
+def _want(state: int, ids: Any, n_pairs: int, n_experts: int, waits: bool) -> None:
+    """Tell the thread which experts the pass has chosen. Of few tokens all are held at once."""
+    s, uses = words(state), STATE_ROWS + n_experts
+    for i in range(n_pairs):
+        write(s, uses + ids[i], USE_HELD if waits else USE_WANTED)
+        s[uses + n_experts + ids[i]] += 1
+    _note(state, NOTE_FEW if waits else NOTE_MANY)
+
+
+@jit
+def _wait(state: int) -> None:
+    """Block until the thread has read an expert, or has failed."""
+    s = words(state)
+    _note(state, NOTE_WAITS)
+    invoke(s[STATE_READ], (s[STATE_ANSWERS], state + 8 * STATE_ANSWER, np.int64(8 * ANSWER_WORDS)))
+
+
+@jit
+def _any_held(state: int, n_experts: int) -> Any:
+    """Return the first held expert that is in memory, after waiting for one if there is none; -1 if reading fails."""
+    s = words(state)
+    while read(s, STATE_FAILED) == 0:
+        for e in range(n_experts):
+            if s[STATE_ROWS + n_experts + e] == USE_HELD and read(s, STATE_ROWS + e) != 0:
+                return e
+        _wait(state)
+    return -1
+
+
+@jit
+def _hold(state: int, n_experts: int, e: int) -> Any:
+    """Hold expert e, after waiting until it is in memory; return e, or -1 if reading fails."""
+    s = words(state)
+    # The thread first marks an expert as absent and then reads whether it is held; here the order is the reverse.
+    write(s, STATE_ROWS + n_experts + e, USE_HELD)
+    while read(s, STATE_FAILED) == 0:
+        if read(s, STATE_ROWS + e) != 0:
+            return e
+        _wait(state)
+    return -1
+
+
+@entry
+def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
+    """Mark an expert as in memory, or as absent unless a pass holds it. The reading thread calls this.
+
+    What the thread has written before is visible to kernels that find the expert in memory.
+    """
+    s = words(state)
+    write(s, STATE_ROWS + e, in_memory)
+    if in_memory == 0 and read(s, STATE_ROWS + n_experts + e) == USE_HELD:
+        write(s, STATE_ROWS + e, np.int64(1))
 
 
 @jit
 def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, scores: int, ids: int, rest: int) -> None:
-    """Write a note of the experts that the router of mixture `of`, in the next layer, chooses for this layer's input x.
+    """Tell the thread which experts the router of mixture `of`, in the next layer, chooses for this layer's input x.
 
     The next layer's own input is similar, so most of its experts are among them.
     """
@@ -251,7 +317,11 @@ def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, sc
         if groups != 0:
             keep_groups(floats(logits), at, n_experts, groups, of[EX_GROUPS_USED], floats(scores))
         choose(floats(logits), at, n_experts, n_used, words(ids), t * n_used)
-    _tell(of, words(ids), n_tokens * n_used, 1)
+    guesses = words(of[EX_STATE] + 8 * (STATE_ROWS + 3 * n_experts))
+    for e in range(n_experts):
+        guesses[e] = 0
+    for i in range(n_tokens * n_used):
+        guesses[words(ids)[i]] = 1
 
 
 @entry
@@ -279,7 +349,9 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     some = normed + _vectors(n_tokens * width)
     middle = some + _vectors(n_tokens * width)
     results = middle + _vectors(n_tokens * inner)
-    logits = results + _vectors(n_tokens * width)
+    state = b[EX_STATE]
+    waits = state != 0 and n_tokens <= PROGRAM_TOKENS
+    logits = results + _vectors((n_pairs if waits else n_tokens) * width)
     scores = logits + _vectors(n_tokens * n_experts + LANES)
     weights = scores + _vectors(n_experts)
     ids = weights + _vectors(n_pairs)
@@ -307,18 +379,32 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
             floats(scores), n_experts, n_used, b[EX_NORMALIZE], b[EX_SIGMOID], sum_eps, b[EX_SCALES], words(ids),
             floats(weights), t * n_used,
         )  # fmt: skip
-    if b[EX_NOTE] != 0:
-        _tell(b, words(ids), n_pairs, 0)
-        if b[EX_NEXT] != 0:
+    if state != 0:
+        _want(state, words(ids), n_pairs, n_experts, waits)
+        if b[EX_NEXT] != 0 and waits:
             _guess(address, words(b[EX_NEXT]), n_tokens, x, some, logits, scores, pairs, rest)
+            _note(state, NOTE_GUESS)
     _group(words(ids), n_pairs, n_experts, words(first), words(pairs))
     out = floats(y)
     out[: n_tokens * width] = 0
+    n_chosen = 0
     for e in range(n_experts):
+        n_chosen += words(first)[e + 1] > words(first)[e]
+    e = -1
+    for _ in range(n_chosen):
+        if waits:
+            e = _any_held(state, n_experts)
+        else:
+            e += 1
+            while words(first)[e + 1] == words(first)[e]:
+                e += 1
+            if state != 0:
+                e = _hold(state, n_experts, e)
+        if e < 0:
+            break
         begin = words(first)[e]
         n = words(first)[e + 1] - begin
-        if n == 0:
-            continue
+        result = results + 4 * begin * width if waits else results
         source = normed
         if n < n_tokens or b[EX_WEIGHS_INPUTS] != 0:
             _gather(h, width, words(pairs), begin, n, n_used, floats(some))
@@ -326,8 +412,15 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         if b[EX_WEIGHS_INPUTS] != 0:
             _weigh_inputs(floats(some), width, words(pairs), begin, n, floats(weights))
         invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e], n, source, 0, rest, middle))
-        invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e + 1], n, middle, 0, rest, results))
-        _add(floats(results), width, words(pairs), begin, n, n_used, floats(weights), out)
+        invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e + 1], n, middle, 0, rest, result))
+        if not waits:
+            _add(floats(result), width, words(pairs), begin, n, n_used, floats(weights), out)
+        if state != 0:
+            write(words(state), STATE_ROWS + n_experts + e, USE_NONE)
+    for e in range(n_experts if waits else 0):
+        begin = words(first)[e]
+        n = words(first)[e + 1] - begin
+        _add(floats(results + 4 * begin * width), width, words(pairs), begin, n, n_used, floats(weights), out)
     if b[EX_SHARED] != 0:
         invoke(b[EX_PROJECT], (address, b[EX_SHARED], n_tokens, normed, 0, rest, middle))
         invoke(b[EX_PROJECT], (address, b[EX_SHARED_DOWN], n_tokens, middle, 0, rest, results))

@@ -42,7 +42,7 @@ from mlx_engine.backends.cpu.descriptors import (
     write_matrix,
     write_norm,
 )
-from mlx_engine.backends.cpu.experts_ahead import ExpertReader
+from mlx_engine.backends.cpu.expert_cache import ExpertCache, HeldExperts
 from mlx_engine.backends.cpu.kernels import load_formats
 from mlx_engine.backends.cpu.lowering import LOWERED, CannotCompileError, Lowered, lower
 from mlx_engine.backends.experts import Experts
@@ -90,8 +90,8 @@ class CompiledBackend(SimdBackend):
         # Descriptors of blocks, mixtures of experts and head norms, by their parameters.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
-        # Reads experts that do not fit into memory; None if all fit.
-        self._reader: ExpertReader | None = None
+        # Keeps a bounded number of experts in memory; None if the number of no mixture is bounded.
+        self.expert_cache: ExpertCache | None = None
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
         # Descriptors of convolutions, delta rules and state spaces.
         self._mixer_descriptors: dict[tuple[object, ...], np.ndarray] = {}
@@ -103,13 +103,15 @@ class CompiledBackend(SimdBackend):
         """Wait for other threads' sessions, reserve the thread pool for this thread, and limit BLAS to one thread."""
         with self.guard.held(), one_blas_thread():
             self.pool.renew()
+            if self.expert_cache is not None:
+                self.expert_cache.renew()
             yield
 
     def close(self) -> None:
         with self.guard.close():
             self.pool.close()
-            if self._reader is not None:
-                self._reader.close()
+            if self.expert_cache is not None:
+                self.expert_cache.close()
 
     def sum_exp(self, row: np.ndarray, top: float) -> float:
         """Call the compiled kernel. This needs no session."""
@@ -134,13 +136,6 @@ class CompiledBackend(SimdBackend):
     def discard(self, linear: Linear) -> None:
         self._mapped = [data for data in self._mapped if data is not linear.weight.data]
         self._blocks = {key: block for key, block in self._blocks.items() if linear not in block.linears}
-
-    def stream_experts(self) -> None:
-        """Start a thread that reads chosen experts from the file, for the models built so far and those built later."""
-        if self._reader is None:
-            self._reader = ExpertReader()
-            for block in self._mixtures.values():
-                self._reader.add(block)
 
     def read_ahead(self) -> None:
         """Read every memory page of the weights on a background thread, so that the first pass has no page faults."""
@@ -232,6 +227,14 @@ class CompiledBackend(SimdBackend):
         self._mapped = [data for data in self._mapped if id(data) not in unread]
         return super().stack(linears)
 
+    holds_some_experts = True
+
+    def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
+        """Return the matrices as views of the file. Kernels get them from an `ExpertCache`, op by op from the file."""
+        held = HeldExperts(self.stack([read(e) for e in range(n)]))
+        held.n_slots = n_slots
+        return held
+
     def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
         return self._project(x, self._block((head,), norm)) if norm_fits(norm) else super().norm_head(x, norm, head)
 
@@ -282,6 +285,8 @@ class CompiledBackend(SimdBackend):
             entry(self.pool.address, *arguments)
         finally:
             self.pool.control[layout.ON] = 0
+        if self.expert_cache is not None:
+            self.expert_cache.check()
 
     def head_norm_rope(
         self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
@@ -421,8 +426,9 @@ class CompiledBackend(SimdBackend):
             load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
             block = ExpertBlock(experts, norm, KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
             self._mixtures[norm, experts, adds] = block
-            if self._reader is not None:
-                self._reader.add(block)
+            if isinstance(experts.up.weights, HeldExperts):
+                self.expert_cache = self.expert_cache or ExpertCache(self.library)
+                self.expert_cache.add(block, experts.up.weights.n_slots)
         return block
 
     def step_block(

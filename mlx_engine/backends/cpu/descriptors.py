@@ -121,7 +121,7 @@ class Block:
         # interleaves their rows.
         self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].format != matrices[1].format)
         descriptor[layout.HAS_GEMV] = self.has_gemv
-        for matrix, linear, column, row in zip(matrices, linears, edges, self._table(), strict=False):
+        for matrix, linear, column, row in zip(matrices, linears, edges, self.table(), strict=False):
             write_matrix(row, matrix, library)
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
@@ -134,7 +134,7 @@ class Block:
 
     def _write_panels(self, matrices: Sequence[Matrix], library: Library) -> None:
         """Write the words for products in fixed point: the panel kernels of quantised matrices, and the tasks."""
-        for matrix, row in zip(matrices, self._table(), strict=False):
+        for matrix, row in zip(matrices, self.table(), strict=False):
             if matrix.format != FLOAT32:
                 row[layout.PANEL : layout.WIDTH] = library.panels(matrix.format)
                 self.n_fixed += 1
@@ -154,7 +154,8 @@ class Block:
         self.descriptor[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
         self.descriptor[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
 
-    def _table(self) -> np.ndarray:
+    def table(self) -> np.ndarray:
+        """Return the words of each matrix, a view of the descriptor."""
         return self.descriptor[layout.TABLE :].reshape(-1, layout.WIDTH)
 
 
@@ -243,9 +244,14 @@ class ExpertBlock:
         descriptor[layout.EX_SUM_EPS : layout.EX_SUM_EPS + 1].view(np.float64)[:] = routing.sum_eps
         descriptor[layout.EX_WEIGHS_INPUTS] = routing.weighs_inputs
 
+    def guesses(self, other: ExpertBlock) -> bool:
+        """Return whether the kernel of this mixture can run the router of another one."""
+        return (self.n_experts, self.n_used, self.width) == (other.n_experts, other.n_used, other.width)
+
     def floats(self, n_tokens: int) -> int:
         """Return the number of floats of scratch memory for `n_tokens` tokens, including the scratch of products."""
-        own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
+        waits = bool(self.descriptor[layout.EX_STATE])
+        own = layout.expert_scratch(n_tokens, self.n_experts, self.n_used, self.width, self.inner, waits=waits)
         return own + n_tokens * layout.product_floats(max(self.width, self.inner))
 
 

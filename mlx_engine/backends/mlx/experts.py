@@ -5,12 +5,11 @@ experts from this array on the device, so that the host does not wait for the ro
 that these operations read each expert once.
 
 If memory for experts is bounded (`Slots`), the array has fewer matrices, and the host waits for the router. Chosen
-experts that are not in the array are read from the file, and replace the experts that were used least recently.
+experts that are missing are read from the file, in place of those that were chosen least often.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
-from mlx_engine.backends.experts import Routing
+from mlx_engine.backends.experts import Residents, Routing
 from mlx_engine.backends.mlx.weights import GroupMatrix, summed_in_float32
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.errors import ModelError
@@ -97,24 +96,24 @@ class Slots:
         self.nbytes = n * sum(array.nbytes for array in _arrays(first))
         self._held: Stack = _mapped(lambda array: mx.zeros((n_slots, *array.shape[1:]), array.dtype), first)
         mx.eval(_arrays(self._held))
-        # The slot of each expert, -1 for an expert that is not in memory; and the experts in memory, by their last use.
-        self._slots, self._used = np.full(n, -1), OrderedDict[int, None]()
+        self._residents = Residents(n, n_slots)
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Return what `Stack.multiply` defines. If the chosen experts do not fit into the slots, do several rounds."""
         chosen = np.array(ids)
         experts = np.unique(chosen)
+        self._residents.count(np.bincount(chosen.reshape(-1), minlength=len(self._residents.slots)))
         if len(experts) <= self._n_slots and not are_sorted:
             self._hold(experts)
-            return self._held.multiply(x, mx.array(self._slots[chosen]), are_sorted=False)
+            return self._held.multiply(x, mx.array(self._residents.slots[chosen]), are_sorted=False)
         rows = mx.broadcast_to(x, (*chosen.shape, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
         of_rows, results, places = chosen.reshape(-1), [], []
         for first in range(0, len(experts), self._n_slots):
             some = experts[first : first + self._n_slots]
             self._hold(some)
             at = np.flatnonzero(np.isin(of_rows, some))
-            at = at[np.argsort(self._slots[of_rows[at]], kind="stable")]
-            slots = mx.array(self._slots[of_rows[at]])
+            at = at[np.argsort(self._residents.slots[of_rows[at]], kind="stable")]
+            slots = mx.array(self._residents.slots[of_rows[at]])
             results.append(self._held.multiply(rows[mx.array(at)], slots, are_sorted=are_sorted))
             places.append(at)
             mx.eval(results[-1])  # while a product is pending, MLX would copy all slots to write the next experts
@@ -122,22 +121,18 @@ class Slots:
         return y.reshape(*chosen.shape, *y.shape[-2:])
 
     def _hold(self, experts: np.ndarray) -> None:
-        """Read those of these experts that are not in memory; they replace the experts used least recently."""
-        for e in experts.tolist():
-            if self._slots[e] >= 0:
-                self._used[e] = None
-                self._used.move_to_end(e)
-        for e in experts[self._slots[experts] < 0].tolist():
-            new, slot = self._read(e), self._free()
+        """Read those of the experts that are not in memory, in place of those that were chosen least often."""
+        for e in experts[self._residents.slots[experts] < 0].tolist():
+            new, slot = self._read(e), self._free(experts)
             self._write(slot, new)
-            self._slots[e], self._used[e] = slot, None  # after the write, because Ctrl-C may interrupt it
+            self._residents.slots[e] = slot  # last, because Ctrl-C may end this at any point
 
-    def _free(self) -> int:
+    def _free(self, kept: np.ndarray) -> int:
         """Return a slot without an expert."""
-        while not len(free := np.setdiff1d(np.arange(self._n_slots), self._slots)):
-            oldest, _ = self._used.popitem(last=False)
-            self._slots[oldest] = -1
-        return int(free[0])
+        while (free := self._residents.free_slot()) is None:
+            coldest = self._residents.coldest(np.isin(np.arange(len(self._residents.slots)), kept))
+            self._residents.slots[coldest] = -1
+        return free
 
     def _write(self, slot: int, expert: Stack) -> None:
         held, new = _arrays(self._held), _arrays(expert)

@@ -221,9 +221,8 @@ class ComputeOptions(LoadOptions):
         typer.Option(
             "--experts-memory",
             metavar="SIZE",
-            help="On mlx and metal, keep at most SIZE of experts in memory, such as 8GiB; read the others when tokens "
-            "choose them.",
-            show_default="all",
+            help="Keep at most SIZE of experts in memory, such as 8GiB; read the others when tokens choose them.",
+            show_default="all; on the CPU what is free",
         ),
         RARE,
     ] = None

@@ -1,0 +1,348 @@
+"""A bounded number of experts in memory: a thread reads others from the file, in place of those that are used least.
+
+Kernels and thread share a state for each mixture (`STATE_ROWS` in `kernels/cpu/build/layout.py`). Before the products a
+kernel marks the chosen experts there and writes a note to a pipe; after that it marks what the router of the next
+mixture would choose for the same hidden states. The thread reads the chosen experts first and then the guessed ones.
+Kernels wait for the thread only if all chosen experts that are left are missing.
+
+An expert that a pass holds is never replaced. A pass of many tokens uses nearly all experts of each mixture, one after
+another; those that are missing pass through two slots, so that the experts that are used most stay in memory.
+
+Reads bypass the system's page cache, which would keep a second copy. One read of a whole matrix at a time reaches the
+peak rate of the disk: the system splits it into many requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import threading
+import weakref
+from mmap import PAGESIZE
+
+import numpy as np
+
+from mlx_engine.backends.cpu.descriptors import ExpertBlock, address
+from mlx_engine.backends.experts import Residents
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.errors import ModelError, SourceError
+from mlx_engine.kernels.cpu.build import layout
+from mlx_engine.kernels.cpu.build.library import Library
+from mlx_engine.machine.memory import MappedRange, mapped_range
+
+# Slots through which the experts of a pass of many tokens go.
+PASSAGES = 2
+
+
+class HeldExperts(tuple[Linear, ...]):
+    """The linear layers of the experts of a mixture, which are views of a mapped file; n_slots can be in memory."""
+
+    n_slots: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all matrices."""
+        return sum(linear.weight.nbytes for linear in self)
+
+
+class ExpertCache:
+    """The mixtures of which some experts are in memory, and the thread that reads the others."""
+
+    def __init__(self, library: Library) -> None:
+        self._library, self._blocks = library, list[tuple[ExpertBlock, int]]()
+        self._start()
+
+    def add(self, block: ExpertBlock, n_slots: int) -> None:
+        """Keep as many experts of a mixture as take the bytes of `n_slots` experts in the file.
+
+        The layer of this mixture follows the layer of the mixture that was added before.
+
+        Raises:
+            ModelError: experts are not multiplied as the file stores them.
+        """
+        self._blocks.append((block, n_slots))
+        self._reader.add(block, n_slots)
+
+    def renew(self) -> None:
+        """Start another thread, without experts in memory, if this process has been forked."""
+        if self._process != os.getpid():
+            self.close.detach()
+            self._reader.close_files()
+            self._start()
+
+    def check(self) -> None:
+        """Raise the error of the thread, if it has failed."""
+        if self._reader.error is not None:
+            raise self._reader.error
+
+    @property
+    def n_bytes_read(self) -> int:
+        """The bytes that have been read."""
+        return self._reader.n_bytes_read
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._reader = _Reader(self._library)
+        for block, n_slots in self._blocks:
+            self._reader.add(block, n_slots)
+        thread = threading.Thread(target=self._reader.run, name="mlx_engine-experts", daemon=True)
+        thread.start()
+        self.close = weakref.finalize(self, _end, self._reader, thread, self._process)
+
+
+def _end(reader: _Reader, thread: threading.Thread, process: int) -> None:
+    """End the thread; do nothing in a forked process, whose parent has the thread."""
+    if os.getpid() == process:
+        reader.end()
+        thread.join()
+
+
+class _Mixture:
+    """The experts of a mixture.
+
+    Attributes:
+        state: the words that kernels and the thread share; the four arrays (X,) after it are views of it.
+        residents: which experts are in memory.
+        following: the mixture of the next layer, or None.
+        has_many: whether many tokens have chosen experts in the current pass.
+        passages: the slots through which the experts of many tokens go.
+    """
+
+    following: _Mixture | None = None
+    has_many = False
+
+    def __init__(self, block: ExpertBlock, n_slots: int) -> None:
+        n, self.block = block.n_experts, block
+        self.state = np.zeros(layout.STATE_ROWS + 4 * n, np.int64)
+        self.in_memory, self.is_used, self.n_chosen, self.is_guessed = self.state[layout.STATE_ROWS :].reshape(4, n)
+        self._n_counted = self.n_chosen.copy()
+        self.passages = list[int]()
+        # By expert and matrix: the words of the matrix in its block, and where the file has it.
+        self.matrices = [_matrices(block, e) for e in range(n)]
+        spans = np.array([[range_.span for _, range_ in of] for of in self.matrices])
+        nbytes = {tuple(range_.nbytes for _, range_ in of) for of in self.matrices}
+        if len(nbytes) > 1:
+            hint = "load the model without experts_memory"
+            raise ModelError(f"the experts of a layer are stored in several types; {hint}")
+        # Where each matrix begins in a slot.
+        self.starts = [0, *np.cumsum(spans.max(axis=0)).tolist()]
+        n_slots = min(n, max(1, n_slots * sum(nbytes.pop()) // self.starts[-1]))
+        self.residents = Residents(n, n_slots)
+        memory = np.empty(n_slots * self.starts[-1] + PAGESIZE, np.uint8)
+        first = -address(memory) % PAGESIZE
+        self.memory = memory[first : first + n_slots * self.starts[-1]].reshape(n_slots, -1)
+
+    def begin(self, *, has_many: bool) -> None:
+        """Count the choices of a pass."""
+        n_chosen = self.n_chosen.copy()
+        self.residents.count(n_chosen - self._n_counted)
+        self._n_counted, self.has_many, self.passages = n_chosen, has_many, []
+
+
+def _matrices(block: ExpertBlock, expert: int) -> list[tuple[np.ndarray, MappedRange]]:
+    found = []
+    for of in block.blocks[expert]:
+        for words, linear in zip(of.table(), of.linears, strict=True):
+            range_ = mapped_range(linear.weight.data)
+            if range_ is None:
+                raise ModelError(
+                    f"{linear.name}: experts_memory needs experts that the backend multiplies as the file stores them; "
+                    "convert the model to a GGUF file of a type that has a kernel, such as q8_0 or q4_K_M"
+                )
+            found.append((words, range_))
+    return found
+
+
+class _Reader:
+    """What the thread does.
+
+    Attributes:
+        error: the reason why reading has failed, or None.
+        n_bytes_read: the bytes that have been read.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.error: SourceError | None = None
+        self.n_bytes_read = 0
+        self._library, self._mixtures, self._files = library, list[_Mixture](), dict[str, int]()
+        # Notes of kernels come from one pipe; a byte in the other is an answer.
+        (self._notes, self._pipe), (self._answers, self._answer) = os.pipe(), os.pipe()
+        os.set_blocking(self._answer, False)
+        self._system = ctypes.CDLL(None)  # keeps the addresses of its functions valid
+        self._news = select.poll()  # `select.select` takes no descriptor above 1023
+        self._news.register(self._notes, select.POLLIN)
+        self._current: _Mixture | None = None
+        self._has_guess = self._is_ended = False
+
+    def add(self, block: ExpertBlock, n_slots: int) -> None:
+        """Add a mixture; a kernel finds its experts only by way of this thread from now on."""
+        made, before = _Mixture(block, n_slots), self._mixtures[-1] if self._mixtures else None
+        functions = (ctypes.cast(getattr(self._system, name), ctypes.c_void_p).value or 0 for name in ("write", "read"))
+        made.state[[layout.STATE_WRITE, layout.STATE_READ]] = list(functions)
+        made.state[[layout.STATE_NUMBER, layout.STATE_PIPE]] = len(self._mixtures), self._pipe
+        made.state[layout.STATE_ANSWERS] = self._answers
+        block.descriptor[layout.EX_STATE], block.descriptor[layout.EX_NEXT] = address(made.state), 0
+        self._mixtures.append(made)
+        made.state[layout.STATE_FAILED] = self.error is not None
+        if before is not None and before.block.guesses(block):
+            before.block.descriptor[layout.EX_NEXT], before.following = block.address, made
+
+    def end(self) -> None:
+        """Let the thread end."""
+        os.write(self._pipe, np.int64(-1).tobytes())
+
+    def close_files(self) -> None:
+        """Close the pipes and the model's files."""
+        for file in (*self._files.values(), self._notes, self._pipe, self._answers, self._answer):
+            os.close(file)
+
+    def run(self) -> None:
+        """Read experts until `end`."""
+        try:
+            while not self._is_ended:
+                if self._news.poll(0) or (job := self._job()) is None:
+                    self._take_notes()
+                else:
+                    self._load(*job)
+        except SourceError as error:
+            self.error = error
+            for mixture in self._mixtures:
+                mixture.state[layout.STATE_FAILED] = 1
+            while not self._is_ended:
+                self._wake()
+                self._take_notes()
+        finally:
+            self.close_files()
+
+    def _take_notes(self) -> None:
+        """Read the notes of kernels; wait if there is none."""
+        for note in np.frombuffer(os.read(self._notes, 1 << 12), np.int64).tolist():
+            if note < 0:
+                self._is_ended = True
+                return
+            number, kind = divmod(note, layout.NOTE_KINDS)
+            if kind in (layout.NOTE_FEW, layout.NOTE_MANY):
+                self._current, self._has_guess = self._mixtures[number], False
+                self._current.begin(has_many=kind == layout.NOTE_MANY)
+            elif kind == layout.NOTE_GUESS:
+                self._has_guess = True
+
+    def _wake(self) -> None:
+        """Wake a kernel that waits."""
+        with contextlib.suppress(BlockingIOError):  # enough answers to wake it are in the pipe
+            os.write(self._answer, b"1")
+
+    def _job(self) -> tuple[_Mixture, int, int] | None:
+        """Return the expert to read next, with its mixture and the slot for it; None if there is no such expert."""
+        if self._current is None:
+            return None
+        for expert in np.flatnonzero((self._current.is_used != 0) & (self._current.in_memory == 0))[:1].tolist():
+            slot = self._slot(self._current, expert, self._current.is_used != 0)
+            return None if slot is None else (self._current, expert, slot)
+        following = self._current.following
+        if self._has_guess and following is not None:
+            for expert in np.flatnonzero((following.is_guessed != 0) & (following.in_memory == 0))[:1].tolist():
+                slot = self._slot(following, expert, (following.is_guessed | following.is_used) != 0)
+                return None if slot is None else (following, expert, slot)
+        return None
+
+    def _slot(self, mixture: _Mixture, expert: int, kept: np.ndarray) -> int | None:
+        """Return a slot without an expert, taking it from an expert outside of `kept`; None if there is none."""
+        residents = mixture.residents
+        if (free := residents.free_slot()) is not None:
+            return free
+        if not mixture.has_many:
+            while (coldest := residents.coldest(kept)) is not None:
+                slot = int(residents.slots[coldest])
+                if self._drop(mixture, coldest):
+                    return slot
+                kept[coldest] = True
+            return None
+        if not mixture.passages:
+            mixture.passages = residents.coldest_slots(PASSAGES)
+        held = np.flatnonzero(np.isin(residents.slots, mixture.passages)).tolist()
+        # The kernel uses experts in ascending order: it needs the last of them last.
+        for of in sorted(held, key=lambda of: (mixture.is_used[of] != 0, -of)):
+            slot = int(residents.slots[of])
+            if (of > expert or not mixture.is_used[of]) and self._drop(mixture, of):
+                return slot
+        return None
+
+    def _drop(self, mixture: _Mixture, expert: int) -> bool:
+        """Take an expert from memory, unless a pass holds it; return whether it has been taken."""
+        self._library.mark_expert(address(mixture.state), len(mixture.in_memory), expert, 0)
+        if mixture.in_memory[expert]:
+            self._wake()  # a kernel may have found the expert absent for a moment
+            return False
+        mixture.residents.slots[expert] = -1
+        return True
+
+    def _load(self, mixture: _Mixture, expert: int, slot: int) -> None:
+        """Read an expert; leave off if it was guessed, and the pass does not choose it."""
+        memory, added = mixture.memory[slot], []
+        for start, (words, range_) in zip(mixture.starts, mixture.matrices[expert], strict=False):
+            while self._news.poll(0) and not self._is_ended:
+                self._take_notes()
+            is_wanted = mixture.is_used[expert] if mixture is self._current else self._is_next(mixture)
+            if self._is_ended or not is_wanted:
+                return
+            self._read(range_, memory[start : start + range_.span])
+            added.append((words, address(memory) + start + range_.first % PAGESIZE))
+        for words, at in added:
+            words[layout.WEIGHTS] = at
+        mixture.residents.slots[expert] = slot
+        self._library.mark_expert(address(mixture.state), len(mixture.in_memory), expert, 1)
+        self._wake()
+
+    def _is_next(self, mixture: _Mixture) -> bool:
+        return self._current is not None and self._current.following is mixture
+
+    def _read(self, range_: MappedRange, memory: np.ndarray) -> None:
+        """Read the memory pages of a file that have a range.
+
+        Raises:
+            SourceError: the file is shorter, has been replaced or cannot be read.
+        """
+        file, first, done = self._opened(range_), range_.first // PAGESIZE * PAGESIZE, 0
+        needed = range_.first % PAGESIZE + range_.nbytes
+        while done < needed:
+            try:
+                n = os.preadv(file, [memory[done:].data], first + done)
+            except OSError as error:
+                raise SourceError(f"{range_.path}: an expert cannot be read ({error.strerror})") from error
+            if n == 0:
+                what = f"ends before byte {range_.first + range_.nbytes:,}, the end of an expert; restore the file"
+                raise SourceError(f"{range_.path}: {what}")
+            # The system reads whole blocks of the disk, except at the end of the file.
+            done = done + n if done + n >= needed else (done + n) // PAGESIZE * PAGESIZE
+        self.n_bytes_read += done
+
+    def _opened(self, range_: MappedRange) -> int:
+        """Return the descriptor of a file."""
+        path = str(range_.path)
+        if path not in self._files:
+            try:
+                self._files[path] = _open_uncached(path)
+            except OSError as error:
+                raise SourceError(f"{path}: experts cannot be read ({error.strerror})") from error
+            if not range_.is_of(os.fstat(self._files[path])):
+                raise SourceError(f"{path}: has been replaced or changed since the model was loaded; load it again")
+        return self._files[path]
+
+
+def _open_uncached(path: str) -> int:
+    """Open a file for reads that bypass the page cache, if the file system has such reads."""
+    if hasattr(os, "O_DIRECT"):
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            page = np.empty(2 * PAGESIZE, np.uint8)
+            first = -address(page) % PAGESIZE
+            os.preadv(file, [page[first : first + PAGESIZE].data], 0)  # some file systems refuse here
+            return file
+    file = os.open(path, os.O_RDONLY)
+    if hasattr(fcntl, "F_NOCACHE"):  # macOS
+        fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
+    return file
