@@ -70,8 +70,8 @@ def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
 def json_of(text: str, types: Types | None) -> str:
     """Return the JSON text of a value that is written without quotes, by the types that it may have.
 
-    If the text is a value of one of these types in JSON, or Python's True, False or None, it is this value; if not, it is
-    a string. Without types, any JSON text is its value, except a quoted string, which stays text with its quotes.
+    A text that is a value of one of these types, in JSON or as Python's True, False or None, is this value; any other
+    text is a string. Without types, any JSON text is its value, except a quoted string, which stays text with its quotes.
     """
     plain = PYTHON_NAMES.get(text.strip(), text.strip())
     try:

@@ -61,7 +61,7 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Turns thinking before the answer on or off, if the model's template has a switch for thinking."""
+    """Turns thinking before the answer on or off, if the template has a switch. Without this parameter it is off."""
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 

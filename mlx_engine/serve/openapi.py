@@ -150,7 +150,7 @@ class Limits(NamedTuple):
 
     Attributes:
         names: the names of all models; None if any name is served.
-        slots: the largest number of answers to a request.
+        slots: the largest number of answers to each prompt of a request.
         last_id: the last token id.
         context: the largest number of tokens of a prompt and its answer.
         hidden_size: the size of a vector.

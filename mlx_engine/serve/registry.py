@@ -58,7 +58,7 @@ class Opened(Protocol):
         """The least memory that the model needs."""
 
     def load(self, room: int) -> tuple[Engine, Scheduler]:
-        """Load the model, and return its engine and scheduler. Keys and values get at most `room` bytes."""
+        """Load the model, and return its engine and scheduler. `room`: bytes left by other models for keys and values."""
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ class ServedModel:
         service: the objects that the model's requests use; each load replaces `service.worker`.
         open: checks the model's files; called in a thread. None for a model that is never unloaded.
         new_worker: returns a worker, which loads the model with the given function.
-        describe: returns what /v1/models shows of a model that is not loaded; reads its files, in a thread.
+        describe: returns what /v1/models shows of the model's files; called in a thread, because it reads them.
         exists: whether the model's files are still there.
         state: whether the model is loaded, being loaded or unloaded, on disk, or failed to load.
         reason: why the model could not be loaded, or why its engine thread has died.
