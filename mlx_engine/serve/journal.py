@@ -236,7 +236,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return max(len(choice.token_ids) for choice in self.choices)
 
     def run_options(self) -> Options:
-        """Return the options for running the request again: if it did not finish, at most as many tokens as it had.
+        """Return the options for running the request again.
+
+        If it did not finish, `max_tokens` is the number of tokens of its longest answer.
 
         Raises:
             OptionError, TypeError: an option is invalid.

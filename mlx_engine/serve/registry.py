@@ -58,7 +58,7 @@ class Opened(Protocol):
         """The least memory that the model needs."""
 
     def load(self, room: int) -> tuple[Engine, Scheduler]:
-        """Load the model, and return its engine and scheduler. `room` is left by other models for keys and values."""
+        """Load the model; return its engine and scheduler. Other models leave `room` bytes for keys and values."""
 
 
 @dataclass(eq=False)
