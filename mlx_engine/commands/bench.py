@@ -463,7 +463,7 @@ def print_snapshots(measure: Snapshots, model: str, output: OutputOptions) -> No
 
 
 def run_sweep(model: str, plan: Plan, output: OutputOptions) -> None:
-    """Measure the whole ladder; print and save the report with plots, and draw its bars in a terminal."""
+    """Measure all backends of the plan; print and save the report with plots, and draw bars in a terminal."""
     from mlx_engine.bench.ladder import page, text
     from mlx_engine.bench.sweep import sweep
 
@@ -475,7 +475,7 @@ def run_sweep(model: str, plan: Plan, output: OutputOptions) -> None:
 
 
 def print_bars(rows: Sequence[Row]) -> None:
-    """Print the ladder's bars to the terminal."""
+    """Print a bar for the rate of each backend to the terminal."""
     from rich.console import Console
 
     from mlx_engine.bench.ladder import bars

@@ -39,10 +39,10 @@ PrefixDir: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class Kept:
-    """An item of `cache list`: a model, the prefixes of a folder, or compiled kernels.
+    """An item of `cache list`: a model, the prefixes of a folder, compiled kernels, or their measured tuning.
 
     Attributes:
-        name: the name for the user: a hub id, shape:NAME, kernels, emulator or tuning.
+        name: the name for the user: a hub id, shape:NAME, kernels, emulator, tuning or prefixes.
         kind: how a deleted item is replaced: "download" needs a download; "made" is computed again when it is needed.
         path: the file or folder.
         parts: the paths that `delete` deletes: the path itself, or the engine's files in it.
@@ -150,7 +150,10 @@ def lines_of(items: Sequence[Kept]) -> list[str]:
 
 
 def kept() -> list[Kept]:
-    """Return what is on disk, models first. The hub's folder is shared with other programs that use the hub."""
+    """Return what is on disk except prefixes, models first. Unfinished files of dead processes are removed first.
+
+    The hub's folder is shared with other programs that use the hub.
+    """
     from mlx_engine.checkpoint import shapes
     from mlx_engine.kernels.files import remove_dead
 

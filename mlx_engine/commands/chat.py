@@ -324,7 +324,7 @@ def talk(chat: Chat, messages: Iterable[str], *, quiet: bool) -> None:
                     )
                     with without_echo():
                         answer(chat.conversation, give, quiet=quiet)
-        except KeyboardInterrupt:  # while /model loads; an answer handles its own
+        except KeyboardInterrupt:  # Ctrl-C while /model loads; `answer` handles Ctrl-C itself
             notice("(stopped)")
         except ContextLengthError as error:
             notice(f"error: {error}; /clear begins a new conversation")
@@ -479,7 +479,8 @@ class Chat:
 
     Attributes:
         conversation: the conversation.
-        begin: returns an empty conversation with the model of this name, which can answer these messages.
+        begin: loads the model of a name, checks that its template can render some messages, and returns an empty
+            conversation with it.
         functions: the tools, by name.
         always: the names of the tools that are called without asking.
         changed: the options that /set has changed.

@@ -109,7 +109,7 @@ def read_text(text: str | None, file: Path | None, option: str) -> str:
     """Return the text of an argument, a file, or stdin ("-", or neither argument nor file).
 
     Raises:
-        OptionError: the text was given twice, or is not UTF-8.
+        OptionError: the text is missing, was given twice, or is not UTF-8.
         SourceError: the file cannot be read.
     """
     if text is not None and file is not None:
@@ -230,7 +230,7 @@ _shown: Progress | None = None
 
 @contextmanager
 def _line(title: str, *, auto_refresh: bool = True) -> Iterator[Callable[..., None]]:
-    """Show a line with a title and a bar; yield what updates it."""
+    """Show a line with a title and a bar; yield the function that updates it."""
     global _shown
     if _shown is not None:
         task = _shown.add_task(title, total=None)

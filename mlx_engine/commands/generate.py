@@ -60,7 +60,7 @@ NO_PROMPT = (
     "no prompt was given, neither as an argument nor with -f FILE nor through a pipe: "
     f"continuing {DEFAULT_PROMPT!r}, an example"
 )
-# Seconds to wait for data from a pipe. Then a line says that a prompt is awaited or, if no prompt is needed, the
+# Seconds to wait for data from a pipe. Then a line says that a prompt is awaited or, with the built-in model, the
 # example runs: in CI and containers, stdin is often an open pipe that nothing writes to.
 PATIENCE = 3.0
 
@@ -112,7 +112,7 @@ class PromptOptions:
         """Check for options that exclude each other, before anything is read.
 
         Raises:
-            OptionError: there are two prompts, or --system or --think without --chat.
+            OptionError: there are two prompts, --prompt-cache with a batch, or --system or --think without --chat.
         """
         if self.prompt is not None and self.prompt_option is not None:
             message = "give the prompt either as an argument or with --prompt"
@@ -204,7 +204,10 @@ class PromptOptions:
         return [HAS_TEMPLATE] if could and any(text.rstrip().endswith(ENDS) for text in texts) else []
 
     def for_model(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
-        """Return the texts unchanged or, with --chat, as chat messages if the model has a chat template."""
+        """Return the texts unchanged or, with --chat, as chat messages.
+
+        With --chat but without a chat template, return the texts with the system message before each.
+        """
         if not self.chat:
             return list(texts)
         from mlx_engine.tokenizer.chat_prompt import ChatPrompt, thinking
@@ -396,7 +399,7 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
     """Return the run as one JSON object, with log-probabilities if they were requested.
 
-    If a stop text or an error ended the run, the object has it under "stop" or "error".
+    If a stop string, a stop token or an error ended the run, the object has it under "stop" or "error".
     """
     from mlx_engine.backends import types_of
     from mlx_engine.loop.speculation import speculation_of
@@ -573,7 +576,7 @@ def kv_cache(size: CacheSize) -> str:
 
 
 def in_short(generation: Generation, engine: Engine) -> str:
-    """Return the one line about a finished run: tokens, backend, how it ended, and its two rates."""
+    """Return the one line about a finished run: tokens, backend, how it ended, and its `rates`."""
     return f"{_tokens(generation, engine)}: {rates(generation)}"
 
 
@@ -596,7 +599,7 @@ def _tokens(generation: Generation, engine: Engine) -> str:
 
 
 def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the lines about the total time of runs and the time of their passes; for a single run, also its rates."""
+    """Return the lines about the total time of runs and the time of their passes; for a single run also its `rates`."""
     passes = sum(sum(generation.metrics.shares) for generation in generations)
     n_tokens = _count([i for generation in generations for i in generation.token_ids], "token")
     alone = f": {rates(generations[0])}" if len(generations) == 1 else ", prompts included"

@@ -246,7 +246,7 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
 
 
 def run_facts(path: Path, backend: str, context: int | None, experts_memory: int | None = None) -> dict[str, Any]:
-    """Return whether the model could be loaded (`supported`), and the reason or the sizes and the rate."""
+    """Return whether the model could be loaded (`supported`), and the reason why not, or the sizes and the rate."""
     from mlx_engine.bench.outlook import machine_bandwidth, outlook
     from mlx_engine.machine.memory import usable_cores
 

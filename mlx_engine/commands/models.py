@@ -51,7 +51,7 @@ def models(
         return
     head = ("model_type, architecture", "GGUF", "")
     print("\n".join(columns([head, *((", ".join(a.names), a.gguf, a.title) for a in found)], "<<<")))
-    print("\ntypes that are read, and multiplied as they are stored on")
+    print("\ntypes that are read, and the backends that multiply them as they are stored")
     backends = list(next(iter(types.values())))
     rows = [(f"  {name}", *("yes" if on[b] else "-" for b in backends)) for name, on in types.items()]
     print("\n".join(columns([("", *backends), *rows], "<" * (1 + len(backends)))))

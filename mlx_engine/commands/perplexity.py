@@ -142,7 +142,8 @@ def _windows(engine: Engine, text: str, options: WindowOptions) -> Text:
     """Return the text's tokens and the sizes of its windows.
 
     Raises:
-        OptionError: the context is longer than the model's, or the text has a single token.
+        OptionError: the context is longer than the model's, the stride is longer than the context, the text has fewer
+            than two tokens, or --bos is given and the model has no BOS token.
     """
     from mlx_engine.bench.perplexity import Text
 

@@ -1,6 +1,7 @@
 """The command `plan`: estimate memory, link traffic and speed of a model that several machines share.
 
-Nothing is run, and the machines need not exist: options describe them.
+The model is not run, and the machines need not exist: options describe them. Without options for them, the memory
+bandwidth and the rate of products are measured on this machine.
 """
 
 from __future__ import annotations
@@ -228,8 +229,8 @@ def plan(
 ) -> None:
     """Estimate the placement of layers on several machines, link traffic and tokens/s.
 
-    Nothing is run or downloaded, and no weights are read. MODEL may also be a config.json, or a folder that has only
-    that. Exit code 1: the model does not fit.
+    The model is not run or downloaded, and no weights are read. MODEL may also be a config.json, or a folder that has
+    only that. Exit code 1: the model does not fit.
     """
     kind = shard_of(shard)
     if split is not None and shard != "pipeline":
@@ -356,7 +357,7 @@ def head_rows(found: Summary) -> Iterator[tuple[str, str]]:
 
 
 def rank_rows(found: Summary) -> Iterator[tuple[str, ...]]:
-    """Yield the table of the ranks, with its head."""
+    """Yield the table of the ranks; the first row is its header."""
     asked = found.asked
     conversations = f"{asked.slots:,} x {asked.context:,} tokens"
     yield "rank", "holds", "weights", "KV of a token", f"KV of {conversations}", "activations", "left"

@@ -25,8 +25,8 @@ class Journal(NamedTuple):
 
     Attributes:
         entries: the requests of one model that have tokens, with the numbers of their lines.
-        n_empty: requests that were cancelled before their first token.
-        n_bad: lines that are damaged, or of another model.
+        n_empty: requests without tokens, such as those that were cancelled before their first token.
+        n_bad: lines that are damaged, or of another model, or of the same model with other options of `load`.
     """
 
     entries: list[Numbered]
@@ -65,7 +65,7 @@ def replay(
         notice(f"The journal is of backend {' and '.join(others)}; this is {engine.backend.name}")
     n_wrong = sum(check(engine, file, journal.entries, n) for n in sizes)
     if journal.n_empty:
-        print(f"{journal.n_empty} requests have no tokens: they were cancelled before")
+        print(f"{journal.n_empty} requests have no tokens to compare: they ended before their first token")
     if n_wrong or journal.n_bad:
         raise typer.Exit(FAILED)
 

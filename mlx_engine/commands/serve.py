@@ -290,7 +290,7 @@ class ModelsOptions:
         """Return the models that --models-dir has now, by name.
 
         A model is a GGUF file, the first part of a split one, or a folder with config.json; its name is its path in
-        --models-dir.
+        --models-dir, without .gguf. Files whose names begin with mmproj are left out.
         """
         if self.models_dir is None:
             return []
@@ -418,7 +418,7 @@ def serve(
 
 @dataclass(frozen=True)
 class Loading:
-    """How the models of a server are loaded: the one place where options become keywords of `load`.
+    """How the models of a server are loaded.
 
     Attributes:
         backend: the name of the backend.
@@ -766,7 +766,7 @@ def opened_journal(path: Path | None) -> Journal | None:
     """Return the journal that the user has asked for.
 
     Raises:
-        OptionError: the file cannot be written.
+        OptionError: the path is "-", or the file cannot be written.
     """
     from mlx_engine.serve.journal import Journal
 
@@ -779,7 +779,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
     """Return the writer of the journal's lines, for a server with a loaded model.
 
     Args:
-        service: the server.
+        service: the served model.
         journal: the open journal.
         source: where the model was loaded from.
         options: the options of `load` that change the model's outputs.

@@ -1,4 +1,4 @@
-"""Format values: on one line for people, or completely as JSON."""
+"""Format values, on one line for people or completely as JSON; parse times and sizes."""
 
 from __future__ import annotations
 

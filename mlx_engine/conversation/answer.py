@@ -70,7 +70,7 @@ class AnswerReader:
         Args:
             text: the text that follows.
             marks: the character indices in the answer at which control tokens begin, ascending (`Output.marks`). Text
-                that spells a control token is a delimiter only at these indices. Without `marks`, it is one anywhere.
+                that spells a control token is a delimiter only at these indices, and anywhere without `marks`.
         """
         if self._reading is None:
             self._form = self._format.plain if marks is None else self._format.marked
@@ -83,7 +83,7 @@ class AnswerReader:
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """End the answer, and return the events of the text that was held back.
 
-        `is_cut` says whether the token limit ended the answer.
+        `is_cut` says whether the token limit or the timeout ended the answer.
         """
         found = [] if self._reading else self.add("")
         self._cursor.is_end, self._cursor.is_cut = True, is_cut
@@ -166,7 +166,7 @@ class AnswerReader:
         return False
 
     def _bare_call(self) -> Generator[None, None, bool]:
-        """Parse a call without an opening delimiter, at the start of an answer or after another call."""
+        """Parse a call without an opening delimiter, at the start of the answer, after reasoning or after a call."""
         cursor, self._may_be_bare = self._cursor, False
         cursor.is_kept, at = True, cursor.at
         yield from cursor.spaces()
@@ -187,14 +187,14 @@ class AnswerReader:
         return match
 
     def _turn(self, *, is_reasoning: bool) -> None:
-        """Begin another part of the answer. White space before and after a part is dropped."""
+        """Begin another part of the answer. White space between two parts is dropped."""
         self._is_reasoning, self._trims, self._space, self._may_be_bare = is_reasoning, True, "", True
 
     def _drop_space(self) -> None:
         self._space = ""
 
     def _say(self, text: str) -> None:
-        """Emit text of the current part. White space is held back, because it is dropped at the end of a part."""
+        """Emit text of the current part. White space is held back, because it is dropped if another part follows."""
         text = self._space + text.replace(MARK, "")
         if self._trims:
             text = text.lstrip()
@@ -225,7 +225,7 @@ def _joined(events: Sequence[Event]) -> list[Event]:
 def message_of(events: Sequence[Event]) -> dict[str, Any]:
     """Return the content, the reasoning and the calls of a whole answer, as keys of a message of OpenAI's API.
 
-    The content is None if the answer has only calls. Keys without a value are left out.
+    The content is None if the answer has calls and no text. Absent reasoning and calls are left out.
     """
     texts: dict[str, str] = {"content": ""}
     calls: list[dict[str, Any]] = []

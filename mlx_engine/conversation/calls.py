@@ -47,7 +47,7 @@ class Cursor:
         text: the text that is still needed, with a MARK before each control token.
         at: the index of the next character in `text`.
         is_end: whether the text is complete.
-        is_cut: whether the answer was ended by the token limit.
+        is_cut: whether the token limit or the timeout ended the answer.
         is_kept: whether the text that has been read is kept, so that indices stay valid.
     """
 
@@ -205,7 +205,10 @@ class CallReader:
         yield from self._take("]")
 
     def _object(self, name: str | None) -> Reading:
-        """Parse an object with the name and the arguments of a call. Unknown members become text after the call."""
+        """Parse an object with the name and the arguments of a call.
+
+        Unknown members become text after the call; in a call without an opening delimiter, they are malformed.
+        """
         form, held, others, n = self._form, "", list[str](), self.n_calls
         yield from self._take("{")
         while (yield from self._char()) != "}":
@@ -421,7 +424,7 @@ class CallReader:
                 cursor.at = end
                 value.end()
                 return
-            value.add(cursor.text[at])  # this closing tag is part of the value, because no call or value follows it
+            value.add(cursor.text[at])  # part of the value: neither another value nor the call's end follows this tag
             cursor.at += 1
 
     def _is_after_value(self) -> Generator[None, None, bool]:

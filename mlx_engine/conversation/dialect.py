@@ -47,16 +47,17 @@ class Dialect:
 
     Attributes:
         parts: whether a content may be a list of text parts. If False, the content is one text.
-        head: whether a system message may be the first message. If False, its text is put before that of the first
-            user message.
-        late: whether a system message may stand later. If False, it becomes a user message in `<system-reminder>` tags.
+        head: whether a system message may be the first message. If False, its text is put before that of a user
+            message that follows directly, or becomes a user message.
+        late: whether a system message may stand later. If False, it becomes a user message in `<system-reminder>` tags,
+            and several system messages at the beginning are joined.
         reminders: where such a reminder stands after tool results: "message", in a message of its own; "result", in the
             last result, because the template would take a message for a new question and drop the reasoning before it.
         developer: whether there is a role `developer`. If False, it becomes `system`.
         runs: the roles of which two messages may follow each other. Adjacent messages of other roles are joined.
         opening: whether the first message may be an answer. If False, an empty user message is put before it.
-        after_results: where a user message after tool results stands: "after" them; "after an answer" that is empty and
-            is added; "inside" the last result.
+        after_results: where a user message after tool results stands: "after" them; "after an answer", an empty one
+            that is added between them; "inside" the last result.
         calls: whether tool calls are a field of a message. If False, they are text in the model's own format.
         several: where several calls of one answer stand: in "one message"; "one each", a message per call, followed by
             its result; in the "text" of a message; or in "plain text", with the results as user messages.
@@ -93,11 +94,13 @@ PLAINEST = Dialect(
     parts=False, head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False,
     bare_tools=False,
 )  # fmt: skip
-"""User messages and answers in turns, and nothing else: every chat template can write these."""
+"""Alternating user messages and answers, and nothing else: every chat template can write these."""
 
 
 def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
     """Return the messages in the forms of the dialect. No text, tool name or argument is lost.
+
+    Only the line that `without_noise` removes is left out.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
@@ -111,7 +114,7 @@ def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteC
 
 
 def rewritten_tools(tools: Sequence[Mapping[str, Any]], dialect: Dialect) -> list[Mapping[str, Any]]:
-    """Return descriptions of tools without absent fields, and with all fields that the dialect needs."""
+    """Return descriptions of tools without fields that are null, and with all fields that the dialect needs."""
     return [_tool(tool, dialect) for tool in tools]
 
 
@@ -137,10 +140,10 @@ def _tool(tool: Mapping[str, Any], dialect: Dialect) -> Mapping[str, Any]:
 
 
 def normal(messages: Sequence[Message]) -> list[Dict]:
-    """Check messages and return them in a single form, for every form that clients send.
+    """Check messages and return them in a single form, whichever form the client has used.
 
-    An absent content is empty text, arguments of calls are objects, every call has an id, every result has the name of
-    its tool, results are in the order of their calls, and `without_noise` cleans instructions.
+    An absent content is empty text, arguments of calls are objects, every call has an id, a result of a known call has
+    the name of its tool, results are in the order of their calls, and `without_noise` cleans instructions.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
@@ -184,7 +187,7 @@ def _clean(content: Any) -> Any:
 
 
 def _thoughts(parts: Sequence[Mapping[str, Any]]) -> Dict:
-    """Return the reasoning and the content of an answer whose content has parts of reasoning."""
+    """Return the reasoning and the other parts in the content of an answer; {} if there is no reasoning."""
     thoughts = [part["thinking"] for part in parts if "thinking" in part]
     content = {"content": [part for part in parts if "thinking" not in part] or ""}
     return {**content, "reasoning_content": "\n\n".join(thoughts)} if thoughts else {}

@@ -37,7 +37,7 @@ class CallBegin(NamedTuple):
 class ArgumentsDelta(NamedTuple):
     """More JSON text of the arguments of a call. All deltas of a call together are one JSON object.
 
-    A call that the token limit cut off has no `CallEnd`, and its arguments may be incomplete.
+    A call that the token limit or the timeout cut off has no `CallEnd`, and its arguments may be incomplete.
     """
 
     call: int

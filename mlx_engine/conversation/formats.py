@@ -3,14 +3,16 @@
 A response template has the form of `response_template` in Hugging Face's tokenizer_config.json. It lists the regions of
 an answer (reasoning, text, calls): the texts or patterns that open and close each region, and the kind of its content.
 If a model's folder has a response template, it is used. If not, an entry of the table is chosen by a test: the model's
-chat template renders a conversation with calls, and the entry that parses these calls correctly is used. The names of
-models play no role.
+chat template renders a conversation with calls, and the entry that parses these calls correctly is used. If the chat
+template takes tools but renders no calls, the first entry whose opening delimiter is a control token is used. The names
+of models play no role.
 
 The table extends Hugging Face's form:
 - `transform` may use the keys of a JSON object ("{parameters}"), as Hugging Face's form does with `transform_each`;
 - a pattern with a group `known` matches only if a tool has the name in this group;
 - `content` "python-calls" is a list of calls in Python's syntax;
-- `open` "" means that calls have no opening delimiter; such a call is parsed only at the beginning of an answer;
+- `open` "" means that calls have no opening delimiter; such a call is parsed only at the beginning of an
+  answer, or directly after reasoning or another call;
 - `written` has the texts that the model itself generates, see `Written`.
 """
 
@@ -424,7 +426,7 @@ class Format:
         written: the texts that the model generates; None if they are not known.
         is_parallel: whether the chat template takes several calls in one message.
         has_letter_ids: whether the chat template demands ids of nine letters and digits.
-        is_rendered: whether the chat template renders calls. If not, `write` puts them into the content.
+        is_rendered: whether the chat template renders calls. If not, the text of `write` is put into the content.
     """
 
     name: str
@@ -469,7 +471,10 @@ class Format:
         return str(self.template["fields"]["tool_calls"]["content"])
 
     def _value(self, value: Any) -> str:
-        """Return the text of an argument: in Python's syntax for "python-calls", else a string as it is, or JSON."""
+        """Return the text of an argument: a string as it is, another value as JSON.
+
+        For "python-calls", values except lists and objects are in Python's syntax.
+        """
         if self._content == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -497,7 +502,7 @@ def _object_of(arguments: Any) -> Mapping[str, Any]:
     return value
 
 
-# The texts of a conversation with calls. No chat template contains them.
+# The texts of the test conversation, which no chat template contains.
 QUESTION = "What is the weather in Ulm and in Ghent?"
 CITIES = (("Ulm \u00fc", 3), ("Ghent", 14))
 PROBE: Json = {
@@ -546,7 +551,7 @@ def required_format(tokenizer: Tokenizer) -> Format:
 
 
 def _chosen(tokenizer: Tokenizer) -> Format | None:
-    """Return the format that parses the calls of a rendered conversation correctly."""
+    """Return the format of the model's folder, or the one that the test chooses; None if there is none."""
     own, template = _own(tokenizer), tokenizer.chat_template
     if template is None or not reads(template, "tools"):
         return own
@@ -605,13 +610,14 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Json]) -> str | None:
 
 
 def _reading(text: str, calls: Sequence[Json]) -> str | None:
-    """Return the entry of the table that parses these calls in a rendered text, which may begin with headers."""
+    """Return the name of the entry that parses these calls in a rendered text; text may stand before the calls."""
     first = PROBE["function"]["name"]
     starts = [0, *(match.start() for match in re.finditer(r"\{", text[: text.find(first)]))]
     wanted = [(call["function"]["name"], _object_of(call["function"]["arguments"])) for call in calls]
     for name, template in TABLE.items():
         form = compiled(template)
-        # A call without an opening is parsed only at the beginning of an answer, and only with the keys of its format.
+        # A call without an opening is parsed only at the beginning of a text, so parse from every brace. Demand the
+        # format's key of the arguments, because the parser accepts others, too.
         is_bare = form.calls is not None and form.calls.is_bare
         if is_bare and form.calls is not None and f'"{form.calls.arguments_key}"' not in text:
             continue

@@ -28,7 +28,7 @@ class ToolCall(NamedTuple):
         id: the id of the call; the message with its result has it as `tool_call_id`.
         name: the name of the tool.
         arguments: the arguments by name; None if the model's text is no JSON object, as in an answer that was cut off.
-        text: the arguments as the model wrote them, as JSON text.
+        text: the JSON text of the arguments; incomplete if the answer was cut off.
     """
 
     id: str
@@ -44,7 +44,7 @@ class ToolCall(NamedTuple):
 
 
 def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools in the form of OpenAI's API. Mappings are returned unchanged; functions are described.
+    """Return tools in the form of OpenAI's API. Functions are described; missing fields of descriptions are added.
 
     Raises:
         OptionError: a tool is neither a description nor a function, or two tools have the same name.
@@ -78,7 +78,7 @@ def function_tool(function: Function) -> dict[str, Any]:
     without an annotation may have any value, and one with a default may be left out.
 
     Raises:
-        OptionError: JSON has no values of a parameter's type, or a parameter cannot be given by name.
+        OptionError: the function has no name, a parameter cannot be given by name, or JSON has no values of its type.
     """
     import msgspec
 

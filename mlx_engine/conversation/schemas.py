@@ -1,6 +1,7 @@
 """The arguments of a tool call: parse them, and find their types in the tool's JSON Schema.
 
-Some models write arguments without quotes. Whether such a text is a string or another JSON value follows from its type.
+Some models write arguments without quotes. Whether such a text is a string or another JSON value follows from the
+types of the argument in the schema.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
 def json_of(text: str, types: Types | None) -> str:
     """Return the JSON text of a value that is written without quotes, by the types that it may have.
 
-    If the text is JSON of one of these types, it is that value; if not, the text is a string. Without types, any JSON
-    text is its value, except a quoted string, which stays text with its quotes.
+    A text that is a value of one of these types, in JSON or as Python's True, False or None, is this value; any other
+    text is a string. Without types, any JSON text is its value, except a quoted string, which stays text with quotes.
     """
     plain = PYTHON_NAMES.get(text.strip(), text.strip())
     try:
@@ -86,7 +87,7 @@ def json_of(text: str, types: Types | None) -> str:
 
 
 def _number(text: str, types: Types) -> tuple[Any, str]:
-    """Return a number that JSON would write differently, such as 007 or .5, and its JSON text."""
+    """Return a number that JSON would write differently, such as 007 or .5, and its JSON text; else the text, twice."""
     kinds = [kind for name, kind in (("integer", int), ("number", float)) if name in types]
     for kind in kinds:
         try:

@@ -65,7 +65,7 @@ class Conversation:
     Attributes:
         messages: the messages so far. If the last one is a question without an answer, the next question replaces it.
         options: options of every answer.
-        turns: the turns whose answers this object has generated; loaded messages have none.
+        turns: the turns whose answers have been generated here or restored by `restore`; `load` adds none.
         variables: variables of the chat template, such as `enable_thinking`.
         tools: descriptions of the tools that the model may call, in the form of OpenAI's API.
     """
@@ -222,7 +222,8 @@ class Conversation:
     def state(self) -> dict[str, Any]:
         """Return the messages, and the token ids of the answers that were generated here, as plain data.
 
-        `model` identifies the model that has generated the ids; None if this model's keys and values cannot be saved.
+        `model` identifies the model that has generated the ids; None if this model's keys and values cannot be saved,
+        or its files have changed.
         """
         turns = [
             {
@@ -254,11 +255,13 @@ class Conversation:
     def _model(self) -> str | None:
         try:
             return self.engine.prefix_identity().hex()
-        except (OptionError, OSError):  # the model's files are gone, or others have replaced them
+        except (OptionError, OSError):  # keys and values cannot be saved, or files are gone or replaced
             return None
 
     def save_prefix(self, path: Path) -> int:
-        """Write the keys and values of the conversation to a file, and return the number of tokens that it has.
+        """Write the keys and values of the conversation to a file, and return the number of tokens in the file.
+
+        Return 0, and write nothing, if no keys and values are cached.
 
         Raises:
             OptionError: keys and values of this model cannot be saved.
@@ -330,7 +333,8 @@ class Conversation:
     def _message(self, generation: Generation) -> dict[str, Any]:
         """Return the message of an answer; its reasoning is a field of its own if the template reads that field.
 
-        Other templates get the text as generated: templates of thinking models remove the reasoning themselves.
+        Other templates get the text as generated: templates of thinking models remove the reasoning themselves. Of an
+        answer with calls, they get the text without the reasoning.
         """
         from mlx_engine.conversation.answer import message_of
 
@@ -365,7 +369,7 @@ def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def asked(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Add a question to a system message without one, because many templates refuse a system message alone."""
+    """Add a question if a system message is the only message, because many templates refuse such a conversation."""
     is_system_alone = len(messages) == 1 and isinstance(messages[0], dict) and messages[0].get("role") == SYSTEM
     return [*messages, {"role": USER, "content": "a"}] if is_system_alone else messages
 

@@ -107,7 +107,10 @@ def _dialects(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[Dialect]:
 
 
 def _is_common(prompt: ChatPrompt) -> bool:
-    """Return whether the messages are alternating user and assistant texts, perhaps after a system message."""
+    """Return whether the messages are alternating user and assistant texts, perhaps after a system message.
+
+    A conversation with calls, reasoning or tools that lack a field is not common.
+    """
     messages = prompt.messages
     try:
         if any(is_bare(tool) for tool in prompt.tools):
@@ -116,7 +119,7 @@ def _is_common(prompt: ChatPrompt) -> bool:
         are_texts = all(isinstance(message.get("content"), str) for message in messages)
         has_more = any(message.get(key) for message in messages for key in ("tool_calls", *REASONING))
     except (AttributeError, KeyError, TypeError):
-        return True  # rendering will refuse it with an error that names it
+        return True  # a value is wrong: rendering refuses it with an error that names it
     turns = roles[1:] if roles[:1] == [SYSTEM] else roles
     return are_texts and not has_more and all(role == (USER, ASSISTANT)[i % 2] for i, role in enumerate(turns))
 
@@ -143,9 +146,9 @@ def accepts(prompt: ChatPrompt, where: str) -> Check:
 def lost(prompt: ChatPrompt, text: str) -> str | None:
     """Return the first part of a conversation that is missing from its rendered text; None if all parts are there.
 
-    Parts are texts, names of tools, and the names and values of arguments, unchanged or in JSON's syntax. Parts must be
-    in the order of their messages, except instructions, which templates may move. White space at the ends of a text
-    is ignored. Reasoning is not a part: templates drop earlier reasoning on purpose.
+    Parts are texts, names of tools, and the names and values of arguments, unchanged or in JSON's or Python's syntax.
+    Parts must be in the order of their messages, except instructions, which templates may move. White space at the ends
+    of a text is ignored. Reasoning is not a part: templates drop earlier reasoning on purpose.
     """
     for i, tool in enumerate(prompt.tools):
         name = tool.get("function", tool).get("name", "") if isinstance(tool.get("function", tool), Mapping) else ""
@@ -365,9 +368,9 @@ class _Probe:
         return candidates[0] if self._mark(prompts[0], texts[0]) == SOUND else candidates[1]
 
     def _first(self, candidates: list[Dialect], conversations: list[list[dict[str, Any]]]) -> Dialect:
-        """Return the first candidate that writes all conversations well; if none does, the first that writes them.
+        """Return the first of the candidates whose worst mark over all conversations is the best.
 
-        If no candidate writes them without loss, return the last one.
+        If every candidate has FAILED in some conversation, return the last one.
         """
         candidates = [each for each in candidates if self._has_calls or not each.calls]
         prompts = [
@@ -392,4 +395,6 @@ class _Probe:
         return FAILED if is_moved or is_shown else ODD if is_odd or is_thoughtless else SOUND
 
 
+# ODD: nothing is lost, but arguments are not plain JSON, or the reasoning is missing. FAILED: a part is lost or moved,
+# or the template has written the Python form of text parts.
 SOUND, ODD, FAILED = range(3)

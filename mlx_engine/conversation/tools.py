@@ -1,7 +1,8 @@
 """The choice of tools: which tools an answer may or must call, and the grammar of such an answer.
 
-A required call, the choice of one tool, a strict tool and `parallel_tool_calls: false` need a Lark grammar. The grammar
-is made from the texts that the model itself generates (`formats.Written`). Other answers are not constrained.
+A required call, the choice of one tool, a strict tool, `parallel_tool_calls: false`, and tools together with a JSON
+Schema of the answer need a Lark grammar. The grammar is made from the texts that the model itself generates
+(`formats.Written`). Other answers with tools are not constrained.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ def with_choice(
         content: the constraint of an answer without calls, if it has one.
         tokenizer: the model's tokenizer.
         tools: the tools of the prompt.
-        choice: which of them are called.
+        choice: which of them an answer may or must call.
 
     Raises:
-        OptionError: the model's calls cannot be read or written, the schema of a strict tool has a keyword that is not
-            supported, or both the answer and its calls would be constrained.
+        OptionError: the choice needs a tool that is not there, the model's calls cannot be read or written, the schema
+            of a strict tool has a keyword that is not supported, both a required call and the answer would be
+            constrained, or the constraint of the answer is not a JSON Schema.
     """
     if choice.is_required and choice.name not in (None, *map(_name, tools)):
         message = f"tool_choice must name one of the tools, not {shown(choice.name)}"
@@ -150,7 +152,7 @@ class _Grammar:
         return f"{text} | {head} ({rest}) {ending}"
 
     def _opening(self) -> str:
-        """Return the text with which all calls begin: a token, or the first tag."""
+        """Return the text with which all calls begin: a token, the first tag, or all of it if it begins with {."""
         whole = self._written.before + self._written.call.replace("{{", "{")
         token = next((text for text in self._tokens if whole.startswith(text)), "")
         return token or (whole if whole.startswith("{") else whole[: whole.index(">") + 1])

@@ -1,4 +1,4 @@
-"""The ASGI application of the server: its routes, and `Endpoint`, which checks, reads and answers a request of each."""
+"""The ASGI application of the server: its routes, and `Endpoint`, which checks, reads and answers requests."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from mlx_engine.serve.sse import LateStream, failure_event, unless_gone
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# /tokenize accepts this many bytes of text per token that /detokenize accepts.
+# The most bytes of text that /tokenize accepts, divided by the most ids that /detokenize accepts.
 BYTES_PER_TOKEN = 8
 
-# The memory for bodies that are being read, in multiples of the largest body.
+# The memory for all large bodies that are being read, in multiples of `Service.max_body`.
 MOST_BODIES = 16
 
 # The routes that generate text.
@@ -61,13 +61,14 @@ FORMS = {
     "/v1/messages": MESSAGES,
 }
 
-# Functions that read a body, and pass the response to their last argument. A Handler uses one model, an About none.
+# Functions that pass a response to their last argument. They get the body, or the path parameters of a GET request.
+# A Handler needs a loaded model; an About needs none.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
 About = Callable[[Models, bytes, Respond], Awaitable[None]]
 
 
 def create_app(models: Models) -> Starlette:
-    """Return the ASGI application, which starts and stops the engine threads."""
+    """Return the ASGI application, which starts and stops the engine threads and closes the journal."""
     service = models.default.service
 
     @asynccontextmanager

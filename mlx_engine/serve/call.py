@@ -36,10 +36,10 @@ class Call:
 
     Attributes:
         requests: the requests, in the order of the prompts.
-        accepted: a future that is done when the scheduler has accepted or refused the requests; if refused, it has the
-            error.
-        error: the error that ended a request, or None.
-        received: when the HTTP request arrived, in seconds of the server's clock.
+        accepted: a future that is done when the scheduler has accepted or refused the requests; if refused, the future
+            has the error.
+        error: the error that refused the requests or ended one of them, or None.
+        received: when the body had been read and the model was loaded, in seconds of the server's clock.
         tokenized: when all prompts had been encoded.
         client_id: the id that the client gave the HTTP request, or None.
     """
@@ -72,7 +72,7 @@ class Call:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the call has ended: no output will change."""
+        """Whether the call has ended: all answers are complete, or there is an error."""
         return self.error is not None or not self.is_unfinished
 
     @property
@@ -82,7 +82,7 @@ class Call:
 
     @property
     def phase(self) -> str:
-        """The phase of the first request that has no token yet, for the comments of a stream."""
+        """The phase of the first request without a token, or "decode" if all have one; for the comments of a stream."""
         for request in self.requests:
             if request.times.admitted is None:
                 return "queued"

@@ -21,7 +21,7 @@ from mlx_engine.errors import (
     TokenizerError,
 )
 
-# Finds the wrong value, such as `messages[0].content`, in the error "expected messages[0].content to be ...".
+# Finds the place of a wrong value in `OptionError.expected`: `messages[0].content` in "messages[0].content to be ...".
 PLACE = re.compile(r"(messages\S*) to be ")
 
 # Clients recognise this error by its text: langchain-openai by "prompt is too long", litellm by "this model's maximum
@@ -45,7 +45,7 @@ MESSAGES_TYPES = {
 REQUEST_ID = "request-id"
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-# The most characters that an error message repeats of a name in the request; and the most characters of the message.
+# The most characters of a name from the request in an error message; and the most characters of the whole message.
 MOST_NAME, MOST_MESSAGE = 200, 1000
 
 

@@ -86,7 +86,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
 
 
 def _parsed(service: Service, body: bytes, form: Form) -> Body:
-    """Return the checked parameters of a request; called in a thread if the body is large.
+    """Return the checked parameters of a request; called in a thread, except to generate from a small body.
 
     Raises:
         ApiError: a parameter is invalid, or the model does not support it.
@@ -121,7 +121,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
     Called in a thread, because templates and tokenizers take time.
 
     Raises:
-        EngineError: a prompt or an option is invalid, or does not fit the context.
+        ApiError, EngineError: a prompt or an option is invalid, or does not fit the context.
         ClientGoneError: the client has disconnected.
     """
     engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
@@ -200,7 +200,7 @@ async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
 
 def _count(service: Service, body: bytes, turn: Turn) -> int:
     params, engine = _parsed(service, body, COUNT), service.engine
-    # Refuse the requests that generation would refuse.
+    # Refuse the sampling options that generation would refuse.
     Options.of(**params.options(service.sampling)).check_vocabulary(engine.config.vocab_size)
     reading, check = params.read(engine.tokenizer.chat_template), partial(_check, service, turn)
     ids = engine.prompts.chat_ids(reading.prompts[0], check=check)

@@ -155,8 +155,8 @@ class ModelId(msgspec.Struct, frozen=True):
     Attributes:
         name: its name in the API.
         source: where it was loaded from: a path, a hub id or "builtin".
-        digest: the identity of its files, see `checkpoint/listing.py`.
-        options: the keyword arguments of `load` that change its weights.
+        digest: the identity of its files, see `checkpoint/identity.py`.
+        options: the keyword arguments of `load` that can change its answers, see `LOAD_OPTIONS`.
     """
 
     name: str
@@ -202,7 +202,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         format: the version of this format.
         id: the id of the reply.
         client_id: the id that the client gave, if it gave one.
-        received: when it arrived, in Unix seconds.
+        received: when the server had read the request, in Unix seconds.
         ended: how it ended.
         error: the type of the error, if it failed.
         version: the version of mlx_engine.
@@ -236,7 +236,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return max(len(choice.token_ids) for choice in self.choices)
 
     def run_options(self) -> Options:
-        """Return the options for running the request again. If it was cancelled, the run ends at the same token.
+        """Return the options for running the request again.
+
+        If it did not finish, `max_tokens` is the number of tokens of its longest answer.
 
         Raises:
             OptionError, TypeError: an option is invalid.
@@ -381,8 +383,8 @@ def read_journal(path: Path) -> Iterator[Line]:
 def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> Iterator[Result]:
     """Run requests, `slots` answers at the same time, and yield a result for each as it ends.
 
-    A request with more answers than `slots` gets one slot per answer. Cancelled requests are run up to the token at
-    which they were cancelled.
+    A request with more answers than `slots` gets one slot per answer. Requests that did
+    not finish are run up to the last token of their longest answer.
     """
     by_slots = defaultdict(list)
     for number, entry in entries:

@@ -42,7 +42,7 @@ def check_key(headers: Headers, key: str | None) -> None:
     """Check the API key of a request; every request passes if the server has no key.
 
     Raises:
-        ApiError: the headers `Authorization: Bearer KEY` and `x-api-key: KEY` are missing or have another key.
+        ApiError: neither the header `Authorization: Bearer KEY` nor `x-api-key: KEY` has the server's key.
     """
     if key is None:
         return
@@ -93,8 +93,8 @@ TURNS, LARGE_TURNS = 2, 1
 # Bytes of a body above which a request is large.
 LARGE = 1 << 16
 
-# The most large requests that may wait for a turn, and the most short ones of routes that need no slot (`is_bounded`).
-# The slots and the queue bound all other short requests.
+# The most large requests that may wait for a turn; and the most short requests of routes that reserve no place in the
+# queue before their turn (`is_bounded`). The slots and the queue bound all other short requests.
 MOST_WAITING = 16
 
 # Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py), and takes
@@ -115,10 +115,10 @@ class Bodies:
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
         """Return a function that receives the ASGI messages of one body, for use in the `with` block.
 
-        After every LARGE bytes the function waits for SECONDS_PER_PIECE and for other large bodies; a smaller body
-        never waits. It raises ApiError if all large bodies that are being read have more than `most` bytes together,
-        without the first LARGE bytes of each. It calls `check` before each message after the first; an exception that
-        `check` raises ends the reading.
+        Each time it has received LARGE bytes, the function waits for SECONDS_PER_PIECE and for other large bodies; a
+        smaller body never waits. It raises ApiError if all large bodies that are being read have more than `most` bytes
+        together, without the first LARGE bytes of each. It calls `check` before each message after the first; an
+        exception that `check` raises ends the reading.
         """
         n_read = n_held = n_since = 0
 

@@ -61,7 +61,7 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Turns thinking before the answer on or off, if the model's template has a switch for thinking."""
+    """Turns thinking before the answer on or off, if the template has a switch. Without this parameter it is off."""
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 
@@ -244,7 +244,7 @@ def _read_answer(chat: Chat, content: Any, at: str) -> None:
 
 
 def _tools(chat: Chat, tools: Sequence[Json]) -> list[Json]:
-    """Return the tools in the form of chat, without tools that run only on the API's own servers."""
+    """Return the tools in the form of /v1/chat/completions, without tools that run only on Anthropic's servers."""
     found: dict[str, Json] = {}
     for i, tool in enumerate(tools):
         at = f"tools[{i}]"

@@ -1,6 +1,7 @@
 """The OpenAPI document of the server, from the types of its requests and replies.
 
-The types define the parameters. This module adds the further requirements of the engine and of `Parameters.check`.
+The types define the parameters. This module adds the further requirements of the engine and of the requests' `check`
+methods.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ LIMITS: Mapping[str, Schema] = {
     "stop": STOP,
 }
 
-# OpenAI's errors that a route can reply with, by status.
+# The errors that a route can reply with, by HTTP status.
 ERRORS = {
     400: "A parameter is invalid; `param` names it.",
     401: "The API key is missing or wrong.",
-    403: "The header Host is not a name of this server, another web page sent the request, or a body is not JSON.",
+    403: "Host is not a name of this server, another web page sent the request, or Content-Type is not JSON.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "The queue is full, or too many large requests wait; the header Retry-After has the seconds to wait.",
+    429: "The queue is full, or too many requests wait to be read; the header Retry-After has the seconds to wait.",
     500: "The server has an internal error.",
-    503: "The server is loading or stopping; the header Retry-After has the seconds to wait.",
+    503: "The model is loading or has failed, or the server is stopping; Retry-After may have the seconds to wait.",
 }
 POST_ERRORS = (400, 401, 403, 408, 413, 429, 500, 503)
 GENERATION_ERRORS = (400, 401, 403, 404, 408, 413, 429, 500, 503)
@@ -145,11 +146,11 @@ OPERATIONS = [
 
 
 class Limits(NamedTuple):
-    """The bounds of the served model. With several models the bounds differ, so they are None and left out.
+    """The bounds of the served model. With several models, all bounds except `names` differ, so they are None.
 
     Attributes:
         names: the names of all models; None if any name is served.
-        slots: the largest number of answers to a request.
+        slots: the largest number of answers to each prompt of a request.
         last_id: the last token id.
         context: the largest number of tokens of a prompt and its answer.
         hidden_size: the size of a vector.
@@ -179,7 +180,7 @@ class Limits(NamedTuple):
         return cls(names, service.worker.slots, *sizes)
 
     def named(self) -> Schema:
-        """Return the schema of a model's name that may be left out."""
+        """Return the schema of the parameter `model` of a request, which may also be null."""
         return {} if self.names is None else {"enum": [*self.names, None]}
 
 
@@ -202,7 +203,7 @@ def document(models: Models) -> Schema:
     for op in OPERATIONS:
         paths.setdefault(op.path, {})[op.method] = _operation(op)
     return {
-        "openapi": "3.2.0",  # the first version that describes events
+        "openapi": "3.2.0",  # the first version that can describe the events of a stream
         "info": {"title": "mlx_engine", "version": mlx_engine.__version__},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},

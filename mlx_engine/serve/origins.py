@@ -4,7 +4,7 @@ Any web page can make the browser send requests to a server on the user's machin
 requests but reads (GET), so other origins are refused. Without a preflight request, which is refused too, a page can
 send a body as plain text, but not as JSON. A page can read the replies only by DNS rebinding: the attacker changes the
 DNS entry of the page's host to the address of the server, so that the browser treats both as one site. The header Host
-then has the name of the page's host, so other names in Host are refused.
+then has the name of the page's host, so names that are not this server's are refused.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def check_content_type(headers: Headers) -> None:
 
 
 class OriginGuard:
-    """An ASGI application that refuses requests of other web pages, and passes all other requests on.
+    """An ASGI application that passes on the requests that all checks of this module accept, and refuses the others.
 
     Args:
         app: the application that it guards.

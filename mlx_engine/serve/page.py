@@ -95,14 +95,17 @@ def policy(text: str) -> str:
 
 
 def _hashes(text: str, tag: str) -> str:
-    """Return the sources of all inline elements of a tag."""
+    """Return the hashes of all inline elements of a tag, as sources for the policy."""
     found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode() for inner in found]
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
 async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield server-sent events: each new status, and comments while there is none. End after the last status."""
+    """Yield server-sent events: each status that differs from the one before, and comments while none comes.
+
+    End after the last status.
+    """
     last = b""
     waiting: asyncio.Task[Status | None] | None = None
     try:

@@ -93,7 +93,8 @@ def _changes_nothing(value: object, schema: Schema) -> bool:
 # The default of OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16
 
-# A key of logit_bias. Leading zeros would allow the same id twice. Python raises for numbers of thousands of digits.
+# A key of logit_bias: without leading zeros, which would allow the same id twice, and of at most ten digits, because
+# `int` raises ValueError for thousands of digits.
 TOKEN_ID = "0|[1-9][0-9]{0,9}"
 
 SEEDS = range(-(1 << 63), 1 << 64)
@@ -141,7 +142,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
     def shown(self) -> dict[str, Any]:
         """Return the tool in the form that chat templates read.
 
-        Absent keys get empty values, because some templates read every key. Only `strict` is left out if it is not set.
+        Absent keys get empty values, because some templates read every key. Only `strict` is left out if not true.
         """
         about = self.function
         schema = about.parameters or {"type": "object", "properties": {}}
@@ -183,7 +184,7 @@ class Reading(NamedTuple):
     """A request in the form that all APIs share.
 
     Attributes:
-        prompts: the prompts, each with as many answers as the request has choices.
+        prompts: the prompts, each with `Body.n_choices` answers.
         ignored: the names of parameters and parts of the request that the server ignores.
         about: keyword arguments of the class of the reply.
         choice: which tools of the prompt an answer must or may call.
@@ -202,8 +203,8 @@ class Reading(NamedTuple):
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
     """The body of a request of any of the APIs. It has the options of `DECLARED`, whose defaults are None."""
 
-    # Whether a token limit above the context is reduced to the context instead of refused: clients of some APIs always
-    # send the same large number.
+    # Whether a token limit that exceeds the context or the KV cache is reduced instead of refused: clients of some APIs
+    # always send the same large number.
     limit_is_bound: ClassVar[bool] = False
 
     model: str | None = None
@@ -477,7 +478,7 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_scored(self) -> int | None:
-        """The number of alternatives for each token of the prompt: an echo has its log-probabilities, too."""
+        """The number of alternatives for each token of the prompt: a scored echo needs those of `logprobs`, too."""
         needs = [n for n in (self.prompt_logprobs, self.logprobs if self.is_scored else None) if n is not None]
         return max(needs, default=None)
 
@@ -554,7 +555,7 @@ def completion_request(body: bytes) -> CompletionRequest:
     return parse(body, CompletionRequest, NOOPS_OF_COMPLETIONS)
 
 
-# Parameters with data of the client, which templates or constraints read.
+# Parameters with data of the client, which templates or constraints read: `parse` keeps floats such as 1.0 in them.
 AS_IS = (
     *("messages", "chat_template_kwargs", "input", "system", "tools"),
     *("response_format", "structured_outputs", "guided_json"),
@@ -643,7 +644,7 @@ def _require_alternatives(param: str, n: int | None) -> None:
 
 
 def _require(holds: bool, param: str, rule: str, found: object = None) -> None:
-    """Raise ApiError unless `holds`: the parameter, what it must be, and the value that was found, if given."""
+    """Raise ApiError unless `holds`. The message has the parameter, its rule, and the value that was found, if any."""
     if not holds:
         instead = "" if found is None else f", not {found!r:.80}"
         raise ApiError(400, f"{param} {rule}{instead}", param=param, code="invalid_value")
@@ -666,7 +667,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A constraint under vLLM's names: JSON Schema, any JSON object, regular expression, texts, or Lark grammar."""
+    """A constraint under vLLM's names: JSON Schema, JSON object, regular expression, list of choices, Lark grammar."""
 
     json: str | dict[str, Any] | None = None
     json_object: bool | None = None
@@ -717,7 +718,7 @@ def asked(given: Parameters) -> Asked:
 
 
 def asked_format(form: ResponseFormat, param: str) -> Asked:
-    """Return the constraint of a response format, which another API has in the parameter `param`.
+    """Return the constraint of a response format, which a request of another API has in the parameter `param`.
 
     Raises:
         ApiError: it is invalid.

@@ -1,6 +1,6 @@
 """The server's counters, gauges and histograms in the text format of Prometheus, for the route /metrics.
 
-The metrics have vLLM's names with our prefix.
+Metrics that vLLM has too have its names, with our prefix.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from mlx_engine.serve.worker import Load, StepUpdate
 PREFIX = "mlx_engine:"
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Upper bounds in seconds, as in vLLM.
+# The upper bounds of the buckets of histograms, in seconds, as in vLLM.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 REQUEST = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 
 
 class Counter:
-    """A number that only grows, for each value of at most one label."""
+    """A number that only grows; with a label, one such number for each value of the label."""
 
     def __init__(self, name: str, about: str, label: str | None = None) -> None:
         self._name, self._about, self._label = f"{PREFIX}{name}_total", about, label
@@ -98,7 +98,8 @@ class Metrics:
             "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by position.", "position"
         )
         self._first = Histogram("time_to_first_token_seconds", "From the submission to the first token.", FIRST_TOKEN)
-        self._between = Histogram("inter_token_latency_seconds", "Between two tokens of an answer.", BETWEEN_TOKENS)
+        about = "Time of the passes for the next token or, with speculation, tokens of a request's first answer."
+        self._between = Histogram("inter_token_latency_seconds", about, BETWEEN_TOKENS)
         self._whole = Histogram("e2e_request_latency_seconds", "From the submission to the last token.", REQUEST)
         self._queue = Histogram("request_queue_time_seconds", "From the submission to a slot.", REQUEST)
         self._prefill = Histogram("request_prefill_time_seconds", "From a slot to the first token.", REQUEST)
@@ -168,7 +169,7 @@ def text_of_models(
     Args:
         server: counts errors and disconnected clients, which belong to no model.
         models: the metrics of each model, and the use of its engine.
-        loads: how often each model has been loaded, and whether it is now.
+        loads: how often each model has been loaded, and whether it is loaded now.
     """
     families: dict[str, list[str]] = {}
     for name, (metrics, load) in models.items():

@@ -152,7 +152,7 @@ def wrong(at: str, rule: str, found: object) -> ApiError:
 
 
 def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -> Json:
-    """Return a tool of another API in the form of chat.
+    """Return a tool of another API in the form of /v1/chat/completions.
 
     Args:
         tool: the tool.
@@ -190,7 +190,10 @@ def thinking_variables(template: str | None, is_on: bool | None, effort: str | N
 
 
 def ignored_effort(param: str, effort: str | None, variables: Json) -> list[str]:
-    """Return [param] if a template with these variables ignores the effort, else []. "medium" is never ignored."""
+    """Return [param] if the template ignores the effort, else []. "medium" is never reported as ignored.
+
+    `variables` are the result of `thinking_variables`.
+    """
     is_followed = "reasoning_effort" in variables or (effort == "none" and bool(variables))
     return [] if effort in (None, "medium") or is_followed else [param]
 
@@ -225,7 +228,7 @@ class PartsReply(Reply):
     """The reply with one answer, which is a list of parts.
 
     Args:
-        tools: the tools that the answer may call, in the form of chat.
+        tools: the tools that the answer may call, in the form of /v1/chat/completions.
     """
 
     def __init__(
@@ -253,7 +256,7 @@ class PartsReply(Reply):
 
     @property
     def stop(self) -> str | None:
-        """The stop string of the request that has ended the answer."""
+        """The request's stop string that ended the answer; None if no stop string did."""
         stop = self._call.outputs[0][0].stop
         return stop if isinstance(stop, str) else None
 
@@ -265,7 +268,7 @@ class PartsReply(Reply):
         data = b"".join(map(self._take, found))
         if progress.finish_reason is not None and before.finish_reason is None:
             data += b"".join(map(self._take, self._reader.finish(is_cut=self.is_cut)))
-            # If a stop string of the request ended the answer, it cut off the open call.
+            # If a stop string or stop token of the request ended the answer, it cut off the open call.
             is_half = self._is_open and self.parts[-1].kind == "call" and output.stop is not None
             data += self._close(is_complete=not (self.is_cut or is_half))
         return data

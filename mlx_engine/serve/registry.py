@@ -3,9 +3,9 @@
 All of this runs in the event loop. If a request names a model that is not loaded, the model is put into a queue. A task
 loads the models of the queue in order, each in its own engine thread. If the next model does not fit into the memory
 beside the loaded ones, unused models are unloaded, the least recently used first. If all loaded models are in use, the
-least recently used one is held: its new requests wait, it is unloaded when its running requests have ended, and it then
-joins the queue if requests wait for it. So no answer is interrupted. If the memory is still in use after MOST_SECONDS,
-the requests that wait for the next model are refused.
+least recently used one is held: its new requests wait and put it into the queue, too, and it is unloaded when its
+running requests have ended. So no answer is interrupted. If the memory is still in use after MOST_SECONDS, the requests
+that wait for the next model are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ State = Literal["loaded", "loading", "unloading", "on disk", "failed"]
 
 # Seconds that a model may wait for the memory of models in use. Then the requests that wait for it are refused.
 MOST_SECONDS = 60.0
-# Seconds that a reply of /v1/models waits until model files have been read; slower ones are described in later replies.
+# Seconds that a reply of /v1/models waits until model files have been read. Models whose files take longer are
+# described in later replies.
 DESCRIBE_SECONDS = 2.0
 # Seconds after which a model that could not be loaded is tried again.
 RETRY_SECONDS = 10.0
@@ -57,7 +58,7 @@ class Opened(Protocol):
         """The least memory that the model needs."""
 
     def load(self, room: int) -> tuple[Engine, Scheduler]:
-        """Load the model, and return its engine and scheduler. Keys and values get at most `room` bytes."""
+        """Load the model; return its engine and scheduler. Other models leave `room` bytes for keys and values."""
 
 
 @dataclass(eq=False)
@@ -68,13 +69,14 @@ class ServedModel:
         service: the objects that the model's requests use; each load replaces `service.worker`.
         open: checks the model's files; called in a thread. None for a model that is never unloaded.
         new_worker: returns a worker, which loads the model with the given function.
-        describe: returns what /v1/models shows of a model that is not loaded; reads its files, in a thread.
+        describe: returns what /v1/models shows of the model's files; called in a thread, because it reads them.
         exists: whether the model's files are still there.
         state: whether the model is loaded, being loaded or unloaded, on disk, or failed to load.
         reason: why the model could not be loaded, or why its engine thread has died.
         nbytes: the bytes that the model takes while it is loaded.
         n_using: the number of requests that use the model now.
         used_at: when a request last began or ended.
+        failed_at: when the model last failed to load, or its engine thread died.
         is_held: whether new requests wait, because another model needs the memory.
         waiting: requests that wait until the model is loaded, or until it is no longer held.
         n_loads: how often the model has been loaded.
@@ -286,7 +288,7 @@ class Models:
 
     @property
     def n_open(self) -> int:
-        """Number of requested answers whose replies have not been read to their end."""
+        """Number of answers of all submitted calls, see `Worker.n_open`."""
         return sum(model.service.worker.n_open for model in self)
 
     def end_calls(self, error: ApiError) -> None:
@@ -373,7 +375,10 @@ class Models:
         return found, [model for model in self if not model.exists()]
 
     def _update(self, seen: tuple[Iterable[ServedModel], Iterable[ServedModel]]) -> None:
-        """Add models that have appeared, and forget those whose files are gone, unless they are in memory."""
+        """Add models that have appeared, and forget those whose files are gone.
+
+        The default model, and models that are in memory or requested, are kept.
+        """
         found, gone = seen
         for model in found:
             self._models.setdefault(model.name, model)
@@ -388,7 +393,7 @@ class Models:
         """Load a model if needed, and keep it loaded during the `with` block. Await `Use.within` before using it.
 
         Raises:
-            ApiError: the model cannot be loaded, or too many requests wait for it.
+            ApiError: the model failed a short time ago, too many requests wait for it, or the server stops.
         """
         use = Use(model)
         if self.is_alone or model.is_ready:
@@ -479,7 +484,7 @@ class Models:
             ApiError: models in use do not give their memory back in time.
             Exception: the model cannot be loaded.
         """
-        assert model.open is not None  # noqa: S101 - a model for the whole life of the server is never in the queue
+        assert model.open is not None  # noqa: S101 - a model that is never unloaded is never in the queue
         if model.state != "loaded":
             model.become("loading")
             opened = await _in_daemon(model.open)
@@ -504,7 +509,9 @@ class Models:
         self._grant_all(model)
 
     async def _make_room(self, model: ServedModel, need: Need) -> bool:
-        """Unload other models until this one fits; return whether requests still wait for this one.
+        """Unload other models until this one fits. Return False if no request waits for it any more.
+
+        The default model needs no waiting request when the server starts.
 
         Raises:
             ApiError: the other models are in use for too long.
@@ -541,7 +548,7 @@ class Models:
         return ApiError(503, message, param="model", code="model_not_loaded", headers={"Retry-After": "30"})
 
     def _fits(self, need: Need) -> bool:
-        """Return whether a model fits beside the loaded ones. Without loaded ones, only `load` checks the memory."""
+        """Return whether a model fits beside the loaded ones; True if there are none: `load` checks the memory."""
         others = sum(model.nbytes for model in self)
         return not others or (others + need.total <= self.memory and need.least <= available_memory())
 
@@ -621,7 +628,7 @@ class Models:
         return self._card(model, name)
 
     async def _described(self) -> None:
-        """Read the files of all models whose descriptions are not known; wait at most DESCRIBE_SECONDS."""
+        """Read the files of all models that are not described yet or could not be; wait at most DESCRIBE_SECONDS."""
         if self._describer is None or self._describer.done():
             unknown = [model for model in self if model.about is None or "reason" in model.about]
             self._describer = asyncio.ensure_future(asyncio.to_thread(_read_abouts, unknown))

@@ -116,7 +116,7 @@ class Reply(ABC):
         """Return the receipt: digests of the answers, the types and the seed that reproduce them, times, cache use.
 
         `digest` is the digest of the first choice; `digests` has one per choice. `timings` and `cache` are objects, or
-        lists of objects if the request has a list of prompts. `ignored` lists parts of the request that the server
+        lists of objects if the request has several prompts. `ignored` lists parts of the request that the server
         ignores. `constraint` is present if the request has a constraint, and `speculation` if tokens were proposed.
         """
         digests = [
@@ -158,7 +158,7 @@ class Reply(ABC):
     def _constraint(self) -> Json:
         """Return the digest of the constraint, and `allowed`: a probability for each token of each answer.
 
-        It is the sum of the probabilities of all tokens that the constraint allows at the token's position.
+        Each is the sum of the probabilities of all tokens that the constraint allows at the token's position.
         """
         constraint = self._call.requests[0].options.constraint
         if constraint is None:
@@ -236,7 +236,7 @@ class Choices(Reply):
         return {**self._as(self.kind), "choices": choices, "usage": self.usage(), "mlx_engine": self.receipt()}
 
     def chunks(self) -> list[Json]:
-        """Return the chunks with text and tokens that are new since the last call. Each answer has a first chunk."""
+        """Return the chunks since the last call. An answer begins with those of `_opening`, ends with `_closing`."""
         found: list[Json] = []
         for i, (output, progress) in enumerate(self._call.outputs):
             sent, self._sent[i] = self._sent[i], progress
@@ -258,7 +258,7 @@ class Choices(Reply):
         return {**self._chunk({}), "choices": [], "usage": self.usage()}
 
     def usage(self) -> Json:
-        """Return the counts of tokens; end-of-text tokens are counted. Answers to one prompt share its tokens."""
+        """Return the counts of tokens; end-of-text tokens are counted. A prompt with several answers counts once."""
         return {
             "prompt_tokens": self.n_prompt,
             "completion_tokens": self.n_generated,
@@ -306,7 +306,7 @@ class Choices(Reply):
 
     @abstractmethod
     def _opening(self, i: int) -> list[Json]:
-        """Return the first chunk of a choice."""
+        """Return what the first chunks of an answer have in `choices`: one entry per chunk, or none."""
 
     @abstractmethod
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
@@ -314,7 +314,7 @@ class Choices(Reply):
 
     @abstractmethod
     def _closing(self, i: int, reason: str) -> list[Json]:
-        """Return the last chunk of a choice."""
+        """Return what the last chunks of an answer have in `choices`: one entry per chunk."""
 
 
 class ChatReply(Choices):
@@ -376,7 +376,7 @@ class ChatReply(Choices):
 
     def _ending(self, i: int, reason: str | None) -> Json:
         found, reader = super()._ending(i, reason), self._readers[i]
-        # A call that a stop string has cut off is left out, because clients must not run it.
+        # A call that a stop string or token has cut off is not counted, because clients must not run it.
         n_calls = reader.n_calls if found["stop_reason"] is None else reader.n_ended
         return {**found, "finish_reason": "tool_calls"} if reason == "stop" and n_calls else found
 
@@ -494,12 +494,13 @@ def timings(
     The periods tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other and add up to total_ms.
 
     Keys:
-        tokenize_ms: milliseconds to parse the request, render the chat template and encode all prompts of the reply.
+        tokenize_ms: milliseconds to wait for a turn (see `limits.Turns`), parse the request, render the chat template
+            and encode all prompts of the request.
         queue_ms: from then until the request had a slot.
         prompt_ms: from then to the first token. This is prefill; the passes may run other requests, too.
         predicted_ms: from the first token to the last.
         write_ms: from the last token to this receipt; in a stream, this includes sending the text before the receipt.
-        total_ms: from the arrival of the HTTP request to this receipt.
+        total_ms: from `received` to this receipt.
         cache_n: tokens of the prompt that were taken from the prefix cache.
         disk_n: how many of these were read from files.
         prompt_n: tokens of the prompt that were computed.
@@ -510,13 +511,14 @@ def timings(
         rows_per_step: the mean number of tokens, of all requests, in each of these passes.
         bytes_read: bytes of weights, keys and values that these passes read, computed from the sizes of the arrays.
         bandwidth_share: bytes per second that the passes after the first token read, divided by the memory bandwidth
-            measured when the server started; null if that is unknown. The share can exceed 1 if the machine was busy
-            while the bandwidth was measured.
+            measured when the server started; null if that is unknown or there were no such passes. The share can exceed
+            1 if the machine was busy while the bandwidth was measured.
         preemptions: how often an answer lost its pages and was computed again.
 
     Args:
         request: the request.
-        received: when the HTTP request arrived. This time and the next two are in seconds of the scheduler's clock.
+        received: when the server had read the body and the model was loaded. This time and the next two are in
+            seconds of the scheduler's clock.
         tokenized: when all prompts had been encoded.
         written: when the receipt is made.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
@@ -565,12 +567,13 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.
         agreeing_tokens: tokens that the prompt has in common with an earlier prompt and its answer.
-        cause: why no more tokens were cached; null if the cache had all tokens it can have. "disabled": there is no
-            prefix cache. "first_use": no earlier request began with the same token. "differs": the cache continues with
-            another token, because the history was edited or the template differs. "retokenized": the cache continues
-            with the same text in other tokens. "evicted": the next token was cached before, and was evicted. "window":
-            the keys and values that sliding-window layers need were evicted. "state": the model has recurrent states,
-            which are cached only for a shorter prefix. "memory": no page was free for the last cached tokens.
+        cause: why no more tokens were cached; null if the cache had the whole prompt, or nothing after the cached
+            tokens. "disabled": there is no prefix cache. "first_use": no earlier request began with the same token.
+            "differs": the cache continues with another token, because the history was edited or the template differs.
+            "retokenized": the cache continues with the same text in other tokens. "evicted": the next token was cached
+            before, and was evicted. "window": the keys and values that sliding-window layers need were evicted.
+            "state": the model has recurrent states, which are cached only for a shorter prefix. "memory": no page was
+            free for the last cached tokens.
         position: where the tokens differ, if they do.
         found, expected: the prompt's and the cache's token id at this position, and the text of at most 8 tokens.
 

@@ -161,7 +161,7 @@ class ToolCall(Reply):
 class AnswerMessage(Reply):
     """The message of an answer. If the model has think markers, reasoning is in a separate field.
 
-    The content is null if the answer has calls alone.
+    The content is null if the answer has calls and no text.
     """
 
     role: Literal["assistant"]
@@ -186,7 +186,7 @@ class ChatChoice(Reply):
 
 
 class Head(Reply):
-    """The fields that all replies and chunks have."""
+    """The fields that all replies and chunks of chat and completions have."""
 
     id: str
     created: int
@@ -298,7 +298,7 @@ class Model(Reply):
     Attributes:
         state: the state of the model.
         alias_of: the model's own name, if this entry is an alias.
-        reason: why it could not be loaded.
+        reason: why it could not be loaded or described, or why its engine thread has died.
         max_model_len: the context in tokens, by vLLM's name.
         size: bytes of its files.
         architecture: its type, such as qwen3.

@@ -45,7 +45,7 @@ ROLES = ("user", "assistant", "system", "developer")
 
 # Parameters that clients of the API send and that have no effect here.
 IGNORED = ("context_management", "max_tool_calls", "moderation", "prompt_cache_options", "prompt_cache_retention")
-# Parameters that need a store of earlier responses, or other servers.
+# Parameters that are refused, and why. Most of them need a store of earlier responses.
 REFUSED = {
     "previous_response_id": "this server stores no responses: send the whole conversation as input",
     "conversation": "this server stores no conversations: send the whole conversation as input",
@@ -228,7 +228,7 @@ class Tools:
     """The tools of a request. Tools of a namespace get new names, because a chat has one list of names.
 
     Attributes:
-        of_chat: the tools in the form of chat.
+        of_chat: the tools in the form of /v1/chat/completions.
         names: (namespace, name in the namespace) of each tool, by its name in the chat.
         shown: the tools in the form in which a reply repeats them.
     """
@@ -240,10 +240,10 @@ class Tools:
         self._flat: dict[tuple[str | None, str], str] = {}
 
     def read(self, chat: Chat, tools: Sequence[Json]) -> None:
-        """Read the tools; tools of other kinds are ignored.
+        """Read the functions and namespaces; ignore tools of other kinds.
 
         Raises:
-            ApiError: a tool has another form.
+            ApiError: a tool has a wrong form.
         """
         for i, tool in enumerate(tools):
             at = f"tools[{i}]"
@@ -269,7 +269,7 @@ class Tools:
             if kind != "function":
                 chat.ignore(f"tool {kind:.80} of {name:.80}")
                 continue
-            # The first tool gets the description of the namespace.
+            # The description of the namespace is put before that of its first tool, if that is a function.
             self._add(tool, f"{at}.tools[{i}]", name, "" if i or not about else f"{name}: {about}\n\n")
         self.shown.append(namespace)
 

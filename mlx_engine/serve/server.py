@@ -205,7 +205,10 @@ class Connection(H11Protocol):
         self._refuse(status, f"not HTTP/1.1 with a short head ({what})")
 
     def _refuse(self, status: int, why: str) -> None:
-        """Reply with an error in the form of the API. `check` closes the connection after LINGER_SECONDS."""
+        """Reply with an error in OpenAI's form; `check` closes the connection after LINGER_SECONDS.
+
+        If no reply can be sent any more, close the connection at once.
+        """
         self._refused_at = self.loop.time()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
@@ -255,14 +258,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Runs an application until the process gets a signal or the engine thread dies.
+    """Runs an application until the process gets a signal, or the engine thread of the only model dies.
 
     At the first signal (Ctrl-C), new requests are refused with 503, and running answers may take `grace` seconds to
     end. At a second signal, running answers end at once, and their clients get an error.
 
     Args:
         app: the application.
-        models: the engine threads.
+        models: the served models.
         grace: seconds in which running answers may end.
         patience: how long the server waits for its clients.
         limit: limits the number of connections.
@@ -290,7 +293,7 @@ class Server(uvicorn.Server):
             # Not uvicorn's default of 5 seconds: some clients close idle connections after the same time, and their
             # next request would be sent on a connection that is being closed.
             timeout_keep_alive=math.ceil(patience.head),
-            # This second begins after `grace`: then all requests that have not ended are cancelled.
+            # This second begins after `grace`; at its end, all requests that have not ended are cancelled.
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)

@@ -142,7 +142,7 @@ class Service:
 
     @property
     def most_ids(self) -> int:
-        """The largest number of ids that /detokenize accepts: a whole context, or the usual context of large models.
+        """The largest number of ids that /detokenize accepts: the model's context, or 131,072 if that is larger.
 
         This limits the time of one request to about a tenth of a second.
         """
@@ -150,7 +150,7 @@ class Service:
         return max(context, 1 << 17)
 
     def check_messages(self, n: int) -> None:
-        """Check that there are not more messages than the context has tokens: a template writes some for each message.
+        """Check that there are not more messages than the context has tokens: each message takes at least one token.
 
         Raises:
             ContextLengthError: the context has fewer tokens than there are messages.

@@ -104,7 +104,7 @@ def failure_event(path: str, error: ApiError) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Run work to its end, and cancel it as soon as the client closes its connection.
+    """Run work to its end, or cancel it as soon as the client closes its connection.
 
     Starlette cancels only streams, and only with some servers. Without this function, the request of a disconnected
     client would stay in the queue or keep its slot.

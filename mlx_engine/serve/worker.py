@@ -36,9 +36,10 @@ class Load(NamedTuple):
     Attributes:
         running: answers with a slot.
         waiting: answers without a slot.
-        kv_usage: the share of the pages of keys and values that are held, 0 to 1.
+        kv_usage: the share of the pages of keys and values that answers or the prefix cache hold, 0 to 1; of several
+            groups of layers the largest.
         pages: pages that answers hold, without pages that only the prefix cache holds.
-        disk: counters of prefixes on disk, if they are kept; the writing thread updates them.
+        disk: counters of prefixes on disk, which the writing thread updates; None if none are kept on disk.
     """
 
     running: int = 0
@@ -144,7 +145,7 @@ class Worker:
             make: loads the model and returns it with its scheduler; called in the thread.
             queue: the largest number of answers that wait for a slot.
             on_ready: called in the event loop when the model has been loaded, unless `close` has been called.
-            measure: called once in the thread, after `on_ready`; requests that arrive meanwhile wait for it.
+            measure: called once in the thread, when the model has been loaded; requests that arrive meanwhile wait.
             snapshot: called in the thread after each step; a result that is not None goes to the readers of
                 `snapshots`.
             cores: the cores that the workers of several models share; None if there is one worker.
@@ -197,7 +198,7 @@ class Worker:
 
     @property
     def n_open(self) -> int:
-        """The number of requested answers whose replies have not been read completely."""
+        """The number of answers of all submitted calls. A streamed call counts until its last event has been sent."""
         return sum(len(request.outputs) for request in self._calls)
 
     @property
@@ -253,7 +254,7 @@ class Worker:
         The context returns a function, to be called with the number of answers when it is known.
 
         Raises:
-            ApiError: the queue is full. The returned function raises this error, too.
+            ApiError: as `check_room`, also from the returned function.
         """
         held = 0
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The default of --prefix-disk.
 DISK = "20GiB"
-# The title of the panel: the first sentence of the groups below.
+# The title of a panel in help: the first sentence of `LoadOptions` and `ComputeOptions`.
 MODEL_PANEL = "Model and backend"
 
 Model: TypeAlias = Annotated[
@@ -165,7 +165,7 @@ class LoadOptions:
         typer.Option(
             "--activations",
             metavar="TYPE",
-            help="f32, on CPUs i16, on MLX f16 or bf16.",
+            help="Type of activations: f32; on CPUs also i16; on MLX also f16 or bf16.",
         ),
     ] = "f32"
     kv_type: Annotated[
@@ -174,7 +174,7 @@ class LoadOptions:
             "--kv-type",
             metavar="TYPE",
             help="Keys and values: f32, f16, bf16 or q8_0.",
-            show_default="f32",
+            show_default="f32; with f16 or bf16 activations the same type",
         ),
     ] = None
     no_cache: Annotated[

@@ -82,7 +82,7 @@ def choose_sampling(
     found, notes, warnings = checked(opened.path, opened.checkpoint.metadata), [], []
     values = {name: value for name, value in found.values.items() if not _is_given(invocation, name)}
     if values:
-        notes.append(f"sampling as {Path(found.where).name} suggests: {named(values)}; --no-suggested decodes greedily")
+        notes.append(f"sampling as {Path(found.where).name} suggests: {named(values)}; --no-suggested leaves this out")
     if not found.values and _is_given(invocation, "suggested"):
         warnings.append(f"warning: {opened.path} suggests no sampling, so --suggested has no effect")
     if found.unused:
@@ -162,7 +162,8 @@ def _is_given(invocation: typer.Context, name: str) -> bool:
 def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
     """Return the sampling options that the files of a model suggest.
 
-    `do_sample: false` suggests greedy decoding; without `do_sample` a temperature is a suggestion to sample.
+    If `do_sample` is false, or absent without a temperature, greedy decoding is suggested. A folder then suggests only
+    its repetition penalty.
 
     Args:
         path: the file or folder.
