@@ -73,8 +73,7 @@ ERRORS = {
     500: "The server has an internal error.",
     503: "The model is loading or has failed, or the server is stopping; Retry-After may have the seconds to wait.",
 }
-POST_ERRORS = (400, 401, 403, 408, 413, 429, 500, 503)
-GENERATION_ERRORS = (400, 401, 403, 404, 408, 413, 429, 500, 503)
+POST_ERRORS = (400, 401, 403, 404, 408, 413, 429, 500, 503)
 
 
 class Operation(NamedTuple):
@@ -94,23 +93,23 @@ class Operation(NamedTuple):
 
 OPERATIONS = [
     Operation(
-        *("post", "/v1/chat/completions", "chat", "Continue a conversation", replies.ChatCompletion, GENERATION_ERRORS),
+        *("post", "/v1/chat/completions", "chat", "Continue a conversation", replies.ChatCompletion, POST_ERRORS),
         request=ChatRequest,
         chunk=replies.ChatCompletionChunk,
     ),
     Operation(
-        *("post", "/v1/completions", "complete", "Continue prompts", replies.TextCompletion, GENERATION_ERRORS),
+        *("post", "/v1/completions", "complete", "Continue prompts", replies.TextCompletion, POST_ERRORS),
         request=CompletionRequest,
         chunk=replies.TextCompletion,
     ),
     Operation(
-        *("post", "/v1/responses", "respond", "Continue a conversation of items", replies.Response, GENERATION_ERRORS),
+        *("post", "/v1/responses", "respond", "Continue a conversation of items", replies.Response, POST_ERRORS),
         request=ResponsesRequest,
         chunk=replies.ResponsesEvent,
         is_ended_by_done=False,
     ),
     Operation(
-        *("post", "/v1/messages", "message", "Continue a conversation of blocks", replies.Message, GENERATION_ERRORS),
+        *("post", "/v1/messages", "message", "Continue a conversation of blocks", replies.Message, POST_ERRORS),
         request=MessagesRequest,
         chunk=replies.MessagesEvent,
         failure=replies.MessagesErrorReply,
@@ -118,16 +117,16 @@ OPERATIONS = [
     ),
     Operation(
         *("post", "/v1/messages/count_tokens", "count", "Count the tokens of a conversation of blocks"),
-        *(replies.Count, GENERATION_ERRORS),
+        *(replies.Count, POST_ERRORS),
         request=CountRequest,
         failure=replies.MessagesErrorReply,
     ),
     Operation(
-        *("post", "/v1/embeddings", "embed", "Return vectors of texts", replies.EmbeddingList, GENERATION_ERRORS),
+        *("post", "/v1/embeddings", "embed", "Return vectors of texts", replies.EmbeddingList, POST_ERRORS),
         request=EmbeddingRequest,
     ),
     Operation(
-        *("post", "/v1/rerank", "rerank", "Rank documents for a query", replies.Ranking, GENERATION_ERRORS),
+        *("post", "/v1/rerank", "rerank", "Rank documents for a query", replies.Ranking, POST_ERRORS),
         request=RerankRequest,
     ),
     Operation(
