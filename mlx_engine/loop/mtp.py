@@ -133,7 +133,8 @@ class NextTokens:
     ) -> dict[Sequence, np.ndarray]:  # fmt: skip
         """Run a pass of the layer, append the chosen tokens to `found`, and return the layer's new hidden states.
 
-        Sequences for which the pool has too few pages are removed from `inputs` and `found`.
+        Sequences for which the pool has too few pages are removed from `inputs`. If such a sequence has no proposed
+        token yet, it is removed from `found`, too, and its pages are freed.
 
         Args:
             inputs: the tokens of each sequence.

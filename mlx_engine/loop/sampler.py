@@ -63,9 +63,10 @@ class Sampler:
         choice: the number of the sampler among those of its prompt.
         is_constrained: whether there is a constraint, so that the mask of the next token depends on all earlier ids.
         is_checked: whether the token with the largest logit is chosen without a mask, and then compared with the
-            constraint. Usually the constraint allows the token, and no mask has to be computed. False on a lazy
-            backend, because the id is known only later, and with log-probabilities, because `TokenLogprobs.allowed`
-            needs the mask.
+            constraint. Usually the constraint allows the token, and no mask has to be computed. False without a
+            constraint, and if another token than that of the largest unchanged logit may be chosen. Also False on a
+            lazy backend, because the id is known only later, and with log-probabilities, because
+            `TokenLogprobs.allowed` needs the mask.
         processors: the user's functions; None if there are none.
     """
 

@@ -516,7 +516,9 @@ class Lowering:
     def _begin_state(self, batch: object, layer: int, conv: Convolution) -> None:
         """Record that a layer has a state; raise CannotCompileError if the kernels do not support its convolution."""
         if batch is not self.batch or layer in self.states or not convolution_fits(conv):
-            raise CannotCompileError("a batch other than the pass's own, two states in one layer, or odd channels")
+            raise CannotCompileError(
+                "a batch other than the pass's own, two states in one layer, or an unsupported number of channels"
+            )
         self.states.add(layer)
 
     def _convolve(self, layer: int, x: Place, conv: Convolution, block: int, gates: tuple[Place, ...]) -> Place:
@@ -545,8 +547,8 @@ class Lowered:
         x: the buffer of the input, which is the hidden states before the first layer.
         y: the location of the result.
         floats: number of scratch floats per token for all values.
-        inputs: number of scratch floats per token for packing the inputs of a product: the largest K, rounded up to
-            whole SIMD vectors.
+        inputs: number of scratch floats per token for packing the inputs of a product: the largest K, or for products
+            per head 2 K + N if this is more, rounded up to whole SIMD vectors.
         experts: the mixtures of experts.
         parts: number of scratch floats per token and block of keys for the partial results of attention.
         kv: for each layer, the number of KV heads, the head dim and the number of arrays of the KV store; None for a

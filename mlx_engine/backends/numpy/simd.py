@@ -78,7 +78,11 @@ def _libraries() -> ThreadpoolController:
 
 
 class SimdBackend(Backend):
-    """NumPy on one thread. A KV store is one array (2, G, slots, E): first keys, then values, contiguous per head."""
+    """NumPy on one thread.
+
+    A KV store is one array (arrays, G, slots, row): first keys, then (unless `n_arrays` is 1) values, contiguous per
+    head. `quant/key_values.py` defines the elements of a row.
+    """
 
     name = "simd"
 
