@@ -68,7 +68,10 @@ class NextTokens:
         self._held: dict[Sequence, _Held] = {}
 
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
-        """Return the ids that the layer predicts after the settled ids: see `PassDrafter`."""
+        """Return the ids that the layer predicts after the settled ids: see `PassDrafter`.
+
+        `budget` is ignored, because the layer reads at most `READ` tokens of a prompt.
+        """
         be, found = self._backend, dict[Sequence, list[Token]]()
         inputs: dict[Sequence, SequenceInput] = {}
         hidden: dict[Sequence, np.ndarray] = {}

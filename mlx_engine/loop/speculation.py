@@ -492,7 +492,10 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """Call a drafter for sequences whose proposals are less likely right than its own, if a gain is expected."""
+        """Call a drafter for the sequences without a proposal that is as likely right as the drafter's own proposals.
+
+        Do nothing if no gain is expected.
+        """
         kind = KINDS[drafter.name]
         asking = [
             (chunk.sequence, draft)
