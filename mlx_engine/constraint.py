@@ -276,7 +276,7 @@ def _is_noop(name: str, value: object) -> bool:
 def _with_bounded_json(lark: str) -> str:
     """Check the `%json` schemas of a grammar, and return the grammar with each schema in the form of `bounded`.
 
-    Schemas with "x-guidance" are already in this form, and stay unchanged.
+    A schema with "x-guidance" is assumed to be in this form already, and stays unchanged.
     """
     made, at = "", 0
     while match := EMBEDDED.search(lark, at):

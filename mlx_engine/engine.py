@@ -484,8 +484,8 @@ class Engine:
     def rerank(self, query: str, documents: Sequence[str], *, instruction: str | None = None) -> list[float]:
         """Return the relevance of each document to a query, from 0 to 1, with a reranker model.
 
-        The relevance is p("yes") / (p("yes") + p("no")) after the prompt of Qwen3-Reranker, or after the prompt in the
-        model's files.
+        The relevance is p("yes") / (p("yes") + p("no")) after the prompt of Qwen3-Reranker. The model's files may
+        define another prompt, and two other labels in place of "yes" and "no".
 
         Args:
             query: the query.

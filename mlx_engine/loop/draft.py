@@ -165,10 +165,7 @@ class DraftModel:
         held.pending = []
 
     def _keep(self, sequence: Sequence, n: int) -> None:
-        """Commit the n settled ids that a pass has run. If they are part of a prompt, add them to the prefix cache.
-
-        They are if n is larger than the number of ids that one pass of the large model can add to an answer.
-        """
+        """Commit the n settled ids that a pass has run. If n is large, as in a prompt, add them to the prefix cache."""
         kv = self._held[sequence].kv
         kv.commit(kv.pending)
         if n > MOST + 1:
