@@ -33,7 +33,10 @@ UNSUPPORTED = frozenset(
         "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "nullable", "x-guidance",
     }
 )  # fmt: skip
-"""Keywords of JSON Schema, OpenAPI and llguidance that restrict the valid values, but that the masks cannot enforce."""
+"""Keywords of JSON Schema, OpenAPI and llguidance that change which values are valid, but that masks cannot enforce.
+
+`x-guidance`, llguidance's own settings, is refused, too, because `bounded` sets it.
+"""
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """The values of `format` that the masks enforce."""
@@ -118,7 +121,8 @@ class Constraint:
         """Allow the texts of a grammar in llguidance's variant of Lark, whose first rule is `start`.
 
         `<name>` is the special token of that name in the vocabulary. `%json {...}` is a JSON Schema. It is checked as
-        in `json_schema`, and allows at most one space between values.
+        in `json_schema`, and allows at most one space between values. A schema with the keyword "x-guidance" is passed
+        to llguidance unchanged and unchecked.
 
         Raises:
             OptionError: a schema in the grammar is invalid.
@@ -147,8 +151,8 @@ class Constraint:
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema in the form for llguidance.
 
-    White space is bounded (`WHITESPACE`), dates and times get the patterns of `STRICTER`, and keywords that change
-    nothing are removed, because llguidance would refuse them.
+    White space is bounded (`WHITESPACE`), dates and times get the patterns of `STRICTER`, and counts written as 3.0
+    become integers. Keywords that change nothing are removed, because llguidance would refuse them.
     """
     copied: dict[str, Any] = json.loads(_text(schema))
     for part in list(_parts(copied)):
@@ -270,7 +274,10 @@ def _is_noop(name: str, value: object) -> bool:
 
 
 def _with_bounded_json(lark: str) -> str:
-    """Check the `%json` schemas of a grammar, and return the grammar with each schema in the form of `bounded`."""
+    """Check the `%json` schemas of a grammar, and return the grammar with each schema in the form of `bounded`.
+
+    A schema with "x-guidance" is assumed to be in this form already, and stays unchanged.
+    """
     made, at = "", 0
     while match := EMBEDDED.search(lark, at):
         try:

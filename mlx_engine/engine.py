@@ -161,29 +161,30 @@ def load(
             which writes a model of this shape with random weights.
         backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
-        threads: number of threads of a CPU backend. None uses all cores that this process may use; a larger number is
-            reduced to this, with a warning.
-        quant_min_dim: layers whose longer dimension is below this are not quantised. "auto" is 32, so that every layer
-            is quantised: even the smallest ones were measured to be no slower (`mlx_engine.weights.conversion`).
+        threads: number of threads of a CPU backend. None uses all cores that this process may use. A number above the
+            number of these cores is reduced to it, with a warning.
+        quant_min_dim: layers whose longer dimension is below this are not quantised, unless `quant_layers` names them.
+            "auto" is 32, so that every layer is quantised: even the smallest ones were measured to be no slower
+            (`mlx_engine.weights.conversion`).
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
-            names of layers, or the groups "attention" and "ffn".
+            names of layers, or the groups "attention", "mixer", "ffn" and "per_layer".
         allow_settings: names of settings that are ignored if they are not implemented. Results may then be wrong; the
             engine's `notes` list the ignored settings. Write nested settings with dots: "rope_scaling.factor".
         jit: use compiled CPU kernels if they are available. False uses NumPy instead.
         context: the length in tokens for which RoPE frequencies are chosen, for models with LongRoPE or dynamic NTK.
             It has no effect on other models. Default: for LongRoPE the context length of the training, otherwise the
             model's context length.
-        activations: the type of activations. "f32" is exact. "i16" (CPU backends), "f16" and "bf16" (backends that use
-            MLX) are faster, but round: see docs/precision.md.
+        activations: the type of activations. "f32" is exact. "i16" (compiled CPU kernels), "f16" and "bf16" (backends
+            that use MLX) are faster, but round: see docs/precision.md.
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
             the activations have this type, else "f32", which is exact. "f16" and "bf16" take half of the memory of
             "f32", and "q8_0" takes about a quarter.
         speculate: which drafter proposes tokens for speculative decoding, in which a forward pass checks several
-            proposed tokens. No answer changes, see docs/speculation.md. "lookup" finds proposals in earlier text,
-            "draft" uses the draft model, and "mtp" uses the model's own layer for multi-token prediction. "auto" uses
-            every drafter that the model has; it uses "lookup" only if results are bit-identical in every batch, and if
-            the model has so many parameters that looking for proposals takes little time compared with a pass. "off"
-            proposes no tokens.
+            proposed tokens. No answer changes if results are bit-identical in every batch, see docs/speculation.md.
+            "lookup" finds proposals in earlier text, "draft" uses the draft model, and "mtp" uses the model's own layer
+            for multi-token prediction. "auto" uses the draft model if there is one. It uses "mtp" and "lookup" only if
+            results are bit-identical in every batch, and "lookup" only if the model has so many parameters that looking
+            for proposals takes little time compared with a pass. "off" proposes no tokens.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model even if it needs more memory than is free.
         experts_memory: the largest number of bytes of experts in memory. All other experts are read from the file when
@@ -290,7 +291,8 @@ class Engine:
         """Keep the keys and values of prompts in a folder, for schedulers made after this call and for later runs.
 
         Raises:
-            OptionError: several processes share the model, or its backend is `scalar`; or `max_nbytes` is negative.
+            OptionError: several processes share the model, it has adapters, or its backend is `scalar`; or `max_nbytes`
+                is no whole number of at least 0.
         """
         be = self.model.backend
         self.check_kept("prefix_dir")
@@ -357,8 +359,9 @@ class Engine:
     def load_prefix(self, path: str | Path) -> list[int]:
         """Use the keys and values of a file that `save_prefix` has written; return the token ids of the saved prompt.
 
-        Schedulers made after this call reuse the keys and values if a prompt begins with the same ids. Answers are
-        bit-identical to those without the file. Damaged pages are computed again.
+        Schedulers made after this call reuse the keys and values if a prompt begins with the same ids. On backends with
+        a fixed order of sums (docs/exactness.md), answers are bit-identical to those without the file. Damaged pages
+        are computed again.
 
         Raises:
             FormatError: the file was not written by `save_prefix`, or with another model, version or type of keys and
@@ -418,6 +421,7 @@ class Engine:
 
         Raises:
             OptionError: `ids` is empty, or has an id that is not in the vocabulary.
+            ContextLengthError: `ids` is longer than the context.
             NotFiniteError: logits are NaN or infinite; the error names the first value that is not finite.
         """
         import mlx.core as mx
@@ -452,9 +456,10 @@ class Engine:
     def embed(self, texts: str | Sequence[str | Sequence[int]], dimensions: int | None = None) -> mx.array:
         """Return the embeddings of n texts, float32 (n, D).
 
-        A text has the same vector, bit for bit, alone and in a batch. The model's files define the pooling, whether
-        vectors are normalised, and the token that ends a text. Without such files, a vector is the hidden state of the
-        last token after the last norm, normalised to length 1.
+        On backends with a fixed order of sums (docs/exactness.md), a text has the same vector, bit for bit, alone and
+        in a batch. The model's files define the pooling, whether vectors are normalised, and the token that ends a
+        text. Without such files, a vector is the hidden state of the last token after the last norm, normalised to
+        length 1.
 
         Args:
             texts: one string, or a sequence whose items are strings or lists of token ids, which are used unchanged.
@@ -480,8 +485,8 @@ class Engine:
     def rerank(self, query: str, documents: Sequence[str], *, instruction: str | None = None) -> list[float]:
         """Return the relevance of each document to a query, from 0 to 1, with a reranker model.
 
-        The relevance is p("yes") / (p("yes") + p("no")) after the prompt of Qwen3-Reranker, or after the prompt in the
-        model's files.
+        The relevance is p("yes") / (p("yes") + p("no")) after the prompt of Qwen3-Reranker. The model's files may
+        define another prompt, and two other labels in place of "yes" and "no".
 
         Args:
             query: the query.
@@ -513,8 +518,9 @@ class Engine:
     def hidden_states(self, prompt: Prompt, names: str | Sequence[str] = LAYER_OUTPUTS) -> dict[str, mx.array]:
         """Return intermediate values (T, ...) of all tokens of a prompt, float32, by name.
 
-        The values are bit-identical to those of every other pass. Long prompts are run in chunks, so that only the KV
-        cache and the results grow with the prompt. Values that are not finite are returned as they are.
+        The values are bit-identical to those inside every other pass, with the exceptions of docs/exactness.md and of
+        `observed` (`backends/observed.py`). Long prompts are run in chunks, so that only the KV cache and the results
+        grow with the prompt. Values that are not finite are returned as they are.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
@@ -766,7 +772,8 @@ class Engine:
         prefix = PrefixCache(pool, whole_pages=whole_pages, disk=self._disk(pool)) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
         if self.speculation.is_on:
-            # `whole_pages` hides the texts of other clients, and lookup in them would reveal them by the latency.
+            # With `whole_pages`, a client must not learn the texts of other clients. If lookup searched these texts,
+            # the latency of an answer would reveal them.
             keeps_others = prefix is not None and not whole_pages
             how: dict[str, Any] = {
                 "slots": slots,
@@ -1269,8 +1276,8 @@ def open_source(
 
     `Engine(checked)` loads the weights of the result. Before that, `checked.prompts` can check prompts.
 
-    By default `speculate` is "off", so that benchmarks measure passes with one row per token. `shard` describes the
-    ranks that share the model; every rank calls this function.
+    By default `speculate` is "off", so that benchmarks measure passes that run one token per answer. `shard` describes
+    the ranks that share the model; every rank calls this function.
     """
     if not isinstance(source, str | Path):
         message = f"source must be a path, a hub id or 'builtin', not {shown(source)}"
@@ -1441,6 +1448,9 @@ class CheckedCheckpoint:
 
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
         """Compare the memory that the model needs with the free memory; warn of weights that are expanded to float32.
+
+        Models with fewer than `FEW_PARAMETERS` parameters are not checked, nor are models whose weights are converted
+        while they are read. With `allow_too_large`, a model that is too large is not an error.
 
         Args:
             n_tokens: number of tokens of all sequences in the KV cache.

@@ -188,7 +188,7 @@ def names_options(function: Function) -> Function:
 
 
 def _meant(wrong: str, known: Sequence[str]) -> str:
-    """Return a hint for an unknown name: the known option that is similar, or a list of all known names."""
+    """Return a hint for an unknown name: how to pass this option, our name for it, a similar name, or all names."""
     if "options" in known and wrong in run_options():
         return f"pass options=Options.of({wrong}=...)"
     if aliases().get(wrong) in known:
@@ -314,8 +314,8 @@ def _wrong_bias(rule: str, found: object) -> OptionError:
 class Options:
     """Limits of a run.
 
-    These are all options of a run, with its constraint, and with the sampling of tokens in `sampling`. `--help` shows
-    the first sentence as the title of these options.
+    The class has all options of a run: its limits, its constraint, its drafters, its adapter, the user's functions, and
+    in `sampling` how tokens are chosen. `--help` shows the first sentence as the title of the class's own options.
     """
 
     max_tokens: int | None = option(
@@ -344,16 +344,17 @@ class Options:
         unset="none", metavar="S", parameter=None, is_rare=True,
     )  # fmt: skip
     context_len: int | None = option(
-        None, "Limit prompt and text to N.", int, least=1, unset="the model's",
+        None, "Limit prompt and text to N tokens.", int, least=1, unset="the model's",
         flags=("--context-len", "-c"), aliases=("ctx_size", "context"), metavar="N", parameter=None,
     )  # fmt: skip
     logprobs: int | None = option(
-        None, "Compute the log-probability of every new token, and list the N most likely at its place, 0 to 20.",
+        None, "Compute the log-probability of every new token, and list the N (0 to 20) most likely tokens at its "
+        "place.",
         int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
     )  # fmt: skip
     prompt_logprobs: int | None = option(
-        None, "Compute the log-probability of every token of the prompt, and list the N most likely at its place, 0 to "
-        "20. The prompt is then read without the prefix cache.",
+        None, "Compute the log-probability of every token of the prompt, and list the N (0 to 20) most likely tokens "
+        "at its place. The prompt is then read without the prefix cache.",
         int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
     )  # fmt: skip
     constraint: Constraint | None = option(  # noqa: RUF009 - it returns a field
@@ -361,8 +362,8 @@ class Options:
         unset="none", parameter=None, has_flag=False,
     )  # fmt: skip
     prediction: str | None = option(
-        None, "A text that the answer may repeat, such as a file before an edit. With --speculate it may be faster; it "
-        "never changes the answer.",
+        None, "A text that the answer may repeat, such as a file before an edit. Lookup proposes its tokens. This may "
+        "make the answer faster, but never changes it.",
         unset="none", metavar="TEXT", parameter=None, is_rare=True,
     )  # fmt: skip
     speculate: str = option(

@@ -1,12 +1,14 @@
 """Functions for research: sessions with logits token by token, probabilities of given texts, and hidden states.
 
 `Engine.session`, `Engine.choose`, `Engine.tap_names` and `Engine.hidden_states` use this module. However the tokens are
-divided among passes, logits and log-probabilities are bit-identical to those of `Engine.logits` and `Engine.generate`.
+divided among passes, logits and log-probabilities are bit-identical to those of `Engine.logits` and `Engine.generate`,
+on backends with a fixed order of sums (docs/exactness.md).
 
-Hidden states are the named intermediate values of forward passes, bit-identical to those of every other pass. The name
-of a value is the GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm", "blk.0.ffn_down"), or a
-name from the code in `models/` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). To compute all values, the layers
-run op by op, because fused blocks and compiled programs keep some of them in registers.
+Hidden states are the named intermediate values of forward passes. On these backends they are bit-identical to those
+inside every other pass, with the exceptions that `observed` in `backends/observed.py` names. The name of a value is the
+GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm", "blk.0.ffn_down"), or a name from the code in
+`models/` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). To compute all values, the layers run op by op, because
+fused blocks and compiled programs keep some of them in registers.
 """
 
 from __future__ import annotations
@@ -167,8 +169,9 @@ class Session:
     def rewind(self, n: int) -> None:
         """Discard the last n tokens; at least one token must be left.
 
-        The next call of `logits` usually runs one of the remaining tokens again. It runs all of them if the model has
-        recurrent states, or sliding windows whose keys and values have partly been freed.
+        If the next call of `logits` appends no token, it runs the last remaining token again. If the model has
+        recurrent states, or sliding windows whose keys and values have partly been freed, the next call runs all
+        remaining tokens again.
 
         Raises:
             OptionError: n is not from 0 to the number of tokens minus 1.
@@ -361,8 +364,8 @@ def ranked(
 
 
 LOGITS = "logits"
-# The values that are computed by the head, which is skipped for other values: with a large vocabulary it takes as long
-# as several layers.
+# The values that the head computes. If none of them is wanted, the head is not run: with a large vocabulary, it takes
+# as long as several layers.
 OF_HEAD = frozenset({"output_norm", LOGITS})
 
 # The meaning of each value, by its name without "blk.N.".

@@ -20,7 +20,8 @@ from mlx_engine.quant.key_values import DTYPES, default_type
 # The types of activations (docs/precision.md). Float32 is exact and the default; every backend can compute with it.
 ACTIVATIONS = ("f32", "i16", "f16", "bf16")
 EXACT = ACTIVATIONS[0]
-# The types of keys and values in the cache, which `quant/key_values.py` defines. All backends can use all of them.
+# The types of keys and values in the cache, which `quant/key_values.py` defines. All backends can use all of them; q8_0
+# needs a head dim that is a multiple of 32.
 KV_TYPES = tuple(DTYPES)
 _ON_CPU, _ON_MLX = (EXACT, "i16"), (EXACT, "f16", "bf16")
 

@@ -55,7 +55,8 @@ class Program(ABC):
     """All layers of a model, compiled for one backend. The model owns its program.
 
     Attributes:
-        reason: why a backend that usually compiles the layers runs them op by op; None if it does not.
+        reason: why a backend that usually compiles the layers runs them op by op; None if the layers are compiled, or
+            if the backend never compiles layers.
     """
 
     reason: str | None = None
@@ -417,7 +418,9 @@ class Backend(Primitives):
     def norm_experts(self, x: Array, norm: Norm, experts: Experts) -> Array:
         """Return, for each token, the sum of `weight * expert(h)` over its chosen experts, where h is the normed x.
 
-        If `experts.router_norm` is given, the router reads x after this norm. `experts.post_norm` is not applied.
+        With `routing.weighs_inputs`, return `expert(weight * h)` of the one chosen expert instead. The output of
+        `experts.shared`, if there is one, is added. If `experts.router_norm` is given, the router reads x after this
+        norm. `experts.post_norm` is not applied.
         """
         h, gate, up, down = self.norm(x, norm), experts.gate, experts.up, experts.down
         routed = h if experts.router_norm is None else self.norm(x, experts.router_norm)

@@ -17,8 +17,8 @@ import numpy as np
 from mlx_engine.backends.parameters import Array, Native, Token
 from mlx_engine.kernels.cached import cached_property
 
-# The tokens whose logits a pass returns: those of every token, of some tokens, or of none, as for all chunks of a long
-# prompt but the last one.
+# Whether a pass returns the logits of every token, of some tokens, or of no token. Only the last chunk of a long prompt
+# needs logits; for the chunks before it, this is "none".
 Wanted = Literal["every", "some", "none"]
 
 
@@ -125,11 +125,11 @@ class Stores:
     """The KV stores and states of all layers.
 
     Attributes:
-        layers: one KV store per layer; None for a layer that has a state instead.
-        group_of: the index of each layer's `KVGroup`; -1 for a layer that has a state.
+        layers: one KV store per layer; None for a layer without keys and values.
+        group_of: the index of each layer's `KVGroup`; -1 for a layer without keys and values.
         page: tokens per page.
         are_kept: whether later passes read the keys and values that this pass writes. If not, layers may share memory.
-        states: the stores of each layer's state; empty for a layer of attention.
+        states: the stores of each layer's state; an empty tuple for a layer without a state.
     """
 
     layers: list[Any]

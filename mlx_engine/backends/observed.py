@@ -121,7 +121,8 @@ def role_of(linears: Sequence[Linear]) -> str:
     return "+".join([stems[0], *(stem.removeprefix(shared) for stem in stems[1:])])
 
 
-# The methods whose composed forms pass intermediate values to the tap, which fused blocks and compiled programs do not.
+# The methods that `tapped` replaces by those of `Backend`, because fused blocks and compiled programs do not pass
+# intermediate values to the tap.
 COMPOSED = (*OPERATIONS["block"], *OPERATIONS["dispatch"], "note", "compile")
 
 

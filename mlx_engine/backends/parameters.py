@@ -119,7 +119,7 @@ class Growth(NamedTuple):
     Attributes:
         beta: how fast the factor grows.
         length: the number of positions with the same factor.
-        first: the number with which positions are counted from: 0, or 1.
+        first: the number of the first position in the formula: 0 or 1.
     """
 
     beta: float

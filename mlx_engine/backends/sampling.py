@@ -7,10 +7,11 @@ token. So a bias shifts a logit before any option scales it. No bias or penalty 
 and top-k and top-p select among the allowed tokens. The caller passes the random number u in [0, 1) for the draw, so
 that the same seed gives the same text on every backend.
 
-If the vocabulary is divided among ranks (processes that share a model), they send each other only their largest logits
-(`packed`, `unpacked`), because greedy sampling and top-k need no others. An unpacked row has the largest logits of all
-ranks, and a smaller value in all other columns. So its k largest logits are the k largest of the whole row; among equal
-logits, those in the first columns count as larger, as in `largest`.
+If the vocabulary is divided among ranks (processes that share a model), the ranks send each other only their largest
+logits (`packed`, `unpacked`) in a pass whose samplers need no others: greedy sampling and top-k, without bias,
+penalties, constraints and log-probabilities. An unpacked row has the largest logits of all ranks, and a smaller value
+in all other columns. So its k largest logits are the k largest of the whole row; among equal logits, those in the first
+columns count as larger, as in `largest`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from numpy.typing import NDArray
 from mlx_engine.backends.parameters import Token
 from mlx_engine.options import Sampling
 
-# The smallest and the largest normal float32 number. Penalties and penalised logits are clipped to this range.
+# The smallest and the largest positive normal float32 number. Repetition penalties are clipped to this range, and the
+# logits that they change are clipped to magnitudes of at most `LARGEST`.
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 # A table for `masked`. For each byte, it has 8 numbers, from the lowest bit on: plus infinity for a bit that is 1, and

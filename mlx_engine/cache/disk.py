@@ -493,7 +493,10 @@ class PrefixFolder(SavedPrefixes):
                 self._known.pop(path.name, None)
 
     def use(self, chain: Sequence[bytes], parts: Sequence[str]) -> None:
-        """Mark the files of a prefix as used now. Files nearer to the end of the prefix get an earlier time."""
+        """Mark the files of a prefix as used now, unless they were marked in the last `TOUCHED` seconds.
+
+        Files nearer to the end of the prefix get an earlier time.
+        """
         now, at = time.monotonic(), time.time_ns()
         for i, key in ((i, Key(end, part)) for i, end in enumerate(chain) for part in parts):
             if self.ours is not None and now - self._known.get(key.name, now) > TOUCHED:
@@ -528,7 +531,9 @@ class PrefixFolder(SavedPrefixes):
 
 
 class DiskPrefixes:
-    """Reads and writes prefixes on disk for the prefix cache of one pool. Used only by the thread that runs passes.
+    """Reads and writes prefixes on disk for the prefix cache of one pool.
+
+    Used only by the thread that runs passes. Only `_write` and `copied` also run in the writing thread.
 
     Attributes:
         folder: the files.

@@ -258,7 +258,7 @@ def pool_nbytes(
     page: int = PAGE,
     longest_pass: int = LONGEST_PASS,
 ) -> int:
-    """Return the bytes of a `KVPool` with these parameters."""
+    """Return the bytes of a `KVPool` with these parameters, without slots for the states of proposed tokens."""
     pages = sum(
         layer.token_nbytes * page * pages_for(layer.window, n_tokens, n_sequences, page, longest_pass)
         for layer in kv_layers(layers)

@@ -2,7 +2,8 @@
 
 The cache is a `RadixTree` over token ids. A node has a run of tokens, which follow the tokens of its parent, and holds
 the pages of these tokens. A node may begin inside a page. Its first page then also has the tokens before the node. So
-of all nodes on a path that hold the same page, the deepest one has all the tokens of the page up to its own end.
+if several nodes on a path hold a page for the same positions, the page of the deepest node has all tokens up to the end
+of this node.
 
 The longest common prefix is found exactly, to the token. Its whole pages are shared, and a partly used page is copied
 to a page of the new sequence. With `whole_pages`, only full pages are kept and reused. Otherwise a client could guess

@@ -232,7 +232,10 @@ class Matcher:
         self._found, self.is_complete = None, False
 
     def _words(self) -> NDArray[np.uint8]:
-        """Return 0 or 1 for each token, whether it may continue the text, and at the end whether the text may end."""
+        """Return an array with 1 for each token that may continue the text, else 0.
+
+        The array has one more item at its end: 1 if the text may end here, else 0.
+        """
         if self._found is None:
             with self._grammars.computing:
                 found = np.frombuffer(self._compiled.compute_bitmask(), dtype=np.uint8)

@@ -34,7 +34,7 @@ MOST = 8
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """Check that every id is the same token in both models. One may have further ids at its end, if they have no text.
+    """Check that every id is the same token in both models. One model may have further ids, if these have no text.
 
     Raises:
         OptionError: an id has different texts; the message names the first such id.
@@ -125,7 +125,7 @@ class DraftModel:
         return proposals
 
     def release(self, sequence: Sequence) -> None:
-        """Free the pages of a sequence that the prefix cache does not keep."""
+        """Add the keys and values of a sequence to the prefix cache, and free the other pages of the sequence."""
         held = self._held.pop(sequence, None)
         if held is None:
             return
@@ -165,7 +165,7 @@ class DraftModel:
         held.pending = []
 
     def _keep(self, sequence: Sequence, n: int) -> None:
-        """Commit the n settled ids that a pass has run. If they are part of a prompt, add them to the prefix cache."""
+        """Commit the n settled ids that a pass has run. If n is large, as in a prompt, add them to the prefix cache."""
         kv = self._held[sequence].kv
         kv.commit(kv.pending)
         if n > MOST + 1:
@@ -174,7 +174,8 @@ class DraftModel:
     def _run(self, inputs: dict[Sequence, SequenceInput], found: dict[Sequence, list[Token]]) -> None:
         """Run a pass over `inputs`, and append each sequence's chosen token to its list in `found`.
 
-        Sequences for which the pool has too few pages are removed from `inputs` and `found`.
+        Sequences for which the pool has too few pages are removed from `inputs`, and from `found` if they have no
+        proposed token yet.
         """
         batch = None
         while inputs and batch is None:

@@ -1,7 +1,8 @@
 """Metrics of a run: times of its forward passes, and the rates computed from them.
 
-A pass here is all work for one new token, and ends when the token's id is on the host. The first one is the prefill, in
-any number of chunks; it does not count in the decode rate. A metric that cannot be computed is None, printed as a dash.
+A pass here is all work for one new token (for several if proposed tokens were right), and ends when the token's id is
+on the host. The first one is the prefill, in any number of chunks; it does not count in the decode rate. A metric that
+cannot be computed is None, printed as a dash.
 
 Time that the caller spends between two tokens counts only if the device computes meanwhile: see `PassTimer`.
 """
@@ -28,7 +29,7 @@ class Metrics:
         passes: the time of each pass, in order.
         shares: this run's part of the time of each pass: less than the time in `passes` if other runs shared the pass.
         sampling: the time of choosing each token, which is part of its pass; empty if a lazy backend's device chooses.
-        phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
+        phases: the time of each phase outside of passes, by name, such as load, warm_up and tokenize.
         n_more: number of tokens that passes gave in addition to their first one, because proposed tokens were right.
     """
 

@@ -68,7 +68,10 @@ class NextTokens:
         self._held: dict[Sequence, _Held] = {}
 
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
-        """Return the ids that the layer predicts after the settled ids: see `PassDrafter`."""
+        """Return the ids that the layer predicts after the settled ids: see `PassDrafter`.
+
+        `budget` is ignored, because the layer reads at most `READ` tokens of a prompt.
+        """
         be, found = self._backend, dict[Sequence, list[Token]]()
         inputs: dict[Sequence, SequenceInput] = {}
         hidden: dict[Sequence, np.ndarray] = {}
@@ -133,7 +136,8 @@ class NextTokens:
     ) -> dict[Sequence, np.ndarray]:  # fmt: skip
         """Run a pass of the layer, append the chosen tokens to `found`, and return the layer's new hidden states.
 
-        Sequences for which the pool has too few pages are removed from `inputs` and `found`.
+        Sequences for which the pool has too few pages are removed from `inputs`. If such a sequence has no proposed
+        token yet, it is removed from `found`, too, and its pages are freed.
 
         Args:
             inputs: the tokens of each sequence.

@@ -51,7 +51,7 @@ class Output:
     """The tokens and the text of one answer.
 
     An answer ends at an end-of-text or stop token, at a stop string, at the token limit, or when its constraint allows
-    no more text.
+    no more text. The scheduler may also end it (`end`), for example after a timeout.
 
     Attributes:
         token_ids: the tokens so far, including the end-of-text or stop token.

@@ -93,9 +93,10 @@ class LastLogits(RowReader):
 
 
 class PooledHidden(RowReader):
-    """Computes one vector from a prompt's hidden states: that of the last or of the first token ("cls"), or the mean.
+    """Computes one vector from a prompt's hidden states.
 
-    The mean is computed as a float64 sum in the order of positions.
+    With the pooling "last" or "cls", this is the hidden state of the last or of the first token; with "mean", the mean
+    of all hidden states. The mean is computed as a float64 sum in the order of positions.
     """
 
     kind = "hidden"

@@ -4,15 +4,15 @@ A pass runs unread tokens of one or more sequences, in two steps. Submitting a p
 next tokens; on a lazy backend (MLX), it only hands this work to the device. Settling a pass waits until the chosen
 tokens are on the host, and commits the tokens that were run to the KV cache. An eager backend settles each pass at
 once. On a lazy backend, the next pass is submitted before the last one is settled, so that the device computes while
-the host works. With N pipeline stages, N passes are submitted before the first one is settled. The tokens of such a
-pass are chosen when it is settled. So passes that are submitted at the same time run different sequences, or successive
-chunks of one prompt.
+the host works. With N pipeline stages, N passes are submitted before the first one is settled, and the tokens of a pass
+are chosen when the pass is settled. So passes that are submitted at the same time run different sequences, or
+successive chunks of one prompt.
 
 The mask of a constraint depends on the previous token. So if a sequence has a constraint, and its last token is not
 settled, its next pass is submitted without choosing tokens. While the device runs this pass, the host settles the
 previous pass, and then chooses the tokens. An eager backend computes masks in a thread, while the next pass runs. If a
-request is greedy and has no log-probabilities, the eager backend first chooses without a mask, and computes the mask
-only if the constraint does not allow the chosen token.
+request is greedy and has no log-probabilities, biases, penalties or processors, the eager backend first chooses without
+a mask, and computes the mask only if the constraint does not allow the chosen token.
 """
 
 from __future__ import annotations

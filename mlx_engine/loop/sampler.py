@@ -63,9 +63,9 @@ class Sampler:
         choice: the number of the sampler among those of its prompt.
         is_constrained: whether there is a constraint, so that the mask of the next token depends on all earlier ids.
         is_checked: whether the token with the largest logit is chosen without a mask, and then compared with the
-            constraint. Usually the constraint allows the token, and no mask has to be computed. False on a lazy
-            backend, because the id is known only later, and with log-probabilities, because `TokenLogprobs.allowed`
-            needs the mask.
+            constraint. Usually the constraint allows the token, and no mask has to be computed. True only for greedy
+            sampling with a constraint, without bias, penalties and processors. False on a lazy backend, because the id
+            is known only later, and with log-probabilities, because `TokenLogprobs.allowed` needs the mask.
         processors: the user's functions; None if there are none.
     """
 
@@ -332,7 +332,7 @@ def _checked(who: str, returned: Any, shape: tuple[int, ...], mask: NDArray[np.b
     if np.isnan(logits).any() or (logits == np.inf).any() or not (allowed > -np.inf).any():
         which = "" if mask is None else " that the constraint allows"
         raise ProcessorError(
-            f"{expected} without NaN and infinity, of which one{which} is finite, found others; "
+            f"{expected} without NaN and plus infinity, and a finite logit of at least one token{which}, found others; "
             "minus infinity bans a token"
         )
     return logits

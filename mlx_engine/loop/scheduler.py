@@ -11,7 +11,7 @@ enough, the newest sequence is preempted: its pages are freed, and it is compute
 do not depend on any of this, see docs/exactness.md.
 
 Without a KV cache (`--no-kv`), every sequence is rewound after each new token, so that each pass runs whole sequences
-again. The comparison shows how much time the KV cache saves.
+again. A comparison of both modes shows how much time the KV cache saves.
 
 With a `Speculation`, a pass may also run proposed next tokens of a sequence: see `speculation.py`.
 """
@@ -206,6 +206,7 @@ class Scheduler:
 
         Raises:
             RuntimeError: an earlier step was interrupted.
+            DistributedError: the connection to another rank has failed, which ends the run.
         """
         if self._is_broken:
             raise RuntimeError(_INTERRUPTED)

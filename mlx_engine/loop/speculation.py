@@ -4,8 +4,8 @@ A drafter reads the ids of a sequence and proposes ids that may follow. The pass
 sequence's unread token, and computes logits for each of them. The scheduler then chooses one token after another as it
 would without proposals, each from the row of logits of the token before. It stops at the first chosen token that
 differs from the proposed one. This chosen token is the next token of the answer, and the keys, values and states of the
-remaining proposals are discarded. So a proposed token is accepted only if it would have been chosen anyway, and no
-answer depends on proposals.
+remaining proposals are discarded. So a proposed token is accepted only if it would have been chosen anyway. No answer
+depends on proposals if the bits of a row do not depend on the other rows of its pass (`fixes_rows`).
 
 The number of proposed tokens is chosen for each pass, so that the expected number of tokens per second is highest. The
 estimate uses the share of right proposals after matches of about the same length, and the measured time of passes by
@@ -38,8 +38,8 @@ from mlx_engine.weights.model import Model
 # The largest number of proposed tokens of one sequence in a pass, and of all rows of a pass with proposed tokens. Up to
 # 32 rows, all layers run in one call of the CPU kernels.
 MOST, MOST_ROWS = 15, 32
-# The share of right proposals is counted separately for each kind of evidence. The kinds of lookup: a match of at least
-# this many ids.
+# The share of right proposals is counted separately for each kind of evidence. Lookup has a kind for each of these
+# numbers: a match of at least so many ids, and of fewer than the next number.
 LENGTHS = (1, 3, 4, 6, 9, 16)
 # One more kind for each drafter with passes of its own; and for every kind the share of right proposals that is assumed
 # before any proposal is counted.
@@ -492,7 +492,10 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """Call a drafter for sequences whose proposals are less likely right than its own, if a gain is expected."""
+        """Call a drafter for the sequences without a proposal that is as likely right as the drafter's own proposals.
+
+        Do nothing if no gain is expected.
+        """
         kind = KINDS[drafter.name]
         asking = [
             (chunk.sequence, draft)

@@ -41,8 +41,9 @@ class Generation:
         text: the new text, without the end-of-text or stop token and without the stop string.
         token_ids: the new tokens, including the end-of-text or stop token if there is one.
         metrics: times of the passes.
-        finish_reason: "stop" after an end-of-text token, stop token or stop string, "length" at the token limit,
-            "timeout" after the timeout, "error" if the run failed; None while the run continues.
+        finish_reason: "stop" after an end-of-text token, stop token or stop string, or when the constraint allows no
+            more text; "length" at the token limit; "timeout" after the timeout; "error" if a run of a batch failed;
+            None while the run continues, and if it was closed before its end.
         prompt_ids: the tokens of the prompt.
         logprobs: the log-probabilities of each new token; None if the options do not ask for them.
         prompt_logprobs: the log-probabilities of each token of the prompt after the first; None if the options do not

@@ -1,9 +1,9 @@
 """Make locks safe across fork(), for programs that load a model and then fork.
 
-Such programs are pre-forking web servers, and `multiprocessing` on Linux. `fork` copies every lock in its current
-state, but of all threads only the calling one. If another thread held a lock, the lock would stay locked in the child
-process forever, and the data that it protects might be inconsistent. So the thread that forks first acquires all locks
-that are registered here, and both processes release them afterwards.
+Such programs are pre-forking web servers, and `multiprocessing` on Linux. The child process has a copy of every lock in
+its current state, but only one thread: a copy of the thread that called `fork`. If another thread held a lock, the lock
+would stay locked in the child process forever, and the data that it protects might be inconsistent. So the thread that
+forks first acquires all locks that are registered here, and both processes release them afterwards.
 """
 
 from __future__ import annotations

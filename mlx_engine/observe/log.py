@@ -1,8 +1,8 @@
 """Log events with Python's logging, under the logger name "mlx_engine". An event is a line with a name and fields.
 
 Logging is off by default. `MLX_ENGINE_LOG=info|debug|trace`, `--log-level` or a logging configuration turn it on. The
-level `info` logs an event per token. `debug` also logs an event per forward pass, and `trace` an event per operation
-and a table at the end.
+level `info` logs an event per token. `debug` also logs an event per forward pass, and `trace` an event per operation.
+With these two levels, the command `generate` prints a table of all operations at the end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Weights in MLX's quantised types, and conversions between types of MLX and of GGUF that do not round a weight.
 
-A file of MLX stores such a weight as three tensors: its quants, scales and biases. The conversions are:
+A file of MLX stores such a weight as separate tensors: its quants, scales and, in the mode "affine", biases. The
+conversions are:
 
 - Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". This mode has unsigned quants, so an offset z is added
   to signed quants q: `d * q = d * (q + z) - z * d`. Scales are float32, which represents the product of a float16 and a

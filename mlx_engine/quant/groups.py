@@ -87,11 +87,13 @@ GROUP_TYPES = (
 
 
 def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, block bytes) to (n, group size) weights, bit for bit as `mx.dequantize` on the CPU in float32.
+    """Dequantise (n, block bytes) to (n, group size) weights.
 
-    In the mode "affine", a weight is `scale * q + bias`, with scale and bias widened to float32. The product and the
-    sum are each rounded; for float16 and bfloat16 scales, the product is exact. (`mx.dequantize` itself would compute
-    in the type of the scales, which is less exact. `mx.quantized_matmul` with float32 activations widens them.)
+    The weights are bit-identical to those of `mx.dequantize` on the CPU, called with float32 scales and biases. In the
+    mode "affine", a weight is `scale * q + bias`, with scale and bias widened to float32. The product and the sum are
+    each rounded; for float16 and bfloat16 scales, the product is exact. (With float16 or bfloat16 scales,
+    `mx.dequantize` computes in the type of the scales, which is less exact. `mx.quantized_matmul` with float32
+    activations widens the scales.)
     """
     block = blocks.view(type_.layout)[:, 0]
     quants = packing.unpack_halves(block["qs"]) if type_.in_halves else unpack(block["qs"], type_.bits)

@@ -1,7 +1,8 @@
 """The types in which the KV cache stores keys and values, in NumPy: the definition that all backends follow.
 
 A row is the key or the value of one head and one token. `f32` is exact; `f16` and `bf16` round to nearest even; `q8_0`
-has ggml's blocks of 32 numbers along the head. Attention computes in float32 with the rounded values.
+has ggml's blocks of 32 numbers along the head. With float32 activations, attention computes in float32 with the rounded
+values.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def dequantize_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Quantise (n, 32) weights to (n, 34) bytes. The weight of largest magnitude in a block gets the quant 127 or -127.
 
-    Quants are computed with the float32 scale, which is then rounded to float16, as in ggml. If the scale overflows
-    or is NaN, the quants are 0.
+    Quants are computed with the float32 scale, which is then rounded to float16, as in ggml. If the float32 scale is
+    infinite or NaN, the quants are 0. If only the float16 scale is infinite, they are not.
     """
     blocks = np.empty(len(values), layout.Q8_0)
     with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 127 * 65,504, and infinities

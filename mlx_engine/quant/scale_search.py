@@ -2,9 +2,10 @@
 
 For fixed quants, the best scale and minimum of a group are the solution of a weighted least-squares problem with two
 unknowns. For a fixed scale and minimum, the best quants follow by rounding. The search rounds the weights with several
-trial scales, solves the least-squares problem for each, keeps the best solution, and repeats both steps once. In
-K-quants, scales and minima are then rounded to integers times the block's factors. Neighbouring integers are tried,
-too, because rounding one of the two values away from the nearest integer can give a smaller error.
+trial scales, solves the least-squares problem for each, and keeps the best solution. For types with minima, it repeats
+both steps once, with the best solution. In K-quants, scales and minima are then rounded to integers times the block's
+factors. Neighbouring integers are tried, too, because rounding one of the two values away from the nearest integer can
+give a smaller error.
 
 Arrays have one column per group: (weights of a group, groups). Sums add row after row, in an order that does not depend
 on the vector width of the processor, so the same weights give the same bytes everywhere. All steps use magnitudes

@@ -48,7 +48,7 @@ class Weight:
 
         Raises:
             UnsupportedTypeError: the type cannot be written.
-            ValueError: a row does not fill whole blocks.
+            ValueError: a row does not fill whole blocks; or a value is NaN or infinite, and the type cannot store it.
         """
         floats = np.asarray(values, dtype=np.float32)
         row = floats.shape[-1] if floats.ndim else 1

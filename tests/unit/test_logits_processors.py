@@ -212,7 +212,7 @@ def test_a_constraint_holds_after_processors_and_for_a_sampler(simd):
         logits[1:] = -np.inf
         return logits
 
-    with pytest.raises(ProcessorError, match="of which one that the constraint allows is finite"):
+    with pytest.raises(ProcessorError, match="a finite logit of at least one token that the constraint allows"):
         simd.generate(PROMPT, 9, constraint=constraint, processors=only_the_first)
 
 

@@ -1,7 +1,7 @@
 """The CPU backends `simd` and `parallel` with compiled kernels, which multiply quantised weights as they are stored.
 
-`simd` has one thread and `parallel` several; results are bit-identical for any number of threads. Each operation is one
-call of a kernel.
+`simd` has one thread and `parallel` several; results are bit-identical for any number of threads. Most operations are
+one call of a kernel. NumPy computes the operations without a kernel, and shapes that a kernel does not support.
 
 For up to 32 tokens, all layers of a model run in one call: `lowering.py` turns the definition of the layers into the
 steps of a `CompiledProgram`. Before a call, the addresses of scratch memory, cos/sin tables and page tables are written
@@ -590,8 +590,9 @@ _CALLED = {
 class CompiledProgram(Program):
     """All layers of a model as steps of the compiled kernels.
 
-    A pass of up to `PROGRAM_TOKENS` tokens runs all steps in one call; a longer pass makes a call per step. The steps
-    have the addresses of cos/sin tables, and of the KV stores of one pool.
+    A pass of up to `PROGRAM_TOKENS` tokens runs all steps in one call; a longer pass makes a call per step. If ranks
+    share the model, each exchange between them ends a call. The steps have the addresses of cos/sin tables, and of the
+    KV stores of one pool.
     """
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:

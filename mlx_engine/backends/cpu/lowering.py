@@ -516,7 +516,9 @@ class Lowering:
     def _begin_state(self, batch: object, layer: int, conv: Convolution) -> None:
         """Record that a layer has a state; raise CannotCompileError if the kernels do not support its convolution."""
         if batch is not self.batch or layer in self.states or not convolution_fits(conv):
-            raise CannotCompileError("a batch other than the pass's own, two states in one layer, or odd channels")
+            raise CannotCompileError(
+                "a batch other than the pass's own, two states in one layer, or an unsupported number of channels"
+            )
         self.states.add(layer)
 
     def _convolve(self, layer: int, x: Place, conv: Convolution, block: int, gates: tuple[Place, ...]) -> Place:

@@ -179,7 +179,7 @@ class MetalBackend(MlxBackend):
         return super().attention(q, kv, counts, scores) if y is None else y
 
     def _places_of(self, kv: KVView, counts: Sequence[int]) -> Places:
-        """Return the `Places` of a pass's queries. The `KEPT_PLACES` used last are kept for the following layers."""
+        """Return the `Places` of a pass's queries. The `KEPT_PLACES` made last are kept for the following layers."""
         found = next((places for places in self._places if places.are_of(kv, counts)), None)
         if found is None:
             found = Places(kv, counts)
@@ -198,7 +198,7 @@ class MetalBackend(MlxBackend):
 class Places:
     """The page tables, and each query's sequence and position, as MLX arrays for the kernel `attention`.
 
-    All layers with the same window share one object.
+    Layers with the same window share one object, but the last layer, which has fewer queries, may need its own.
     """
 
     def __init__(self, kv: KVView, counts: Sequence[int]) -> None:

@@ -1,4 +1,6 @@
-"""Call our Metal kernels for the `metal` and `cuda` backends; each is tried and tuned on the GPU before its first use.
+"""Call our Metal kernels for the `metal` and `cuda` backends. Each is tried on the GPU before its first use.
+
+The kernels in `TUNED` are also tuned then (`tuning.py`).
 
 A GPU's compiler may refuse a kernel. MLX is lazy, so the error would be raised much later, when a result is evaluated.
 So each instantiation of a kernel (for certain shapes and types) first runs once on zeros. If the GPU refuses it, the

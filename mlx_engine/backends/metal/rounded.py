@@ -1,11 +1,12 @@
 """The backend `metal` with float16 or bfloat16 activations: MLX operations, and our kernels for products of prompts.
 
-A product of 32 or more rows with a quantised matrix is one launch of our kernel `prompt_product_tensors` if the GPU has
-neural accelerators, else of `prompt_product`. For fewer rows, MLX multiplies the same arrays; only Q6_K, which MLX's
-format cannot express, is multiplied by our kernel `matvec`.
+A product of 32 or more rows with a matrix of Q6_K, or of 4 or 8 bits with biases (Q8_0, Q4_0, Q4_K and MLX's affine
+types), is one launch of our kernel `prompt_product_tensors` if the GPU has neural accelerators, else of
+`prompt_product`. For fewer rows, MLX multiplies the same arrays; only Q6_K, which MLX's format cannot express, is
+multiplied by our kernel `matvec`.
 
-Float matrices, experts and attention use MLX operations, because MLX's kernels for them already use the GPU's matrix
-units.
+Matrices of other quantised types (MXFP4, for example) use MLX's own products. Float matrices, experts and attention use
+MLX operations, because MLX's kernels for them already use the GPU's matrix units.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Choose the fastest launch settings of Metal kernels: rows per lane, and SIMD-groups per threadgroup.
 
-These two numbers are called a tuning. Tunings are measured once per chip, kernel and matrix shape, before a kernel's
-first use, and kept in a file. Results are bit-identical for every tuning. The number of SIMD-groups that share a row is
-not tuned, because it changes the order of sums: it depends only on the shape.
+These two numbers are called a tuning. Tunings are measured once per chip, kernel, and type and shape of its matrices,
+before the kernel's first use, and kept in a file. Results are bit-identical for every tuning. The number of SIMD-groups
+that share a row is not tuned, because it changes the order of sums: it depends only on the shape.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def following(args: tuple[Any, ...], before: Any) -> tuple[Any, ...]:
-    """Return the arguments with each vector replaced by a slice of the previous launch's output, if that is as wide."""
+    """Return the arguments, with vectors replaced by slices of the previous launch's output if it is wide enough."""
     y = before[0] if isinstance(before, tuple) else before
     if y is None:
         return args

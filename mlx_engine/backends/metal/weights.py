@@ -1,7 +1,8 @@
 """The data types of the `metal` backend: quantised matrices, and new keys and values in one array.
 
-A matrix is repacked once, when it is loaded, and never dequantised. If a kernel is refused, MLX's own product replaces
-it: this reads the same quants, and converts the scales to MLX's format for each product.
+A matrix is repacked once, when it is loaded, and our kernels read its quants. If a kernel is refused, MLX's own product
+replaces it. This product reads the same quants, and converts the scales to MLX's format each time; a matrix of Q6_K,
+which MLX's format cannot express, is dequantised each time.
 """
 
 from __future__ import annotations

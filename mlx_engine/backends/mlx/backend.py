@@ -62,7 +62,8 @@ DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 class MlxBackend(Backend):
     """The backend whose arrays are lazy `mx.array`s of the type of activations.
 
-    A KV store is one array (2, G, slots, E): first the keys, then the values, contiguous per head.
+    A KV store is one array (arrays, G, slots, row): first the keys, then (unless `n_arrays` is 1) the values,
+    contiguous per head. A row has E elements of the type `kv_type`, or for "q8_0" the bytes of its blocks.
 
     All work runs on one stream of this backend, which several threads may use, one at a time. So a graph that was built
     in one thread can be evaluated in another. MLX's default streams do not allow this, because each belongs to the
@@ -104,7 +105,8 @@ class MlxBackend(Backend):
         """Keep matrices of MLX's types quantised; repack Q8_0 and MXFP4 with the same values; dequantise all others.
 
         With float16 or bfloat16 activations, also keep Q4_0 and Q4_K quantised, because multiplying them as floats
-        would be slow. Scales and all other weights are then rounded to the type of activations.
+        would be slow. Scales and all other weights are then rounded to the type of activations. A GGUF matrix with a
+        scale or bias that is not finite in this type is dequantised.
         """
         weight = in_mlx_order(weight)
         if isinstance(weight.type, GroupType) and len(weight.shape) == 2:
@@ -128,8 +130,8 @@ class MlxBackend(Backend):
     def host(self, x: Native) -> np.ndarray:
         """Wait for x, and return its memory without a copy if the device shares the host's memory.
 
-        Threads that read log-probabilities call this outside of sessions. So the guard is checked here, too, so that it
-        can stop these threads at exit.
+        Threads that read log-probabilities call this outside of sessions. This method holds the guard, which can then
+        stop these threads at exit.
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))

@@ -109,7 +109,10 @@ def summed_in_float32(
 
 
 def reinterpret(weight: Weight, dtype: mx.Dtype = mx.float32) -> GroupMatrix | None:
-    """Return a Q8_0 matrix in MLX's format; None if a scale or bias is not finite, because this would not be exact."""
+    """Return a Q8_0 matrix in MLX's format, with scales and biases rounded to `dtype`.
+
+    Return None if a scale or bias is not finite, because products would then differ from those of the Q8_0 weights.
+    """
     split = split_q8_0(weight.data, (weight.shape[0], weight.shape[1]))
     scales, biases = (unwritten(split.ws.shape, np.float32) for _ in range(2))
     values = np.asarray(scales)

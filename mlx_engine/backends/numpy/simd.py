@@ -78,7 +78,11 @@ def _libraries() -> ThreadpoolController:
 
 
 class SimdBackend(Backend):
-    """NumPy on one thread. A KV store is one array (2, G, slots, E): first keys, then values, contiguous per head."""
+    """NumPy on one thread.
+
+    A KV store is one array (arrays, G, slots, row): first keys, then (unless `n_arrays` is 1) values, contiguous per
+    head. `quant/key_values.py` defines the elements of a row.
+    """
 
     name = "simd"
 
@@ -225,7 +229,7 @@ class SimdBackend(Backend):
         return ids, weights if routing.scales is None else weights * routing.scales[ids]
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
-        """Multiply by one expert after the other, each time the rows of all tokens that have chosen it."""
+        """For each expert in turn, multiply the rows of all tokens that have chosen this expert."""
         chosen = ids.reshape(-1)
         y, each = np.empty((len(chosen), linear.shape[0]), dtype=np.float32), len(chosen) // len(x)
         for e in np.unique(chosen):
