@@ -39,7 +39,7 @@ GROUPS = Path("/sys/fs/cgroup")
 # Published for Qwen3-30B-A3B on about a thousand tokens of prose, code and mathematics: 65 of 128 experts have 90 % of
 # the choices, the first one 4.3 %, and 1 - entropy / log(128) is 0.111
 # (mcp-tool-shop-org.github.io/gpu-container/handbook/derisk). If the shares fall by this factor from expert to expert,
-# 65 experts have 90 % of the choices, the first one has 3.5 %, and the last figure is 0.107.
+# 65 experts have 90 % of the choices, the first one has 3.5 %, and 1 - entropy / log(128) is 0.107.
 SKEW = 0.9663
 # Tokens that are read before the measured ones, so that the most used experts are in memory.
 WARM = 64
@@ -121,7 +121,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def run(python: str, engine: str, path: Path, n_tokens: int, limit: int | None) -> Found:
-    """Return what a process measures within a limit of bytes, and the most memory that it used."""
+    """Return what a process measures, and its memory in bytes: the limit or, without one, the most that was used."""
     with opened(path) as file:
         os.fsync(file)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -280,7 +280,8 @@ def write(path: Path, n_layers: int) -> None:
             data = super().data.copy()
             rows = data.reshape(self.shape[-2] if len(self.shape) > 1 else 1, -1)
             if self.name == "token_embd.weight":
-                # Layers then change hidden states little, as in trained models. The constant is the largest quant.
+                # With larger embeddings, layers change hidden states little, as in trained models. The constant is the
+                # largest quant.
                 data.reshape(-1, 34)[:, :2].view(np.float16)[:] *= np.float16(self.shape[1] ** 0.5)
                 rows[:, 2] = 127
             elif "ffn_down" in self.name:

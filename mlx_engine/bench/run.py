@@ -105,7 +105,7 @@ def engines(
     `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
-    # Among several backends, those without these activations are listed. For a single backend, they are an error.
+    # Of several backends, those without these activations get rows with the reason. A single one is an error.
     if len(backends) > 1:
         reasons = {name: reason or refused(name, activations, jit=jit) for name, reason in reasons.items()}
     path = resolve(model)
@@ -216,7 +216,7 @@ def threads_of(backend: Backend) -> int | None:
 
 
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
-    """Return the type that most weights have on the backend: the type on load, or the one they are expanded to."""
+    """Return the type of the largest matrix on the backend: its type on load, or the type to which it is expanded."""
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
