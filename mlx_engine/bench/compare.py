@@ -1,7 +1,7 @@
 """Compare measurements: two files of `bench`, or two bottleneck reports of the same model and machine.
 
-All values are times, so a factor above 1 means faster. If the samples of both measurements overlap (in reports, the
-quartiles), the difference may be noise, and the table marks the factor.
+All values are times, so a factor above 1 means faster. If the ranges of both measurements overlap (in reports, the
+quartiles), the difference may be noise, and the table notes "within the spread".
 """
 
 from __future__ import annotations

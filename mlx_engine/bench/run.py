@@ -48,7 +48,9 @@ def rows(
     announce: Announce = lambda done, total, title: None,
     **how: Any,
 ) -> Iterator[Row]:
-    """Yield one row per backend, cache setting and test, as measured. An unavailable backend is never replaced.
+    """Yield one row per backend, cache setting and test, as soon as it is measured.
+
+    An unavailable backend is never replaced; its rows have the reason.
 
     With `profile` a row also has the profile of one pass. `announce` is called before and after each run with (runs
     done, runs in total, title). `how` has other options of `engines`.

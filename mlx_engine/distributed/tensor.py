@@ -4,7 +4,7 @@ All ranks run the same passes over the same batches. `models/layer.py` defines w
 are added (`all_sum`) or concatenated (`all_columns`). A sum adds the ranks in their order, so its bits depend on the
 number of ranks, but not on the batch.
 
-Rank 0 announces each pass by a message, which is forwarded from rank to rank (`messages.py`). All ranks then exchange
+Rank 0 announces each pass by a message, which is forwarded from rank to rank (`leader.py`). All ranks then exchange
 the same arrays in the same order. Messages and arrays share connections, and only their order distinguishes them. So
 every rank finishes a pass before the next message is sent, also on lazy backends.
 

@@ -90,9 +90,9 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
 
 
 def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges) -> Sequence[tuple[str, str]]:
-    """Return the merges that neither join nor produce a control, unknown, unused or undefined token.
+    """Return the merges, without those that make the spelling of a control token in plain text a control token.
 
-    So the spelling of a control token in plain text stays text.
+    If a merge produces a control, unknown, unused or undefined token, all merges that join or produce one are left out.
 
     Raises:
         TokenizerError: some merges produce such tokens, and some merge produces no token.

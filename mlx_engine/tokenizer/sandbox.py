@@ -214,7 +214,7 @@ def render_all(inputs: str, **request: Any) -> dict[str, object]:
 
 
 def render_each(inputs: str, **request: Any) -> dict[str, object]:
-    """Return the text of `render` for each input in JSON; None for an input that the template fails on.
+    """Return the text of `render` for each input in JSON; None for an input that the template refuses or fails on.
 
     Raises:
         OverflowError: a rendered text exceeds the limit.
