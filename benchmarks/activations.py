@@ -4,15 +4,17 @@
     python -m benchmarks.activations --python PATH --files q4_k_m --rounds 3 --tests tg64 b8 --out new.jsonl
 
 To measure AVX2 code on an AVX-512 processor, set NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c, and
-use a llama.cpp that is built for AVX2. Rows record the name, and the instructions that llama.cpp reports.
+use a llama.cpp that is built for AVX2. Rows record NUMBA_CPU_NAME, and what instructions
+llama.cpp reports.
 
 PATH is a Python interpreter that has llama-cpp-python. `--openvino PATH` names an interpreter that has
 `optimum-intel[openvino]` and transformers; OpenVINO is then measured, too, on Q8_0 and Q4_0, in tests without depth and
 with a single sequence.
 
 The files are those of `benchmarks.llama_quants`, and `affine4`, a folder in MLX's 4-bit format, which llama.cpp does
-not read. In each round, every contestant runs each test on each file once. Rows are written after each test, so a run
-that ends early can be continued with the tests that are missing.
+not read. For each file and test, every contestant runs once per round; in tests of a single sequence, llama.cpp
+continues after two rounds only with its fastest setting. Rows are written after each test, so a run that ends early can
+be continued with the tests that are missing.
 """
 
 from __future__ import annotations

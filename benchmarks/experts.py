@@ -43,7 +43,7 @@ GROUPS = Path("/sys/fs/cgroup")
 # Published for Qwen3-30B-A3B on about a thousand tokens of prose, code and mathematics: 65 of 128 experts have 90 % of
 # the choices, the first one 4.3 %, and 1 - entropy / log(128) is 0.111
 # (mcp-tool-shop-org.github.io/gpu-container/handbook/derisk). If the shares fall by this factor from expert to expert,
-# 65 experts have 90 % of the choices, the first one has 3.5 %, and the last figure is 0.107.
+# 65 experts have 90 % of the choices, the first one has 3.5 %, and 1 - entropy / log(128) is 0.107.
 SKEW = 0.9663
 # Published for Qwen3-30B-A3B on three prompts of 512 tokens: 45 % of a token's choices were also choices of the token
 # before, 80 % of one of the eight tokens before, and a cache of the 40 % of experts that were used last had 90.0 to
@@ -166,7 +166,7 @@ def expert_bytes(path: Path) -> int:
 
 
 def run(python: str, engine: str, text: str, path: Path, options: argparse.Namespace, limit: int | None) -> Found:
-    """Return what a process measures within a limit of bytes, and the most memory that it used."""
+    """Return what a process measures, and its memory in bytes: the limit or, without one, the most that was used."""
     with opened(path) as file:
         os.fsync(file)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)

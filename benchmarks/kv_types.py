@@ -6,7 +6,8 @@
 
 PATH is a Python interpreter that has llama-cpp-python. Our keys and values are made-up numbers, which does not change
 the time of decode. llama.cpp must compute its own: for 16,384 tokens, this takes several minutes before its first run.
-`--no-peers` leaves llama.cpp out. All contestants of a depth run once per round.
+`--no-peers` leaves llama.cpp out. Each type runs once per round, and so does llama.cpp with and without flash
+attention; after two rounds, only the faster of these settings continues.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ MADE = {
     "q6_k": (18, False),
 }  # fmt: skip
 # The most common types of published files: llama.cpp's speed is measured on them. The time of the output head is
-# measured on the first of them.
+# measured on the source and on the first of them.
 COMMON = ("q4_k_m", "q5_k_m", "q3_k_m")
 PROMPTS = [[(7 * i * i + 31 * i) % 150_000 for i in range(12)], [5], [1000 + i for i in range(33)]]
 

@@ -17,9 +17,9 @@ FOLDER = Path(__file__).parent / "results"
 class Log:
     """Rows of one benchmark, appended to a file.
 
-    The project's own results, `benchmarks/results/`, take only rows that were measured at a commit. If files of the
-    working tree have changed, nothing is written, and a warning goes to stderr before the measurement. Other files get
-    all rows.
+    The project's own results, `benchmarks/results/`, take only rows that were measured at a commit. If tracked files
+    have changed, or there is no git checkout, nothing is written, and a warning goes to stderr before the measurement.
+    Other files get all rows.
 
     Attributes:
         common: machine, versions and commit, which every row records.

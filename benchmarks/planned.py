@@ -175,7 +175,7 @@ def best(of: Setup, n: int, link: tuple[float, float] | None = None) -> Times:
 
 
 def together(of: Setup, alone: Times) -> float:
-    """Return how much longer a token takes while a process on each core computes one, because they share the memory."""
+    """Return the factor by which a token takes longer while a process on each core computes one: they share memory."""
     command = ["-m", "benchmarks.planned", "--worker", str(of.path), "--split", str(of.n_layers)]
     command += ["--at", str(time.time() + LOADING)]
     with ranks(command, usable_cores()) as started:

@@ -3,9 +3,9 @@
     python -m benchmarks.precision MODEL ...            appends to benchmarks/results/precision.jsonl
     python -m benchmarks.precision MODEL --only i16 q8_0 --out new.jsonl
 
-Each row is a run of the command `perplexity`, with the same model in float32 as reference. The text is the first 7,000
-bytes of the plots from which the training stories of the built-in model were made. Rows do not depend on the load of
-the machine.
+Each row is a run of the command `perplexity`. The reference is the same file with float32 activations, keys and values.
+The text is the first 7,000 bytes of the plots from which the training stories of the built-in model were made. Rows do
+not depend on the load of the machine.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class Wire:
 
 
 class Relay:
-    """Forwards connections from ports of this machine to others, each with two wires."""
+    """Forwards connections from ports of this machine to other ports; each connection has two wires."""
 
     def __init__(self, routes: dict[int, int], rate: float, latency: float, host: str = "127.0.0.1") -> None:
         """Listen on the ports that are the keys of `routes`; port 0 takes a free one.

@@ -40,7 +40,8 @@ We have no Mac: Apple GPU speed is unmeasured. `python cli.py bench -b all` meas
 """
 
 LADDER_INTRO = (
-    "The factor is relative to `scalar` without a KV cache or, if that was not measured, to the first row of the test."
+    "The factor is relative to the first of these that was measured: `scalar` without a KV cache, `scalar` with one, "
+    "another backend without one, another backend with one."
 )
 
 

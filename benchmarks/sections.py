@@ -275,10 +275,11 @@ to 8 bits. The error is that of our logits, relative to logits with the same wei
 
 
 ACTIVATIONS_INTRO = """A model with the shape of Qwen3 0.6B, quantised by llama.cpp. This engine with float32 and with
-`--activations i16`, and llama.cpp with its fastest setting, are measured in the same rounds. A factor is the rate of
-`i16` divided by the rate in the column before the factor. "haswell" is AVX2 code on the same processor; the last column
-has the instructions for which llama.cpp was built. `affine4` is MLX's format, which llama.cpp does not read. If there
-are several sequences, each has a prompt of 128 tokens, and the rate is that of all together."""
+`--activations i16`, and llama.cpp with its fastest setting, are measured in the same rounds. The first factor is the
+rate of `i16` divided by that of `f32`, the second is the rate of `i16` divided by llama.cpp's. "haswell" is AVX2 code
+on the same processor; the last column has the instructions for which llama.cpp was built. `affine4` is MLX's format,
+which llama.cpp does not read. If there are several sequences, each has a prompt of 128 tokens, and the rate is that of
+all together."""
 
 
 def activations(rows: Sequence[Row]) -> str:
@@ -303,8 +304,9 @@ def built_for(row: Row | None) -> str:
     return next((name for name in ("AVX512", "AVX2", "NEON") if f"{name} = 1" in said), "-").replace("X5", "X-5")
 
 
-KV_TYPES_INTRO = """A model with the shape of Qwen3 0.6B in Q8_0 generates 64 tokens after a long text. In each round,
-every `--kv-type` runs once, and llama.cpp, whose keys and values are float16. A factor is relative to `f32`."""
+KV_TYPES_INTRO = """A model with the shape of Qwen3 0.6B in Q8_0 generates 64 tokens after a long text. Every
+`--kv-type` runs once per round, and so does llama.cpp, whose keys and values are float16; after two rounds, llama.cpp
+continues only with its faster setting. A factor is relative to `f32`."""
 
 
 def kv_types(rows: Sequence[Row]) -> str:
@@ -454,9 +456,10 @@ def experts_chosen(row: Row) -> str:
 
 
 STATES_INTRO = """\
-Both engines are interleaved; a rate is the median over the rounds, then the slowest and the fastest. Factors
-are medians over rounds, over the fastest measured setting of llama.cpp. The bytes are those of this engine's cache at
-the end of the test: the state has the same size at every depth, and only keys and values, or latents, grow."""
+Both engines are interleaved; a rate is the median over the rounds, then the slowest and the fastest. A factor
+is relative to the fastest measured setting of llama.cpp, and is the median over the rounds. The bytes are those of this
+engine's cache at the end of the test: the state has the same size at every depth, and only keys and values, or latents,
+grow."""
 
 
 def states(rows: Sequence[Row]) -> str:
@@ -517,7 +520,8 @@ def _batch_table(row: Row) -> str:
     words = (
         f"{source(row)}\n\nOne decode step reads a token of each sequence, after {row['depth']:,} tokens of its own: "
         f"{row['model_name']}, {row['threads']} threads. Limits: all weights, keys and values at {row['read_gbs']:.1f} "
-        f"GB/s, and all multiplications at {row['peak_gflops']:.0f} GFLOP/s; the share is that of the smaller.\n\n"
+        f"GB/s, and all multiplications at {row['peak_gflops']:.0f} GFLOP/s; the share is relative to the smaller "
+        "limit.\n\n"
     )
     return words + table(["sequences", "tokens/s", "by memory", "by arithmetic", "share"], lines, n_words=1)
 
@@ -727,8 +731,9 @@ def operation_sizes(rows: Sequence[Row]) -> str:
 
 FOLDERS_INTRO = """\
 Decode in tokens per second after a prompt of 16 tokens, random weights of the real shapes: the median of all
-runs, then the slowest and the fastest. Each engine runs in its own process, three times a fresh one; runs are
-interleaved. The factors are this engine, quantised on load, over transformers in float32 and over its own float32."""
+runs, then the slowest and the fastest. Each engine runs in three processes, one after another; the runs of the
+engines are interleaved. The factors are this engine, quantised on load, over transformers in float32 and over its own
+float32."""
 
 
 def folders(rows: Sequence[Row]) -> str:

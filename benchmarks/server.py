@@ -148,9 +148,10 @@ def health(process: Process, n_tokens: int) -> list[float]:
 
 
 def gaps(process: Process, n_tokens: int, *, n_prompt: int) -> list[float]:
-    """Return the seconds between the tokens of an answer, while a prompt of `n_prompt` tokens is read if it is not 0.
+    """Return the seconds between the tokens of an answer.
 
-    With such a prompt, return only the gaps that end before the prompt's own answer has begun.
+    If `n_prompt` is not 0, a prompt of that many tokens is read meanwhile, and only the gaps until its answer of one
+    token has arrived are returned.
     """
     with ThreadPoolExecutor(1) as clients:
         stream = process.times(prompt(50 + n_prompt, 16), 4_000 if n_prompt else n_tokens)

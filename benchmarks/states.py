@@ -1,4 +1,4 @@
-"""Compare models whose layers have states or latents with llama.cpp: rates at several depths, and bytes of the cache.
+"""Compare with llama.cpp on models whose layers have states or latents: rates at several depths, bytes of the cache.
 
     python -m benchmarks.states --python PATH      appends to benchmarks/results/states.jsonl
     python -m benchmarks.states --python PATH --model FILE.gguf --depths 0 --rounds 3 --out new.jsonl
@@ -6,8 +6,8 @@
     python -m benchmarks.states --python PATH --model shape:nemotron-h-4 --depths 4096 --tests tg
 
 PATH is a Python interpreter that has llama-cpp-python. llama.cpp runs with and without flash attention, and the faster
-setting counts. Each engine has one process, and the engines are interleaved. A state cannot be set back to an earlier
-token, so before each test both engines compute the context again; this is not timed.
+setting counts. This engine and each setting of llama.cpp have one process each, and are interleaved. A state cannot be
+set back to an earlier token, so before each test both engines compute the context again; this is not timed.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ class Options:
     """
 
     max_tokens: int | None = option(
-        None, "Generate at most N tokens; -1 generates until the context is full.", int, least=0, also=UNTIL_FULL,
+        None, "Generate at most N tokens; -1 fills the context.", int, least=0, also=UNTIL_FULL,
         unset="256, or what the context leaves", flags=("--max-tokens", "-n"),
         aliases=("n_predict", "max_new_tokens"), metavar="N", parameter=None,
     )  # fmt: skip

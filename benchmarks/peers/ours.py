@@ -163,7 +163,7 @@ class OursBatch(BatchPeer):
             scheduler.submit(request)
         while any(request.times.first_token is None for request in requests):
             scheduler.step()
-        # Answers that began early have more tokens than others. The rate does not depend on this, only on their number.
+        # Answers that began early have more tokens than others. The rate depends only on the number of answers.
         self._n = n_sequences
 
     def step(self) -> None:

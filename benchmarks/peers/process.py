@@ -14,7 +14,8 @@ from benchmarks.peers.loop import Answer
 
 ROOT = Path(__file__).parents[2]
 
-# Seconds to wait for a reply. The longest request is a context of 4,096 tokens on a slow machine.
+# Seconds to wait for a reply. In `benchmarks.peers`, the longest request is a context of 4,096 tokens on a slow
+# machine.
 PATIENCE = 300.0
 
 

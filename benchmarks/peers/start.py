@@ -59,7 +59,8 @@ def starts(started: Mapping[str, Sequence[str]], rounds: int) -> list[Start]:
 def sample(start: Start, command: Sequence[str], *, counts: bool) -> None:
     """Run one process, and add its figures if it counts."""
     watching = [sys.executable, "-m", "benchmarks.peers.stopwatch", *command]
-    # With this variable, Python would compile all modules at every start. Without it, Python keeps them, as for users.
+    # With this variable, Python would compile all modules at every start. Without it, Python keeps the
+    # compiled modules, as for users.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(watching, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

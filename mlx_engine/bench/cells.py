@@ -203,7 +203,7 @@ def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]
 def _estimate(
     engine: Engine, test: Test, first: list[int], per_token: float, *, kv: bool, overlap: bool, deadline: float
 ) -> Result:
-    """Estimate a test whose prefill exceeds the budget. Decode is measured after a single token."""
+    """Estimate a test whose context and prompt exceed the budget. Decode is measured after a single token."""
     result = Result(test, [per_token * test.n_prompt], [])
     if test.n_gen:
         part = _run(engine, Test(n_gen=test.n_gen), first, kv=kv, overlap=overlap, deadline=deadline)
@@ -246,10 +246,11 @@ def affordable(result: Result, seconds: float) -> int:
 
 
 def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> dict[str, Any] | None:
-    """Profile one pass of `test` with a cache: its prefill, or one decode step if it has no prompt.
+    """Profile a pass of `test` with a cache: its prefill, or one decode step if it has no prompt.
 
-    Return milliseconds, calls, floating-point operations and bytes per operation, and milliseconds per part of the
-    model. Return None for a test of prefill and decode, or for 0 passes.
+    Of `n_passes` profiled passes, take the one with the median duration. Return milliseconds, calls, floating-point
+    operations and bytes per operation, and milliseconds per part of the model. Return None for a test of prefill and
+    decode, or for 0 passes.
     """
     if n_passes < 1 or (test.n_prompt and test.n_gen):
         return None

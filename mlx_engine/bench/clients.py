@@ -449,7 +449,7 @@ def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """Return the median for q = 0.5. For another q, return the smallest value that a share q of all does not exceed."""
+    """Return the median for q = 0.5; for another q, the smallest value that a share q of the values does not exceed."""
     if not values:
         return None
     if q == 0.5:

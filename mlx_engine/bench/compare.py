@@ -1,7 +1,7 @@
 """Compare measurements: two files of `bench`, or two bottleneck reports of the same model and machine.
 
-All values are times, so a factor above 1 means faster. If the samples of both measurements overlap (in reports, the
-quartiles), the difference may be noise, and the table marks the factor.
+All values are times, so a factor above 1 means faster. If the ranges of both measurements overlap (in reports, the
+quartiles), the difference may be noise, and the table notes "within the spread".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def once(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
 
 
 def timing(old: Row, new: Row) -> list[str]:
-    """Compare milliseconds per prompt, or per generated token."""
+    """Compare milliseconds per prompt or, if tokens are generated, per token of prompt and answer."""
     n = 1 if not new["n_gen"] else new["n_prompt"] + new["n_gen"]
     title = f"prefill, {new['test']}" if not new["n_gen"] else f"per token, {new['test']}"
     times = [[seconds * 1e3 / n for seconds in row["samples_s"]] for row in (old, new)]
@@ -53,7 +53,7 @@ def change(title: str, before: float | None, after: float | None, note: str = ""
 
 
 def component_tables(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
-    """Compare the parts of the model, then its operations, the longest first. Name the one with the largest change."""
+    """Compare the parts of the model, then its operations, the longest first. Name the operation that changed most."""
     before, after = _as_is(old.get("ms")), _as_is(new.get("ms"))
     for title in ("parts", "ops"):
         ours, theirs = _named(old.get(title)), _named(new.get(title))
@@ -164,7 +164,7 @@ def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
 Report = dict[str, Any]
 
 KIND = "bottlenecks"
-# Fields that must be equal in two comparable reports, and fields that may differ.
+# Fields that must be equal in two comparable reports.
 SAME = {
     "model": ("architecture", "parameters", "layers", "width", "vocabulary"),
     "machine": ("processor", "cores"),
@@ -209,6 +209,7 @@ def _error(path: Path, found: str) -> FormatError:
     return FormatError(where=str(path), expected="a bottleneck report", found=found, hint=hint)
 
 
+# Fields that may differ; the section lists the differences.
 CHANGED = {
     "model": ("format", "sha256", "linears_quantised", "weight_bytes"),
     "backend": ("name", "device", "threads", "activations", "kv_type"),

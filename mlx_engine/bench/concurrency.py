@@ -299,8 +299,9 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     limited = [one for one in rows if one.get("read_gbs") is not None]
     if limited:
         notes.append(
-            "Shares: weights, keys and values that all steps read, and their arithmetic, over what the machine reached "
-            f"between the runs: {_span(limited, 'read_gbs')} GB/s and {_span(limited, 'peak_gflops')} GFLOP/s."
+            "Shares: the bytes of weights, keys and values that all steps read per second, and their arithmetic per "
+            f"second, divided by what the machine reached between the runs: {_span(limited, 'read_gbs')} GB/s and "
+            f"{_span(limited, 'peak_gflops')} GFLOP/s."
         )
     if any(one.get("estimated") for one in rows):
         notes.append("~: the budget ended the run.")

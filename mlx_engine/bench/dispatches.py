@@ -108,7 +108,7 @@ class Dispatches:
     """The dispatches of one decode step.
 
     Attributes:
-        layer: dispatches of each layer, by kernel or operation.
+        layer: dispatches per layer, by kernel or operation: the mean over all layers, rounded up.
         around: dispatches before the first and after the last layer.
     """
 

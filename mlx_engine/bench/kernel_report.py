@@ -101,8 +101,8 @@ def add_models(
 ) -> None:
     """Add the model's tokens per second with MLX's operations, and with this project's kernels.
 
-    The rates are measured with each type of activations. On a GPU with neural accelerators, each 16-bit type is
-    measured with both kernels for prompts.
+    The rates are measured with float32 activations and, by the executor `metal`, with each 16-bit type. On a GPU with
+    neural accelerators, each 16-bit type is measured with both kernels for prompts.
     """
     names, executor = BACKENDS[found["executor"]], found["executor"]
     found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rung:
-    """A backend with its settings; each rung adds one optimisation to the previous one."""
+    """A backend with its settings; each rung up to `parallel` adds one optimisation to the previous one."""
 
     title: str
     backend: str
@@ -100,7 +100,7 @@ def _step(test: str, old: str, new: str, weights: str | None, before: Row, after
 
 
 def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Return the prefill and decode tests that the rungs have in common, shortest first."""
+    """Return the prefill tests of the rungs, shortest first, and the decode tests that most rungs have."""
     of_rungs = [row for row in rows if not row["n_depth"] and row["rung"] in {rung.title for rung in RUNGS}]
     by_prompt = {row["test"]: row["n_prompt"] for row in of_rungs if row["n_prompt"] and not row["n_gen"]}
     counts = {row["test"]: len({r["rung"] for r in of_rungs if r["test"] == row["test"]}) for row in of_rungs}
@@ -122,12 +122,13 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
-    """Return the speedups of prefill or decode, the largest one first."""
+    """Return the largest speedup of prefill or decode, then all in the order of the ladder; None if there are none."""
     found = steps(rows, test)
     if not found:
         return None
     most = max(found, key=lambda step: step.factor)
-    lines = [f"{phase} ({test}) was moved most by {most.text}; all changes:", *(f"- {step.text}" for step in found)]
+    first = f"{phase} ({test}): the largest speedup is {most.text}; all changes:"
+    lines = [first, *(f"- {step.text}" for step in found)]
     return "\n".join([lines[0], "", *lines[1:]])
 
 
@@ -177,7 +178,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if expanding and others:
         names = list(dict.fromkeys(f"`{name}`" for name in expanding if not name.endswith(NO_CACHE)))
         stored = ", ".join(sorted(others))
-        found.append(f"Expanded to F32 on load, {stored} weights are measured once by {' and by '.join(names)}.")
+        where = f"With {' and with '.join(names)}"
+        found.append(f"{where}, {stored} weights are expanded to F32 on load, so there are only rows of F32.")
     found += [line for line in (in_cache(done), machine_limits(done)) if line]
     if any(row["watched"] for row in done):
         found.append("MLX_ENGINE_LOG was set, so every operation was timed: rates are lower than without it.")

@@ -159,7 +159,7 @@ class OtherProcesses:
         return min(1.0, max(0.0, busy - own - TICKS) / whole) if whole > 0 else None
 
     def _times(self) -> tuple[float, float, float]:
-        """Return seconds since the start of the system: of all cores, of the busy ones, and of this process."""
+        """Return the core seconds since the system started: in total, while busy, and those of this process."""
         whole = busy = 0.0
         for core in self._cores():
             times = {name: seconds for name, seconds in core._asdict().items() if name not in TWICE}

@@ -24,7 +24,7 @@ from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import need_of, outlined
 
-# The default number of tokens for the sizes; most conversations are shorter.
+# The default context in tokens, for the bytes of keys and values; most conversations are shorter.
 USUAL_CONTEXT = 4096
 # Backends whose rate is unknown: their weights are Python objects, so arithmetic limits the rate, not the bandwidth.
 NOT_BOUND = ("scalar",)
@@ -125,7 +125,7 @@ def outlook(
 def machine_bandwidth(threads: int) -> float | None:
     """Return the bytes per second that this many threads read from memory.
 
-    None if the size of the caches is unknown, or so large that the caches would serve most reads.
+    None if the size of the caches is unknown, or if the largest cache would serve over half of the reads.
     """
     cache = cache_bytes()
     if cache is None or 2 * cache > MOST_BYTES:

@@ -2,9 +2,10 @@
 
 The definition is that of Hugging Face's guide to perplexity. A window has up to `context` tokens; the next window
 begins `stride` tokens later. Each token is scored once, in the first window that contains it, from the tokens before it
-in this window. A token that is the first one of its first window is not scored. The perplexity is exp of the mean
-negative log-likelihood (NLL) of all scored tokens. The guide's code weights the mean of each window by its number of
-new tokens minus 1, which differs a little where windows overlap; `Result.guide` is that perplexity.
+in this window. A token that is the first one of its first window is not scored, unless a BOS is put before it. The
+perplexity is exp of the mean negative log-likelihood (NLL) of all scored tokens. The guide's code weights the mean of
+each window by its number of new tokens minus 1, which differs a little where windows overlap; `Result.guide` is that
+perplexity.
 
 The reference is another model, or a file with a model's log-probabilities. Such a file has a line of JSON, then a
 record per scored token: the token's exact log-probability, and 16 bits for every token of the vocabulary.
@@ -239,7 +240,7 @@ def measure(
         progress: called with (tokens scored, tokens to score).
 
     Raises:
-        OptionError: the reference has other tokens or another vocabulary.
+        OptionError: the reference has another vocabulary, or its file was made with other tokens or windows.
         FormatError, SourceError: a file is damaged, or cannot be read or written.
         NotFiniteError: logits are NaN or infinite.
     """
@@ -346,11 +347,13 @@ def is_saved(path: Path) -> bool:
 
 
 def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
-    """Return an iterator over the records of a reference file: log-probabilities of a token, and of all (V,), rounded.
+    """Return an iterator over the records of a reference file.
+
+    A record has the log-probability of the scored token, and the rounded log-probabilities (V,) of all tokens.
 
     Raises:
         FormatError: the file is damaged.
-        OptionError: it was made with another text, vocabulary, context or stride.
+        OptionError: it was made with another text, vocabulary, context, stride or BOS.
     """
     with path.open("rb") as file:
         line = file.readline(MOST_HEADER)

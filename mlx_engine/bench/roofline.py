@@ -2,8 +2,9 @@
 
 `Limits` samples both between the repetitions of a test, because they may change by half within minutes. The bandwidth
 is measured by reading the model's matrices on as many threads as the backend has, the arithmetic by multiply-adds in
-registers (`kernels/cpu/roofline.py`). `read_bandwidth` and `product_rate` are quick estimates for the server and the
-command `plan`: they take a fraction of a second and compile nothing.
+registers (`kernels/cpu/roofline.py`) or, without compiled kernels, by products of NumPy. `read_bandwidth` and
+`product_rate` are quick estimates for the server and the command `plan`: they take a fraction of a second and compile
+nothing.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def rows(
     announce: Announce = lambda done, total, title: None,
     **how: Any,
 ) -> Iterator[Row]:
-    """Yield one row per backend, cache setting and test, as measured. An unavailable backend is never replaced.
+    """Yield one row per backend, cache setting and test, as soon as it is measured.
+
+    An unavailable backend is never replaced; its rows have the reason.
 
     With `profile` a row also has the profile of one pass. `announce` is called before and after each run with (runs
     done, runs in total, title). `how` has other options of `engines`.
@@ -105,7 +107,7 @@ def engines(
     `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
-    # Among several backends, those without these activations are listed. For a single backend, they are an error.
+    # Of several backends, those without these activations get rows with the reason. A single one is an error.
     if len(backends) > 1:
         reasons = {name: reason or refused(name, activations, jit=jit) for name, reason in reasons.items()}
     path = resolve(model)
@@ -216,7 +218,7 @@ def threads_of(backend: Backend) -> int | None:
 
 
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
-    """Return the type that most weights have on the backend: the type on load, or the one they are expanded to."""
+    """Return the type of the largest matrix on the backend: its type on load, or the type to which it is expanded."""
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)

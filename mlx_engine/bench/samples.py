@@ -80,7 +80,9 @@ MOST = 1000
 def tests_of(
     n_prompt: list[str] | None, n_gen: list[str] | None, both: list[str] | None, depth: list[str] | None
 ) -> list[Test]:
-    """Return all tests, as llama-bench combines them: prefill, then decode, then both, each at every depth.
+    """Return all tests, as llama-bench combines them: at each depth, prefill, then decode, then both.
+
+    If only `both` is given, prefill alone and decode alone are left out.
 
     Raises:
         OptionError: a list cannot be parsed, or there is no test.

@@ -6,8 +6,8 @@ The file has a JSON object per line, with these keys:
 - `name`, `max_tokens`, `prediction`: optional.
 - `right`, optional: a fraction. The tokens of the answer without proposals are then proposed, and this fraction of them
   is right. So the speedup at a given acceptance rate can be measured, also with random weights.
-- `drafter`, optional: "mtp" or "draft". Without it, every loaded drafter gets a row. With `right`, the drafter runs and
-  its time counts, but its tokens are replaced as above.
+- `drafter`, optional: "mtp" or "draft". Without `drafter` and `right`, n-gram lookup and every loaded drafter get a row
+  each. With both, the drafter runs and its time counts, but its tokens are replaced as above.
 
 Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
 """

@@ -1,7 +1,8 @@
 """`bench --sweep`: measure every backend setting (rung, see `ladder.py`) with float32 and with the stored weights.
 
-A rung that is unavailable on this machine, or that would exceed the budget with one token, is listed with the reason.
-Finally, the fastest rung decodes a longer text with and without a KV cache, to show the duration of every pass.
+A rung is listed with the reason if it is unavailable on this machine, if its weights take more than half of the memory,
+or if one token would exceed the budget. Finally, the fastest rung on the CPU decodes a longer text with and without a
+KV cache, to show the duration of every pass.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.weights.model import architecture_of, open_model
 
-# Seconds per cell, which is one test on one rung. All rungs of the built-in model then take two to three minutes.
+# Seconds per cell: one test on one rung with one type of weights. All rungs of the built-in model then take two to
+# three minutes.
 BUDGET = 10.0
 # Number of passes of the long decode test, with and without a cache.
 PASSES = 256

@@ -109,7 +109,7 @@ def milliseconds(value: float) -> str:
 
 
 def figure(value: float) -> str:
-    """Format a number with three significant digits."""
+    """Format a number without decimals from 100 on, with one decimal from 10 on, and with two below 10."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"

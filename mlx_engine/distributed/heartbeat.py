@@ -1,9 +1,10 @@
 """End all ranks of a run if one of them fails. A rank is one process of a model that runs on several machines.
 
-If a rank dies, stops or loses its link, all ranks end within 10 s, and one line names the failed rank. Every half
-second, each rank sends a message (a beat) to rank 0 on a TCP connection, and rank 0 sends one to each rank. A rank
-without a beat for 8 s counts as dead. The other ranks may wait in a C++ call of MLX, which cannot be interrupted, so a
-thread ends their process. Rank 0 prints the line and ends the others; if rank 0 is dead, rank 1 prints the line.
+If a rank dies, stops or loses its link, all ranks end within 10 s, and one line names the failed rank. If a large
+message is lost, the limit is longer by its time on the slowest link. Every half second, each rank sends a message (a
+beat) to rank 0 on a TCP connection, and rank 0 sends one to each rank. A rank without a beat for 8 s counts as dead.
+The other ranks may wait in a C++ call of MLX, which cannot be interrupted, so a thread ends their process. Rank 0
+prints the line and ends the others; if rank 0 is dead, rank 1 prints the line.
 
 The ranks first connect to rank 0 here (`join`), and then to each other through MLX (`connected`), because MLX waits
 for a missing rank without a limit. MLX holds the GIL while it connects, so no Python thread can apply the deadline. A

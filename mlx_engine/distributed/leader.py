@@ -2,7 +2,8 @@
 
 Rank 0 sends a message to the next rank for each pass, when there is no work, and at the end of the run. Each rank
 forwards the message to the next rank. If logits are not finite, all ranks take part in the search for the first such
-value (`FaultSearch`). The rank with the least free memory limits the KV pool (`least_capacity`).
+value (`FaultSearch`), until a message of rank 0 ends the search. The rank with the least free memory limits the KV pool
+(`least_capacity`).
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class SharedModel(Model):
     def kv_capacity(self) -> tuple[int, int | None]:
         """Return the bytes of keys and values that fit into the free memory of all ranks, and the limiting rank.
 
-        The free memory was measured after loading.
+        The free memory was measured after loading. If it was not, return the free memory of rank 0 now, and rank 0.
         """
         if not self.free:
             return available_memory(), 0
@@ -324,9 +325,9 @@ class Span(NamedTuple):
 
 
 def drawing(ranks: Sequence[Sequence[Span]], latest: int = LATEST) -> list[str]:
-    """Return a line of characters for each rank: the last base-36 digit of the pass that ran, or a dot while it waited.
+    """Return a title, and a line of characters for each rank: the last base-36 digit of the pass that ran, or a dot.
 
-    Each line ends with the share of the time in which the rank computed.
+    A dot means that the rank waited. Each line ends with the share of the time in which the rank computed.
     """
     if not ranks or not all(ranks):
         return []

@@ -2,8 +2,8 @@
 
 Rank 0 embeds the tokens and begins each pass. The last rank computes the logits and sends them to rank 0. While later
 ranks run a pass, rank 0 begins further passes: for other sequences, or for the next tokens of a prompt. If all requests
-of a pass sample greedily or with top-k, only the largest logits are sent to rank 0. Every rank runs passes in the order
-in which rank 0 begins them, so that each pass has the same bits as in one process.
+of a pass sample greedily or with top-k, only the largest logits are sent to rank 0, unless all take fewer bytes. Every
+rank runs passes in the order in which rank 0 begins them, so that each pass has the same bits as in one process.
 
 The split (which layers each rank runs) is chosen by the bytes of layers and by the speed and memory of machines. The
 bytes of a layer are its weights, and the keys and values of one sequence, because each pass reads both.
@@ -37,7 +37,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stage import Stage
 
-# The key of the last message, if ranks are to send their spans.
+# The value of END in the last message, if ranks are to send their spans.
 TIMELINE = "timeline"
 
 
@@ -52,8 +52,8 @@ class StageRunner:
         self._model, self._group, self._search, self.spans = model, group, search, list[Span]()
         self._pools = StagePools(model.backend, model.kv_layers, model.stage.first)
         own = model.layers[0].input
-        # Widths of a row that arrives here: the hidden states, the per-layer inputs of this rank's layers, and the
-        # per-layer inputs of all later layers.
+        # Widths in a row that arrives here: of the hidden states, of the per-layer inputs of this rank's layers, and of
+        # the whole row, which also has the per-layer inputs of all later layers.
         n_inputs = own.columns[1] - own.columns[0] if own is not None else 0
         stage = model.stage
         self._hidden, self._own = int(model.config.hidden_size), (stage.end - stage.first) * n_inputs
@@ -177,7 +177,10 @@ class Pipeline(SharedModel):
         return lambda: self._logits(pending)
 
     def _best(self, batch: Batch) -> int | None:
-        """Return the number of largest logits per row to send; None for all logits if they take fewer bytes."""
+        """Return the number of largest logits per row to send.
+
+        Return None for all logits, if sampling needs them or if they take fewer bytes.
+        """
         return batch.best if packs(batch.best, int(self.config.vocab_size)) else None
 
     def _logits(self, pending: Pending) -> Array:
@@ -220,9 +223,9 @@ N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
 # The number of cached tokens for which ranks are balanced. The best split for an empty cache is slow after many tokens:
-# in Qwen3 0.6B, a layer's keys and values of 4,096 tokens take twice the bytes of its weights, while the head has no
-# keys and values. If two ranks are balanced for 1,024 tokens, they are 1.8 times as fast as one, both with an empty
-# cache and after 4,096 tokens. This factor was computed from the bytes that they read.
+# in Qwen3 0.6B in Q8_0, a layer's float32 keys and values of 4,096 tokens take twice the bytes of its weights, while
+# the head has no keys and values. If two ranks are balanced for 1,024 tokens, they are 1.8 times as fast as one, both
+# with an empty cache and after 4,096 tokens. This factor was computed from the bytes that they read.
 CONTEXT = 1024
 
 
@@ -271,7 +274,10 @@ def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
 
 
 def latest_cut(config: Any) -> int:
-    """Return the last layer before which a model may be cut; later layers share keys and values with it."""
+    """Return the last layer before which a model may be cut: the first whose keys and values later layers share.
+
+    Return the number of layers if no layers share keys and values.
+    """
     n_layers, shares = int(config.n_layers), getattr(config, "shares", None)
     owners = [] if shares is None else [shares(i) for i in range(n_layers)]
     return min((owner for owner in owners if owner is not None), default=n_layers)

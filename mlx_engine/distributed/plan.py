@@ -1,9 +1,10 @@
 """Plan a model on several machines without running it: the part of each rank, and the expected tokens/s.
 
-`ModelParts` has, for each layer, the embedding tables and the head, the bytes that they hold and read, and their
-arithmetic operations. It is computed from the model's outline, which has the shapes and types of all weights.
-`pipeline` and `tensor` divide the parts among the ranks. `Timing` computes the time of a pass from memory bandwidth,
-arithmetic rate and links. A run with `--shard pipeline` chooses its split with the same parts.
+`ModelParts` has the parts of a model: each layer, the embedding tables and the head. Each part has the bytes that it
+holds, the bytes that a pass reads of it, and its arithmetic operations. The parts are computed from the model's
+outline, which has the shapes and types of all weights. `pipeline` and `tensor` divide the parts among the ranks.
+`Timing` computes the time of a pass from memory bandwidth, arithmetic rate and links. A run with `--shard pipeline`
+chooses its split with the same parts.
 """
 
 from __future__ import annotations
@@ -410,7 +411,7 @@ def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequ
     split fits, choose the one in which the fullest rank lacks the least memory.
 
     Raises:
-        OptionError: there are more ranks than layers, or `split` does not fit the model's layers.
+        OptionError: there are more ranks than parts into which the layers can be cut, or `split` does not fit them.
     """
     n_layers = len(model.layers)
     most = len(model.cuts) + 1
@@ -530,7 +531,7 @@ ShardKind: TypeAlias = Literal["pipeline", "tensor"]
 
 @dataclass(frozen=True)
 class Messages:
-    """The messages of one pass on each link of the ring.
+    """The messages of one pass that are sent in sequence, so that their times add up.
 
     Attributes:
         hidden: bytes of a message of hidden states.
@@ -597,9 +598,9 @@ class Timing:
         """Return the messages of a pass on the critical path.
 
         In a pipeline each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
-        parallelism every sum gathers the hidden states of all ranks, in one step of the ring per other rank. The last
-        rank begins when rank 0's message about the pass has been forwarded to it. If the largest logits suffice, a rank
-        sends only these and their columns.
+        parallelism every sum gathers the hidden states of all ranks, in one step of the ring per other rank, and the
+        last rank begins when rank 0's message about the pass has been forwarded to it. If the largest logits suffice, a
+        rank sends only these and their columns.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens

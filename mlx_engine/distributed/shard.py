@@ -228,6 +228,6 @@ def agree(group: Group, facts: Mapping[str, Any]) -> None:
             if first.get(name) != of.get(name):
                 found, expected = shown(of.get(name)), shown(first.get(name))
                 raise DistributedError(
-                    f"differs from rank 0 in {name}, {found} and {expected}", where=f"rank {rank}", expected=expected,
-                    found=found, hint="start all ranks with the same version, files and options",
+                    f"differs from rank 0 in {name}: {found}, and rank 0 has {expected}", where=f"rank {rank}",
+                    expected=expected, found=found, hint="start all ranks with the same version, files and options",
                 )  # fmt: skip

@@ -4,7 +4,7 @@ All ranks run the same passes over the same batches. `models/layer.py` defines w
 are added (`all_sum`) or concatenated (`all_columns`). A sum adds the ranks in their order, so its bits depend on the
 number of ranks, but not on the batch.
 
-Rank 0 announces each pass by a message, which is forwarded from rank to rank (`messages.py`). All ranks then exchange
+Rank 0 announces each pass by a message, which is forwarded from rank to rank (`leader.py`). All ranks then exchange
 the same arrays in the same order. Messages and arrays share connections, and only their order distinguishes them. So
 every rank finishes a pass before the next message is sent, also on lazy backends.
 
@@ -194,7 +194,7 @@ class Vocabulary(Partition):
 
 
 def by_blocks(width: int, block: int) -> Pieces:
-    """Return the partition of an axis of this width by blocks of the type, which fill it."""
+    """Return the partition of an axis by blocks of the type; `width` is a multiple of `block`."""
     return Pieces(width // block, (block,), f"{width:,} columns in blocks of {block}")
 
 
@@ -512,7 +512,7 @@ def _run(model: Decoder, pools: StagePools, message: Message) -> Array | None:
 
 
 class TensorParallel(SharedModel):
-    """A model whose tensors several ranks share. All ranks run each pass together, so one pass can be in flight."""
+    """A model whose tensors several ranks share. All ranks run each pass together, so only one pass is in flight."""
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
         super().__init__(model, group, wake)

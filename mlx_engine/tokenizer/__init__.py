@@ -1,7 +1,7 @@
 """Tokenizers from GGUF metadata or a `tokenizer.json`: encode, decode, and streaming decode by whole characters.
 
-Chat messages are encoded with the model's chat template (`chat`), which runs in a sandbox (`sandbox`). Only byte-level
-BPE and SPM are implemented; there is no training.
+Chat messages are encoded with the model's chat template (`chat`), which runs in a sandbox (`sandbox`). Byte-level
+BPE, SPM and the BPE of Gemma 4 are implemented; there is no training.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def load_tokenizer(source: str | os.PathLike[str] | HasMetadata) -> Tokenizer:
 
     Raises:
         SourceError: there is no such file.
-        FormatError: a GGUF file is damaged, or a file is a Git-LFS pointer.
+        FormatError: a GGUF or configuration file is damaged, or a file is too large or a Git-LFS pointer.
         TokenizerError: the file has no tokenizer, or an unsupported one.
+        ChatTemplateError: the chat template is too large.
     """
     if not isinstance(source, (str, os.PathLike)):
         return from_gguf(source.metadata, where=str(getattr(source, "path", "metadata")))

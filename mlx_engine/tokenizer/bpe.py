@@ -27,7 +27,8 @@ class Merges(Sequence[tuple[str, str]]):
     """The merges of a GGUF file, by rank. If a merge is listed twice, the first rank counts.
 
     The file stores each merge as `left right`. Tokens contain no space, because byte-level BPE writes spaces as `Ġ`.
-    Merges are split on access, because a list of split pairs would take 25 MB more than the library's copy.
+    Merges are split on access: in addition to the library's copy, a list of the 151,387 split pairs of Qwen2 would take
+    25 MB.
 
     Raises:
         TokenizerError: the file has no merges, or an entry is not a pair.
@@ -89,10 +90,12 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
 
 
 def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges) -> Sequence[tuple[str, str]]:
-    """Return the merges without control tokens, so that the spelling of a control token in plain text stays text.
+    """Return the merges, without those that make the spelling of a control token in plain text a control token.
+
+    If a merge produces a control, unknown, unused or undefined token, all merges that join or produce one are left out.
 
     Raises:
-        TokenizerError: there are merges with control tokens, and some merge produces no token.
+        TokenizerError: some merges produce such tokens, and some merge produces no token.
     """
     kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
     unmade = {vocabulary.tokens[i] for i in kept}
@@ -270,7 +273,8 @@ def character_bpe(
 ) -> tokenizers.Tokenizer:
     """Return a tokenizer that merges characters into the tokens of `vocabulary`, without special tokens.
 
-    A character without a token becomes the tokens of its bytes. No merge produces a control token.
+    A character without a token becomes the tokens of its bytes, or the unknown token if a byte token is missing. No
+    merge produces a control token.
 
     This is the tokenizer of Gemma 4's GGUF files: SPM's tokens, merged by the ranks of a merge list.
 
@@ -280,7 +284,7 @@ def character_bpe(
     Source: llama.cpp src/llama-vocab.cpp, `LLAMA_VOCAB_PRE_TYPE_GEMMA4`, and the tokenizer.json of Gemma 4.
 
     Raises:
-        TokenizerError: there are no byte tokens and no unknown token, or a merge does not join two tokens into a third.
+        TokenizerError: byte tokens and the unknown token are missing, or a merge does not join two tokens into a third.
     """
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     unknown = None if unknown_id is None else tokens[unknown_id]

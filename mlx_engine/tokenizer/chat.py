@@ -1,13 +1,14 @@
 """Encode a conversation with the model's chat template, or the prompt of a reranker.
 
-The texts of messages cannot forge control tokens.
+A *marker* is a control token, or a user-defined token that the template writes. The texts of messages cannot forge
+markers.
 
-A control token (marker) that the template writes becomes one id; the same characters in a message are encoded as plain
-text. If no message spells a control token, the whole rendered text is encoded at once, without a split between
-messages, so the ids are those of transformers.
+A marker that the template writes becomes one id; the same characters in a message are encoded as plain text. If no
+message spells a marker, the whole rendered text is encoded at once, without a split between messages, so the ids are
+those of transformers.
 
-In a *marked text*, MARK precedes every control token (marker) that the template wrote. The same characters without MARK
-are from a message, and are encoded as plain text.
+In a *marked text*, MARK precedes every marker that the template wrote. The same characters without MARK are from a
+message, and are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Markers:
     def of(cls, tokenizer: Tokenizer, roles: Iterable[str] = ()) -> Markers:
         """Return the control tokens, and the user-defined tokens that the template writes.
 
-        A template may compose a token, as in `'<|' + role + '|>'`. `roles` are the roles in use that OpenAI's API
-        lacks.
+        A template may compose a token, as in `'<|' + role + '|>'`. `roles` are the roles of the messages; the roles of
+        OpenAI's API are always included.
         """
         template, known = tokenizer.chat_template or "", {*ROLES, *roles}
 
@@ -86,7 +87,7 @@ class Markers:
 
     @cached_property
     def _cuts(self) -> re.Pattern[str]:
-        """Matches inside user-defined markers. A text that is split at the matches has no user-defined marker."""
+        """Matches after the first character of user-defined markers. A text that is split there spells none of them."""
         around = (f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in self.always)
         return re.compile("|".join(around) or "(?!)")
 
@@ -148,7 +149,7 @@ class History:
     the model generated. Texts are marked (see the module), so that a control token in a message differs from one of the
     template.
 
-    Encoding the text of an answer again may give other ids than the model generated for it. The next turn would then
+    Encoding the text of an answer again may give other ids than the model generated for it. The next prompt would then
     differ from the tokens whose keys and values are cached. A `History` keeps the ids with their text; `chat_ids` uses
     them where the next prompt begins with the same text.
     """
@@ -178,7 +179,8 @@ class History:
     def add_answer(self, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
         """Remember the ids of an answer; do nothing if its prompt has been dropped.
 
-        The end-of-turn token is left out, because the template writes one after the answer, and may write another.
+        End tokens at the end of the answer are left out, because the template writes an end token of its own, which may
+        be a different one.
         """
         generated = list(generated_ids)
         while generated and generated[-1] in self._markers.tokenizer.eog_ids:
@@ -259,12 +261,12 @@ def chat_ids(
             this text are used, and only the rest is encoded. The prompt is added to the history; `History.add_answer`
             adds the answer.
         limits: limits of the template.
-        check: called with an empty text before the template runs, and with each text before it is encoded. An exception
-            ends the encoding.
+        check: called with an empty text before the template runs, and with each text before it is encoded, except if
+            the history has the beginning of the conversation. An exception ends the encoding.
         accept: called with the rendered text before it is encoded. An exception ends the encoding.
 
     Raises:
-        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
+        OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
         TokenizerError: the vocabulary cannot encode the text.
     """
@@ -314,8 +316,8 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
     accept(plain)
     marked = _replaced(markers.mark(guarded), [(stand_in, end) for end, stand_in in hidden])
     # A template may search its messages for markers, for example to remove reasoning, and cannot find markers with
-    # placeholders. Then the rendering without placeholders is right. But if a message spells a control token, this
-    # rendering does not show which markers the template wrote.
+    # placeholders. Then the rendering without placeholders is right. But if a message spells a control token, or both
+    # renderings have different markers, this rendering does not show which markers the template wrote.
     if marked.replace(MARK, "") == plain or any(text in said for text in tokenizer.special_tokens if text):
         return marked
     found = markers.mark(plain)
@@ -340,7 +342,7 @@ def render(
     """Render each prompt with the chat template, up to the beginning of the model's answer.
 
     Raises:
-        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
+        OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
     """
     template = _template(tokenizer)
@@ -357,7 +359,7 @@ def render_each(tokenizer: Tokenizer, prompts: Sequence[ChatPrompt]) -> list[str
     """Render each prompt; None for a prompt that the template refuses or fails on.
 
     Raises:
-        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
+        OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it exceeds its limits.
     """
     inputs = [prompt.for_template(_template(tokenizer), tokenizer.where) for prompt in prompts]

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 from mlx_engine.errors import ChatTemplateError, OptionError, shown
 
 Message: TypeAlias = Mapping[str, Any]
-"""A role, and a content: text, or a list of `{"type": "text", "text": ...}`. Also `name`, `reasoning_content` (or
-`reasoning`), `tool_calls` (of an assistant) and `tool_call_id` (of a tool)."""
+"""A role, and a content: text, or a list of `{"type": "text", "text": ...}` and, of an assistant, `{"type": "thinking",
+"thinking": ...}`. Also `name`, `reasoning_content` (or `reasoning`), `tool_calls` (of an assistant) and `tool_call_id`
+(of a tool)."""
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 """The roles of OpenAI's API. Some templates have others."""
@@ -29,16 +30,17 @@ ROLE = re.compile(r"[A-Za-z0-9_.-]+")
 # Matches a loop over the parts of a content, as in templates of multimodal models.
 READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+\.)?content\b|\bfor\s+\w+\s+in\s+\w+\[['"]content['"]\]""")
 
-# The deepest nesting of arguments. Deeper ones would exhaust the stack of a recursive parser.
+# The deepest nesting of arguments, tools, documents and variables. Deeper ones would exhaust the stack of a recursive
+# parser.
 MAX_DEPTH = 64
 
 
 def messages_for_template(messages: Sequence[Message], template: str, where: str) -> list[dict[str, Any]]:
     """Return the messages in the form that this template expects; `where` names the template's file.
 
-    Text parts are joined with spaces, as transformers' server does, unless the template reads parts. The role
-    `developer` becomes `system` unless the template has it. Absent fields (None, or an empty list) are left out, except
-    a content of None in a message with calls.
+    Text parts are joined with spaces, as transformers' server does, and other parts are left out, unless the template
+    reads parts. The role `developer` becomes `system` unless the template has this word. Absent fields (None, or an
+    empty list) are left out, except a content of None in a message with calls.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.

@@ -41,6 +41,7 @@ def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
 
     Raises:
         TokenizerError: the metadata has no tokenizer, an inconsistent one, or one that is not implemented.
+        ChatTemplateError: the chat template is too large.
 
     Source: llama.cpp src/llama-vocab.cpp, `llama_vocab::impl::load`, at 00ad355e.
     """
@@ -80,9 +81,8 @@ def _spm(read: Metadata) -> Tokenizer:
     tokens = read.strings(_TOKENS)
     types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
-        tokens[i] = tokens[i].replace(
-            SPACE_MARK, " "
-        )  # matched against unnormalised text; newer files store them with spaces
+        # User-defined tokens are matched against unnormalised text; newer files already store their spaces as such.
+        tokens[i] = tokens[i].replace(SPACE_MARK, " ")
     _check_bytes(read, tokens, types)
     scores = read.numbers("tokenizer.ggml.scores", count=len(tokens), kinds="fiu")
     if scores is None:
@@ -97,7 +97,7 @@ def _spm(read: Metadata) -> Tokenizer:
 
 
 def _gemma4(read: Metadata) -> Tokenizer:
-    """Build the tokenizer of Gemma 4 as llama.cpp does: always with a BOS, and without a space before the text."""
+    """Build the tokenizer of Gemma 4 as llama.cpp does: with a BOS if there is one, and no space before the text."""
     tokens = read.strings(_TOKENS)
     types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     _check_bytes(read, tokens, types)

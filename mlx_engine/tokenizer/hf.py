@@ -51,15 +51,17 @@ ENCODE_LIMITS = Limits(seconds=0.5, nbytes=128 << 20, characters=None, seconds_p
 
 
 def from_json(path: str | Path) -> Tokenizer:
-    """Read a `tokenizer.json`; roles come from `tokenizer_config.json`, `generation_config.json` and `config.json`.
+    """Read a `tokenizer.json`.
 
-    If these three files are missing, the tokenizer has no BOS, and end tokens are only recognised by their text. Ids
-    without a token, which pad the vocabulary, decode to no text.
+    BOS, EOS and padding come from `tokenizer_config.json`, `generation_config.json` and `config.json`. If these three
+    files are missing, the tokenizer has no BOS, and end tokens are only recognised by their text. Ids without a token,
+    which pad the vocabulary, decode to no text.
 
     Raises:
         SourceError: the file cannot be read.
-        FormatError: it is a Git-LFS pointer.
-        TokenizerError: it is not a tokenizer, or one that is neither byte-level BPE nor SPM.
+        FormatError: it is a Git-LFS pointer or too large, or a configuration file is damaged.
+        TokenizerError: it is not a tokenizer, is neither byte-level BPE nor SPM, or lacks a token that is configured.
+        ChatTemplateError: the chat template is too large.
     """
     return Tokenizer(*parse(Path(path)))
 
@@ -70,7 +72,8 @@ def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
     Raises:
         SourceError: the file cannot be read.
         FormatError: it is a Git-LFS pointer or too large, or a configuration file is damaged.
-        TokenizerError: it is not a tokenizer, or one that is neither byte-level BPE nor SPM.
+        TokenizerError: it is not a tokenizer, is neither byte-level BPE nor SPM, or lacks a token that is configured.
+        ChatTemplateError: the chat template is too large.
     """
     where = str(path)
     text = _read(path, MAX_BYTES)

@@ -206,7 +206,7 @@ def render_all(inputs: str, **request: Any) -> dict[str, object]:
     try:
         return {"texts": render(inputs=json.loads(inputs), **request)}
     except TemplateError as error:
-        # Other exceptions, such as an attempt to leave the sandbox, end this process.
+        # After other exceptions, such as an attempt to leave the sandbox, the parent ends this process.
         if type(error) is TemplateError or isinstance(error, TemplateSyntaxError):
             is_damaged = isinstance(error, TemplateSyntaxError)
             return {"refused": f"{type(error).__name__}: {error}"[:500], "is_damaged": is_damaged}
@@ -214,7 +214,7 @@ def render_all(inputs: str, **request: Any) -> dict[str, object]:
 
 
 def render_each(inputs: str, **request: Any) -> dict[str, object]:
-    """Return the text of `render` for each input in JSON; None for an input that the template fails on.
+    """Return the text of `render` for each input in JSON; None for an input that the template refuses or fails on.
 
     Raises:
         OverflowError: a rendered text exceeds the limit.
@@ -225,7 +225,7 @@ def render_each(inputs: str, **request: Any) -> dict[str, object]:
             texts += render(inputs=[each], **request)
         except OverflowError:
             raise
-        except Exception:  # Jinja's sandbox has refused an operation
+        except Exception:  # the template refuses the input or fails, or Jinja's sandbox refuses an operation
             texts.append(None)
     return {"texts": texts}
 

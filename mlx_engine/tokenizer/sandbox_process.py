@@ -49,7 +49,8 @@ DEFAULT_LIMITS = Limits()
 # Seconds for a process to start on a busy machine.
 START_SECONDS = 30
 
-# The number of requests after which a process is replaced, so that its memory cannot grow without end.
+# The number of requests after which a process that renders templates is replaced, so that its memory cannot grow
+# without end.
 MAX_USES = 1000
 
 # The signal that ends a process which exceeds its CPU time.
@@ -84,7 +85,7 @@ class Request:
 class SandboxError(Exception):
     """A task failed or exceeded its limits; `found` describes the failure.
 
-    `is_limit` is true for limits of time and memory, and if no process could be started.
+    `is_limit` is true for limits of time, memory, recursion and length, and if no process could be started.
     """
 
     def __init__(self, found: str, *, is_limit: bool = False) -> None:
@@ -99,8 +100,9 @@ LIMIT_ERRORS = ("OverflowError", "MemoryError", "RecursionError")
 class SandboxProcess:
     """A process that runs `sandbox.py` and answers one request at a time. Safe for use from several threads.
 
-    The process is ended after a failure (not if a template refuses its messages), after MAX_USES requests, when this
-    object is dropped, and at exit; the next request starts another. A forked process starts its own.
+    The process is ended after a failure (not if a template refuses its messages), after MAX_USES requests if it renders
+    templates, when this object is dropped, and at exit; the next request starts another. A forked process starts its
+    own.
     """
 
     def __init__(self) -> None:
@@ -114,7 +116,8 @@ class SandboxProcess:
         """Return the texts that the sandbox renders for a request; `where` names the template's file.
 
         Raises:
-            ChatTemplateError: the template fails or exceeds its limits, or the process cannot be started.
+            ChatTemplateError: the template is invalid, refuses an input, fails or exceeds its limits, or the process
+                cannot be started.
         """
         answer = self._rendered("render", request, limits, where)
         if "refused" in answer:

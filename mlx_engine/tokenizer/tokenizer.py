@@ -48,8 +48,9 @@ class Sandboxed(Protocol):
 class Tokenizer:
     """A model's tokenizer, created by `from_gguf`, `from_json` or `load_tokenizer`. Thread-safe.
 
-    `decode(encode(text)) == text` with two exceptions: SPM writes spaces as U+2581, so this character is decoded as a
-    space; and a `tokenizer.json` may normalise text.
+    `decode(encode(text)) == text` with three exceptions: SPM writes spaces as U+2581, so this character is decoded as a
+    space; without tokens for all bytes, SPM encodes unknown characters as the unknown token; and a `tokenizer.json` may
+    normalise text.
     """
 
     def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer | Sandboxed) -> None:
@@ -87,7 +88,7 @@ class Tokenizer:
 
     @property
     def pre(self) -> str | None:
-        """The pre-tokenizer's name in llama.cpp (byte-level BPE of GGUF files only); None for a `tokenizer.json`."""
+        """The pre-tokenizer's name in a GGUF file, which SPM may lack; None for Gemma 4 and for a `tokenizer.json`."""
         return self._vocabulary.pre
 
     @property
@@ -97,7 +98,7 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        """The BOS token."""
+        """The id of the BOS token."""
         return self._vocabulary.bos_id
 
     @property
@@ -276,7 +277,7 @@ class Tokenizer:
 
     @cached_property
     def delimiter_ids(self) -> frozenset[int]:
-        """Tokens that delimit parts of an answer, so that plain text never has them.
+        """Tokens that delimit parts of an answer and that plain text never contains.
 
         These are control and unknown tokens, the tokens that end a generation, and the user-defined tokens that the
         chat template writes, such as "<tool_call>".
@@ -307,7 +308,10 @@ def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[di
 
 
 def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
-    """Register the special tokens with `core`. It finds control and unknown tokens on request, user-defined always."""
+    """Register the special tokens with `core`.
+
+    `core` finds user-defined tokens in every text, and control and unknown tokens only on request.
+    """
     control = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     always = vocabulary.ids_of(TokenType.USER_DEFINED)
     for special, ids in ((True, control), (False, always)):

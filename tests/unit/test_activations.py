@@ -155,7 +155,7 @@ def test_ranks_with_other_activations_are_refused(backend: str, activations: str
         open_source(MICRO, backend, activations=ours, shard=PipelineShard(group, (1, 1), None))
 
     with pytest.raises(
-        DistributedError, match=f"rank 1: differs from rank 0 in activations, '{activations}' and 'f32'"
+        DistributedError, match=f"rank 1: differs from rank 0 in activations: '{activations}', and rank 0 has 'f32'"
     ):
         run_ranks(2, run)
 

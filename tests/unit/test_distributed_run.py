@@ -32,7 +32,7 @@ def test_ranks_that_differ_are_named():
         assert gather_values(group, "x" * group.rank) == ["", "x", "xx"]
         agree(group, {"version": "1", "files": "a" if group.rank < 2 else "b"})
 
-    with pytest.raises(DistributedError, match="rank 2: differs from rank 0 in files, 'b' and 'a'; start all ranks"):
+    with pytest.raises(DistributedError, match="rank 2: differs from rank 0 in files: 'b', and rank 0 has 'a'; start"):
         run_ranks(3, run)
 
 

@@ -169,7 +169,7 @@ def test_a_folder_is_not_written_with_values_that_are_not_finite(tmp_path):
 
 def test_values_that_are_too_large_for_the_new_type_are_refused(tmp_path):
     source = model(tmp_path / "in.gguf", strange=65_520)
-    with pytest.raises(FormatError, match=r"expected values that F16 can store, found values of 'blk.2.*BF16"):
+    with pytest.raises(FormatError, match=r"expected values that F16 can store, found values of 'blk.2.*bf16"):
         requantize(source, tmp_path / "out.gguf", FileConversion("f16"))
     requantize(source, tmp_path / "out.gguf", FileConversion("bf16"))
 

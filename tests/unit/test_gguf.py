@@ -1,6 +1,5 @@
 """GGUF files: what we read of the `gguf` package's, what it reads of ours, and the bytes in between."""
 
-import mmap
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.checkpoint import open_gguf, write_gguf
+from mlx_engine.checkpoint.gguf import MappedFile
 from mlx_engine.checkpoint.gguf_values import DTYPES, ValueType
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
 from mlx_engine.quant.types import F32, Q8_0
@@ -162,7 +162,7 @@ def test_what_is_not_a_file_is_said_to_be_none(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(mmap, "mmap", refuse)  # a superuser may open anything
+    monkeypatch.setattr(MappedFile, "__new__", refuse)  # a superuser may open anything
     with pytest.raises(SourceError, match="Permission denied"):
         open_gguf(tmp_path / "locked.gguf")
 
