@@ -344,7 +344,7 @@ class Options:
         unset="none", metavar="S", parameter=None, is_rare=True,
     )  # fmt: skip
     context_len: int | None = option(
-        None, "Limit prompt and text to N tokens.", int, least=1, unset="the model's",
+        None, "Limit the context to N tokens.", int, least=1, unset="the model's",
         flags=("--context-len", "-c"), aliases=("ctx_size", "context"), metavar="N", parameter=None,
     )  # fmt: skip
     logprobs: int | None = option(
