@@ -1461,7 +1461,8 @@ class CheckedCheckpoint:
         where, allowed = self.checkpoint.where, self.allow_too_large
         available = available_memory()
         are_left = need.check(where, available, allowed=allowed)
-        if are_left and self.experts_memory is None and self.shard is None and self.made.holds_some_experts:
+        can_bound = self.made.holds_some_experts and outline.sizes.has_only_mapped_experts
+        if are_left and self.experts_memory is None and self.shard is None and can_bound:
             with contextlib.suppress(OptionError):  # too few: the system drops and reads pages of the mapped file
                 self._bound_experts(need.for_experts(available))
 

@@ -104,7 +104,7 @@ def outlook(
     if experts and made.holds_some_experts:
         if experts_memory is not None:
             held = min(experts, experts_memory)
-        elif need.experts and need.total > available:
+        elif found.sizes.has_only_mapped_experts and need.total > available:
             held = min(experts, need.for_experts(available))
     config: Any = found.model.config
     chosen = experts * config.n_experts_used / config.n_experts if experts else 0

@@ -161,6 +161,11 @@ class OutlineBackend:
         """
         return sum(nbytes for name, nbytes in self._left.items() if name not in self._multiplied)
 
+    @property
+    def has_only_mapped_experts(self) -> bool:
+        """Whether there are experts, and all of them stay in the mapped file."""
+        return 0 < self.n_experts == self.n_mapped_experts
+
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
         """Return the outlines of several matrices; stacking does not change their bytes."""
         return matrices
