@@ -1473,24 +1473,7 @@ class CheckedCheckpoint:
             OptionError: `most` is too small for the experts of one token, the backend cannot bound the memory of
                 experts, or the model has no experts.
         """
-        if not self.made.holds_some_experts:
-            message = (
-                f"experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; {self.made.name} reads "
-                "experts where a mapped file has them"
-            )
-            raise OptionError(message, option="experts_memory", expected="none", found=most)
-        total = outlined(self.planned, self.made).sizes.n_experts
-        if not total:
-            message = f"experts_memory needs a model with experts; {self.checkpoint.where} has none"
-            raise OptionError(message, option="experts_memory", expected="none", found=most)
-        n, n_used, share = self.config.n_experts, self.config.n_experts_used, min(1.0, most / total)
-        if int(n * share) < n_used:
-            least = -(-total * n_used // n)
-            message = (
-                f"experts_memory is {most:,} bytes; the {n_used} experts of one token in every layer need {least:,}, "
-                f"and all {n} experts need {total:,}"
-            )
-            raise OptionError(message, option="experts_memory", expected=f"at least {least:,}", found=most)
+        share = outlined(self.planned, self.made).share_of_experts(self.made, most, self.checkpoint.where)
         self.planned = self.planned._replace(held_share=share)
 
     def build(self, progress: Progress | None = None) -> Loaded:

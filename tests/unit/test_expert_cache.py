@@ -106,6 +106,20 @@ def test_an_expert_that_a_pass_holds_stays(path):
     backend.close()
 
 
+def test_a_guess_after_a_prompt_replaces_no_other_guess(path):
+    model, backend = build(path, 0.5)
+    with backend.session():
+        forward_logits(model, SequenceInput(PROMPT, model.scratch_kv(len(PROMPT))))
+    reader = backend.expert_cache._reader
+    mixture = reader._mixtures[1]
+    assert mixture.has_many
+    assert reader._current is not mixture
+    missing = int(np.flatnonzero(mixture.residents.slots < 0)[0])
+    assert reader._slot(mixture, missing, mixture.residents.slots >= 0) is None
+    assert reader._slot(mixture, missing, np.zeros(N_EXPERTS, bool)) is not None
+    backend.close()
+
+
 def test_the_experts_of_a_long_prompt_leave_those_that_are_used_most(path):
     model, backend = build(path, 0.75)
     with backend.session():

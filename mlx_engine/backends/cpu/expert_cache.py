@@ -99,7 +99,8 @@ def _end(reader: _Reader, thread: threading.Thread, process: int) -> None:
     """End the thread; do nothing in a forked process, whose parent has the thread."""
     if os.getpid() == process:
         reader.end()
-        thread.join()
+        if thread is not threading.current_thread():  # which may run the garbage collection that calls this
+            thread.join()
 
 
 class _Mixture:
@@ -275,7 +276,8 @@ class _Reader:
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
             return free
-        if not mixture.has_many:
+        # The next mixture may still have the mark of a prompt, whose slots are too few for guesses.
+        if not mixture.has_many or mixture is not self._current:
             while (coldest := residents.coldest(kept)) is not None:
                 slot = int(residents.slots[coldest])
                 if self._drop(mixture, coldest):
