@@ -1439,12 +1439,13 @@ class CheckedCheckpoint:
         how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type, "needs": needs}
         return create_backend(self.backend, threads=self.threads, jit=self.jit, **how)
 
-    def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
+    def check_memory(self, n_tokens: int = 1, *, kv: int | None = None, spare: int = 0) -> None:
         """Compare the memory that the model needs with the free memory; warn of weights that are expanded to float32.
 
         Args:
             n_tokens: number of tokens of all sequences in the KV cache.
             kv: bytes of the KV cache; if given, `n_tokens` does not count for its size.
+            spare: bytes that experts leave free besides, if not all of them fit.
 
         Raises:
             NotEnoughMemoryError: the free memory is too small for the model.
@@ -1464,7 +1465,7 @@ class CheckedCheckpoint:
         can_bound = self.made.holds_some_experts and outline.sizes.has_only_mapped_experts
         if are_left and self.experts_memory is None and self.shard is None and can_bound:
             with contextlib.suppress(OptionError):  # too few: the system drops and reads pages of the mapped file
-                self._bound_experts(need.for_experts(available))
+                self._bound_experts(need.for_experts(available - spare))
 
     def _bound_experts(self, most: int) -> None:
         """Plan to hold at most `most` bytes of experts in memory, the same share of the experts of every layer.

@@ -14,6 +14,7 @@ import pytest
 from mlx_engine.kernels.cpu.build import layout
 
 import mlx_engine
+import mlx_engine.engine as engine_module
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu import expert_cache
 from mlx_engine.backends.cpu.backend import CompiledBackend
@@ -27,7 +28,7 @@ from mlx_engine.machine import memory
 from mlx_engine.machine.memory import MappedRange
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import open_model, plan_model
-from mlx_engine.weights.outline import outlined
+from mlx_engine.weights.outline import need_of, outlined
 from tests.random_models import random_checkpoint
 
 N_EXPERTS, N_USED = 16, 3
@@ -283,3 +284,18 @@ def test_the_bound_is_an_option_of_the_cpu(path):
     with mlx_engine.load(path, "parallel") as all_of, mlx_engine.load(path, "parallel", experts_memory=150_000) as half:
         assert np.array_equal(half.logits(PROMPT), all_of.logits(PROMPT))
         assert half._about == all_of._about
+
+
+def test_a_server_keeps_memory_for_keys_and_values(path, monkeypatch):
+    monkeypatch.setattr(engine_module, "FEW_PARAMETERS", 0)
+    shares = []
+    for spare in (0, 60_000):
+        opened = engine_module.open_source(path, "parallel", threads=2)
+        if not opened.made.holds_some_experts:
+            pytest.skip("no compiled kernels")
+        need = need_of(outlined(opened.planned, opened.made))
+        monkeypatch.setattr(engine_module, "available_memory", lambda need=need: need.total - need.experts // 3)
+        opened.check_memory(spare=spare)
+        shares.append(opened.planned.held_share)
+    # Nine tenths of two thirds.
+    assert shares == [pytest.approx(share, abs=1e-4) for share in (0.6, 0.6 - 0.9 * 60_000 / need.experts)]
