@@ -56,7 +56,7 @@ class Peer(ABC):
         return {}
 
     def read_rates(self) -> dict[str, list[float]]:
-        """Return the bytes per second at which the weights can be read, as `Entry` in `contests.py` has them.
+        """Return the bytes per second at which the weights can be read: `in_order` in one stream, `fastest` in eight.
 
         Empty if the engine cannot measure this.
         """
