@@ -331,7 +331,7 @@ often the most likely token is the same, relative to the same file with float32 
 
 
 def precision(rows: Sequence[Row]) -> str:
-    """Return the errors of each type of activations, and of keys and values, by model."""
+    """Return the errors of i16 activations, and of each type of keys and values, by model."""
     newest = {(row["model"], row["setting"]): row for row in rows}
     lines = []
     for (model, setting), row in newest.items():

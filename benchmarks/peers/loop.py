@@ -1,4 +1,4 @@
-"""The interfaces of a measured engine, of one sequence and of several, and the loops that time all engines.
+"""The interfaces of a measured engine, for one sequence and for several, and the loops that time all engines.
 
 This module imports nothing but the standard library, because an engine may have its own interpreter.
 """
