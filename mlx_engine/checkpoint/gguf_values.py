@@ -52,7 +52,8 @@ class Value:
     value: object
 
 
-# The `struct` code of each number type. NumPy's codes differ (its "l" has 8 bytes on Linux and 4 on Windows).
+# The code of each number type. Each code means the same type for `struct` and NumPy, on every system. ("<l" does not: it
+# has 4 bytes for `struct`, and for NumPy 8 on Linux.)
 CODES = {
     ValueType.UINT8: "<B",
     ValueType.INT8: "<b",

@@ -50,7 +50,7 @@ class Rotation:
         extent: length of the longest sequence, for "longrope" and "dynamic"; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
         part: for "proportional": the fraction of a head's pairs that are rotated; these are the first pairs.
-        beta: of Llama 4's attention scaling (`Growth.beta`), with steps of `context` tokens; 0 for no scaling.
+        beta: `Growth.beta` of Llama 4's attention scaling, in which `Growth.length` is `context`; 0 for no scaling.
     """
 
     theta: float
