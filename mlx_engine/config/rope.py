@@ -504,7 +504,7 @@ def chunked_context(usual: int | Any = REQUIRED) -> Any:
 
 @dataclass(frozen=True)
 class BeyondChunk(Constant):
-    """The setting of the context length with dual chunk attention, for a note to the user; None without such chunks."""
+    """The context that a model would have with dual chunk attention, for a note to the user; None for other models."""
 
     value: int | None = None
 

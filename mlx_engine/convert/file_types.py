@@ -2,7 +2,7 @@
 
 Most values of `--to` are one type for all matrices. `q4_k_m`, `q5_k_m` and `q6_k` are llama.cpp's mixes: matrices whose
 rounding errors matter most get more bits, and matrices whose row length is not a multiple of 256 get a type with blocks
-of 32 weights.
+of 32 weights, or F16.
 
 Source of the mixes: `llama_tensor_get_type_impl` and `tensor_type_fallback`,
 https://github.com/ggml-org/llama.cpp/blob/0c1e57098bba43ac29e6e3b677cdceebdd22334f/src/llama-quant.cpp

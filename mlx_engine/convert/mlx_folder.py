@@ -352,7 +352,7 @@ def _write_files(files: Mapping[str, str], target: Path) -> None:
 
 
 def _copy_others(source: Path, target: Path) -> None:
-    """Copy the tokenizer, the chat template and the generation settings."""
+    """Copy all files but those of NOT_COPIED: the tokenizer, the chat template, the generation settings and others."""
     for file in sorted(source.iterdir()):
         if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in NOT_COPIED):
             shutil.copyfile(file, target / file.name)

@@ -121,7 +121,7 @@ def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
 
 
 def _has(config: Any, row: Row) -> bool:
-    """Return whether the files of a config have the tensor of a row, or may have it."""
+    """Return whether files with this config have the tensor of a row, or may have it."""
     return row.when is None or bool(getattr(config, row.when))
 
 
