@@ -110,8 +110,8 @@ SMALL_BATCH = 8
 # A core reads four streams of memory faster than one stream (benchmarks/ways.py). So a gemv chunk has rows from up to
 # MAX_WAYS ranges of its matrix.
 MAX_WAYS = 4
-# A gemv chunk has about this number of bytes of stored rows. If the matrices of a block have at most this size together, one
-# thread alone multiplies a small batch with them.
+# A gemv chunk has about this number of bytes of stored rows. If the matrices of a block have at most this size
+# together, one thread alone multiplies a small batch with them.
 # benchmarks/chunks.py measured it: distributing smaller chunks costs more time than a more even distribution saves.
 CHUNK_BYTES = 64 * 1024
 # Chunks of long jobs are larger: 1 / LONG_JOB of the job's bytes, up to MOST_CHUNK_BYTES. This makes decode of a 0.6B
@@ -119,9 +119,9 @@ CHUNK_BYTES = 64 * 1024
 # chunks.
 MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
 # A gemm chunk has GEMM_ROWS rows (with a gate, half as many of each matrix) and up to GEMM_TOKENS vectors: STRETCH
-# columns of 64 expanded rows fit into a core's L2 cache. With more rows, the vectors would be read less often; with more vectors,
-# the rows would be expanded less often. A job that would have fewer than GEMM_CHUNKS chunks per thread has chunks of
-# fewer rows, because threads wait for the last chunk of a job.
+# columns of 64 expanded rows fit into a core's L2 cache. With more rows, the vectors would be read less often; with
+# more vectors, the rows would be expanded less often. A job that would have fewer than GEMM_CHUNKS chunks per thread has
+# chunks of fewer rows, because threads wait for the last chunk of a job.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
 # Up to this number of vectors, gemm expands only four rows at a time: the rows then stay in the L1 cache, while the
 # vectors are read from the L2 cache.
