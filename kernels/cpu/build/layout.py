@@ -120,8 +120,8 @@ CHUNK_BYTES = 64 * 1024
 MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
 # A gemm chunk has GEMM_ROWS rows (with a gate, half as many of each matrix) and up to GEMM_TOKENS vectors: STRETCH
 # columns of 64 expanded rows fit into a core's L2 cache. With more rows, the vectors would be read less often; with
-# more vectors, the rows would be expanded less often. A job that would have fewer than GEMM_CHUNKS chunks per thread has
-# chunks of fewer rows, because threads wait for the last chunk of a job.
+# more vectors, the rows would be expanded less often. A job that would have fewer than GEMM_CHUNKS chunks per thread
+# has chunks of fewer rows, because threads wait for the last chunk of a job.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
 # Up to this number of vectors, gemm expands only four rows at a time: the rows then stay in the L1 cache, while the
 # vectors are read from the L2 cache.
