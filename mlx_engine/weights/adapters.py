@@ -175,7 +175,7 @@ def _first_column(width: int, rank: int) -> int:
 
 
 def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, Path]:
-    """Return the adapters' folders by name. A list has entries NAME=PATH, or PATH, whose last part is then the name.
+    """Return the adapters' folders by name. In a list, an entry is NAME=PATH, or PATH alone: its last part is the name.
 
     Raises:
         OptionError: a name is empty, occurs twice, or is "base", or `given` is a single path and no list.
