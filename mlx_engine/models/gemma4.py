@@ -336,8 +336,8 @@ class Config(ConfigBase):
 
 
 # ---- tensors: their names, and which of them a layer has ----
-# Norm weights are stored as they are; Gemma 3's folders have them minus 1. The weight of the router's norm, and a factor
-# for each expert, are in EXPERT_TENSORS. `weights/experts.py` adds the matrices of the router and of the experts.
+# Norm weights are stored as they are; Gemma 3's folders have them minus 1. The weight of the router's norm, and a
+# factor for each expert, are in EXPERT_TENSORS. `weights/experts.py` adds the matrices of router and experts.
 
 LAYER = "model.layers.*."
 TENSORS = {
