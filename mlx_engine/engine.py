@@ -1322,8 +1322,8 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
     """Check that `draft` and `speculate` agree: a draft model is given if and only if it will be used.
 
     Raises:
-        OptionError: `speculate` needs a draft model and none is given, or does not use the given one; or a draft model is
-            given, and several processes share the model.
+        OptionError: `speculate` needs a draft model and none is given, or does not use the given one; or a draft model
+            is given, and several processes share the model.
     """
     if draft is None and speculate == DRAFT:
         message = "draft must be a small model with the same vocabulary if speculate is 'draft'; no model is given"
