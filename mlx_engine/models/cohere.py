@@ -1,4 +1,4 @@
-"""Command R and Aya 23 (`Config`); Command R7B and Command A (`LocalConfig`).
+"""Command R and Aya 23; Command R7B and Command A.
 
 Reference: Hugging Face transformers, models/cohere. Differences from Llama: attention and FFN read the same normed
 hidden states (a parallel block); layer norms without a bias; rotary pairs are (2j, 2j + 1); logits have a factor.
