@@ -447,8 +447,8 @@ def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     - "float-quantized" stores `weight` as F8_E4M3 (see `fp8_layers`).
     - "pack-quantized" stores 4- or 8-bit integers plus 2**(bits - 1) as `weight_packed` (N, K * bits / 32) I32, the
       first column in the lowest bits, and their shape in `weight_shape`.
-    `weight_scale` is (N, G), (N, 1) or one number. Asymmetric weights have `weight_zero_point`: I8 of the scales' shape, or
-    packed along N; without this tensor zero points are 0.
+    `weight_scale` is (N, G), (N, 1) or one number. Asymmetric weights have `weight_zero_point`: I8 of the scales'
+    shape, or packed along N; without this tensor zero points are 0.
 
     Source: github.com/vllm-project/compressed-tensors, src/compressed_tensors/compressors.
     """
