@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="the longest time of the schedule")
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a step")
     parser.add_argument("--short", type=int, default=512, help="length of the rows before the last part")
-    about_long = "last part of the schedule, with rows of the whole context: its fraction of steps and of documents"
+    about_long = "the last part, with rows of the whole context: its fraction of the schedule and of the documents"
     parser.add_argument("--long-share", type=float, default=0.25, help=about_long)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")

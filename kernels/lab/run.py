@@ -1,6 +1,6 @@
 """Run one launch on a given executor; in the emulator, with a given order of threads and a given build.
 
-A build is one way to compile a kernel for the emulator, with the code of some of the emulator's checks.
+A build is a way to compile a kernel for the emulator. It determines which checks the emulator makes.
 """
 
 from __future__ import annotations
