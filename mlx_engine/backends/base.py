@@ -3,7 +3,8 @@
 There are two levels of operations. *Primitives* (`primitives.py`) are abstract: every backend implements all of them.
 *Blocks* are groups of operations that are worth fusing. `Backend` composes each block from primitives, and a backend
 overrides the block if a fused implementation is faster. The composed form defines the result. Only the composed form
-passes all named intermediate values to taps (see `observed.py`). Models call blocks, a few primitives, and `kv_append`.
+passes all named intermediate values to taps (see `observed.py`). Models call blocks, `kv_append`, and a few other
+operations.
 
 Shapes are written in the axis letters of `primitives.py`.
 """
@@ -272,7 +273,7 @@ class Backend(Primitives):
 
     @abstractmethod
     def kv_restore(self, store: Array, first: int, values: np.ndarray) -> Array:
-        """Write an array that `kv_read` has returned to slots [first, first + n), and return the store.
+        """Write `values`, a result of `kv_read`, to the slots from `first` on, and return the store.
 
         The store may be changed in place. May be called outside of sessions.
         """
@@ -304,7 +305,7 @@ class Backend(Primitives):
 
     @abstractmethod
     def state_restore(self, store: Array, slot: int, values: np.ndarray) -> None:
-        """Write an array that `state_read` has returned to a slot. May be called outside of sessions."""
+        """Write `values`, a result of `state_read`, to a slot. May be called outside of sessions."""
 
     @abstractmethod
     def state_nbytes(self, store: Array) -> int:
@@ -501,8 +502,9 @@ class Backend(Primitives):
     def compile(self, layers: Layers, width: int) -> Program:
         """Return the program that runs a model's layers; `layers` is their definition, a function of a backend.
 
-        Called when a model has been built. The default program runs the definition op by op. A backend may instead run
-        the definition once on an object that records it as the steps of a faster program.
+        Called when a model has been built, and after each change of its layers. The default program runs the definition
+        op by op. A backend may instead run the definition once on an object that records it as the steps of a faster
+        program.
 
         Args:
             layers: the definition.

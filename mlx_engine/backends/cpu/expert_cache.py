@@ -1,12 +1,14 @@
 """A bounded number of experts in memory: a thread reads others from the file, in place of those that are used least.
 
-Kernels and thread share a state for each mixture (`STATE_ROWS` in `kernels/cpu/build/layout.py`). Before the products a
-kernel marks the chosen experts there and writes a note to a pipe; after that it marks what the router of the next
-mixture would choose for the same hidden states. The thread reads the chosen experts first and then the guessed ones.
-Kernels wait for the thread only if all chosen experts that are left are missing.
+Kernels and thread share a state for each mixture (`STATE_ROWS` in `kernels/cpu/build/layout.py`). Before its products,
+a kernel marks the chosen experts there, and writes a note to a pipe. If the pass has few tokens, the kernel then also
+marks the experts that the router of the next mixture would choose for the same hidden states. The thread reads the
+chosen experts first, and then these guessed ones. In a pass of few tokens, a kernel multiplies experts in the order in
+which they are read, and waits for the thread only if all chosen experts that it has not multiplied yet are missing.
 
-An expert that a pass holds is never replaced. A pass of many tokens uses nearly all experts of each mixture, one after
-another; those that are missing pass through two slots, so that the experts that are used most stay in memory.
+A held expert is never replaced. A pass of few tokens holds every chosen expert until it has been multiplied, and a pass
+of many tokens only the expert that is being multiplied. A pass of many tokens uses nearly all experts of each mixture,
+one after another; those that are missing pass through two slots, so that the experts that are used most stay in memory.
 
 Reads bypass the system's page cache, which would keep a second copy. One read of a whole matrix at a time reaches the
 peak rate of the disk: the system splits it into many requests.
@@ -38,7 +40,7 @@ PASSAGES = 2
 
 
 class HeldExperts(tuple[Linear, ...]):
-    """The linear layers of the experts of a mixture, which are views of a mapped file; n_slots can be in memory."""
+    """The linear layers of the experts of a mixture, views of a mapped file; `n_slots` of them can be in memory."""
 
     n_slots: int
 
@@ -56,9 +58,9 @@ class ExpertCache:
         self._start()
 
     def add(self, block: ExpertBlock, n_slots: int) -> None:
-        """Keep as many experts of a mixture as take the bytes of `n_slots` experts in the file.
+        """Keep some experts of a mixture in memory: at least one, and at most as many as fit into a bound.
 
-        The layer of this mixture follows the layer of the mixture that was added before.
+        The bound is the bytes that `n_slots` experts take in the file. Mixtures are added in the order of their layers.
 
         Raises:
             ModelError: experts are not multiplied as the file stores them.
@@ -104,7 +106,8 @@ class _Mixture:
     """The experts of a mixture.
 
     Attributes:
-        state: the words that kernels and the thread share; the four arrays (X,) after it are views of it.
+        state: the words that kernels and the thread share. The arrays `in_memory`, `is_used`, `n_chosen` and
+            `is_guessed`, (X,) each, are views of it.
         residents: which experts are in memory.
         following: the mixture of the next layer, or None.
         has_many: whether many tokens have chosen experts in the current pass.
@@ -250,7 +253,10 @@ class _Reader:
         return None
 
     def _slot(self, mixture: _Mixture, expert: int, kept: np.ndarray) -> int | None:
-        """Return a slot without an expert, taking it from an expert outside of `kept`; None if there is none."""
+        """Return a slot for `expert`: a free one, or that of an expert that is dropped; None if none can be dropped.
+
+        In a pass of few tokens, only experts outside of the mask `kept` are dropped.
+        """
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
             return free
@@ -281,7 +287,7 @@ class _Reader:
         return True
 
     def _load(self, mixture: _Mixture, expert: int, slot: int) -> None:
-        """Read an expert; leave off if it was guessed, and the pass does not choose it."""
+        """Read an expert. Stop early if it was guessed but then not chosen, or if the thread must end."""
         memory, added = mixture.memory[slot], []
         for start, (words, range_) in zip(mixture.starts, mixture.matrices[expert], strict=False):
             while self._news.poll(0) and not self._is_ended:
@@ -301,7 +307,7 @@ class _Reader:
         return self._current is not None and self._current.following is mixture
 
     def _read(self, range_: MappedRange, memory: np.ndarray) -> None:
-        """Read the memory pages of a file that have a range.
+        """Read a range of a file, from the beginning of its first memory page on.
 
         Raises:
             SourceError: the file is shorter, has been replaced or cannot be read.
