@@ -137,8 +137,9 @@ class Backend(Primitives):
     def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
         """Return the linear layers of n experts, of which at most `n_slots` are in memory at a time.
 
-        The result has the form that `expert_linear` reads. `read(e)` reads and prepares the layer of expert e; the
-        backend calls it when the expert has been chosen and is not in memory.
+        The result has the form that `expert_linear` reads. `read(e)` prepares the layer of expert e. The MLX backends
+        call it when a chosen expert is not in memory. The compiled CPU backend, whose layers are views of the file,
+        calls it at once for all experts.
         """
         raise NotImplementedError
 

@@ -5,9 +5,9 @@ operations build a graph, which MLX evaluates when a result is needed. A chosen 
 `embed` accepts this array as an id. So the next pass can be built and submitted before the host has the id of the
 chosen token.
 
-With float16 or bfloat16 activations, arrays have the same types as in mlx-lm: hidden states, weights, scales, keys and
-values, and the results of products have the type of activations. Norms, softmax and rotation compute in float32
-internally. The states of linear attention and all logits are float32.
+With float16 or bfloat16 activations, arrays have the same types as in mlx-lm: hidden states, weights, scales, the
+results of products and, by default, keys and values have the type of activations. Norms, softmax and rotation compute
+in float32 internally. The states of linear attention and all logits are float32.
 
 Sampling is the algorithm of `backends/sampling.py` in lazy operations, so that the host need not wait. Probabilities
 are float64 on the CPU. MLX has no float64 on GPUs, so they are float32 there. If the random number is within rounding
