@@ -103,8 +103,8 @@ class Backend(Primitives):
     # Whether operations only build a graph, which is evaluated when a result is needed, as in MLX.
     lazy: bool = False
     # The type of activations: one of `backends.ACTIVATIONS`. With "f16" or "bf16", which only backends that use MLX
-    # have, the results that docstrings call float32 have this type. With "i16", arrays are float32, and only the inputs
-    # of matrix products are rounded.
+    # have, the results that docstrings call float32 have this type, except logits. With "i16", arrays are float32, and
+    # only the inputs of matrix products are rounded.
     activations: str = "f32"
     # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"

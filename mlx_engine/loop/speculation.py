@@ -279,8 +279,8 @@ class Draft:
         acceptance: how often proposals were right.
         account: number of tokens that proposals have gained, minus the number that they have cost.
         trust: number of tokens that proposals may cost beyond the account, because recent proposals were right.
-        under_way: three numbers of the pass in flight: rows without proposals, sequences that continue an answer, and
-            proposed tokens.
+        under_way: three numbers of the pass in flight: rows without proposals, sequences that could get proposals,
+            and proposed tokens.
     """
 
     drafter: Drafter | None
