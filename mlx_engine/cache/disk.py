@@ -473,7 +473,7 @@ class PrefixFolder(SavedPrefixes):
     def bound(self, *, is_full: bool = False) -> None:
         """If all files take more than the bound, remove the least recently used ones, until they take 15/16 of it.
 
-        With `is_full`, because the disk is full, remove files until they take 15/16 of their present size.
+        With `is_full`, which says that the disk is full, remove files until they take 15/16 of their present size.
         """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)

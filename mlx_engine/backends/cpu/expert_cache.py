@@ -65,7 +65,8 @@ class ExpertCache:
         The bound is the bytes that `n_slots` experts take in the file. Mixtures are added in the order of their layers.
 
         Raises:
-            ModelError: experts are not multiplied as the file stores them.
+            ModelError: experts are not multiplied as the file stores them, or are stored in several types.
+            SourceError: the file cannot be opened, or has been replaced.
         """
         self._reader.add(block, n_slots)
         self._blocks.append((block, n_slots))
@@ -101,7 +102,7 @@ def _end(reader: _Reader, thread: threading.Thread, process: int) -> None:
     """End the thread; do nothing in a forked process, whose parent has the thread."""
     if os.getpid() == process:
         reader.end()
-        if thread is not threading.current_thread():  # which may run the garbage collection that calls this
+        if thread is not threading.current_thread():  # this thread itself may collect the cache as garbage
             thread.join()
 
 
@@ -282,7 +283,7 @@ class _Reader:
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
             return free
-        # The next mixture may still have the mark of a prompt, whose slots are too few for guesses.
+        # The next mixture may still have `has_many` of an earlier prompt, but `passages` are too few slots for guesses.
         if not mixture.has_many or mixture is not self._current:
             while (coldest := residents.coldest(kept)) is not None:
                 slot = int(residents.slots[coldest])
@@ -335,7 +336,7 @@ class _Reader:
         """Read a range of a file, from the beginning of its first memory page on.
 
         Raises:
-            SourceError: the file is shorter, has been replaced or cannot be read.
+            SourceError: the file has become shorter, or cannot be read.
         """
         file, first, done = self.files[str(range_.path)], range_.first // mmap.PAGESIZE * mmap.PAGESIZE, 0
         needed = range_.first % mmap.PAGESIZE + range_.nbytes
@@ -344,7 +345,7 @@ class _Reader:
                 n = os.preadv(file, [memory[done:].data], first + done)
             except OSError as error:
                 raise SourceError(f"{range_.path}: an expert cannot be read ({error.strerror})") from error
-            if n < mmap.PAGESIZE and done + n < needed:  # the file's last page is read only in part, also once more
+            if n < mmap.PAGESIZE and done + n < needed:  # the file ends: reading again gives no more
                 what = f"ends before byte {range_.first + range_.nbytes:,}, the end of an expert; restore the file"
                 raise SourceError(f"{range_.path}: {what}")
             # The system reads whole blocks of the disk, except at the end of the file.

@@ -335,7 +335,7 @@ class MlxBackend(Backend):
         return mx.zeros((n_arrays, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write in place. MLX also writes in place on the device, because no other array uses the store's memory."""
+        """Write in place. On the device, MLX does not copy the store either, because no other array uses its memory."""
         where = indices(slots)
         store[0, :, where] = stored_rows(k.transpose(1, 0, 2), self.kv_type)
         if len(store) == 2:
