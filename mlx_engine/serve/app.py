@@ -241,7 +241,7 @@ async def health(models: Models, body: bytes, respond: Respond) -> None:
 
 
 async def ready(models: Models, body: bytes, respond: Respond) -> None:
-    """Report whether a request would be answered, by status 200 or 503, and with several models the state of each."""
+    """Report whether a request would be answered, by status 200 or 503; if models can be unloaded, also the states."""
     state = models.readiness
     states = {} if models.is_alone else {"models": {model.name: model.state for model in models}}
     await respond(json_response({"status": state, **states}, 200 if state == "ok" else 503))

@@ -427,7 +427,7 @@ class Health(Reply):
 
 
 class Readiness(Reply):
-    """The reply of /ready; with several models it has the state of each."""
+    """The reply of /ready; if models can be unloaded, it has the state of each."""
 
     status: Literal["ok", "loading", "closing", "stalled", "dead", "failed"]
     models: dict[str, str] | msgspec.UnsetType = msgspec.UNSET

@@ -39,7 +39,7 @@ class AnswerStatus(msgspec.Struct, frozen=True):
         n_written: tokens of the answer.
         max_tokens: the largest number of tokens of the answer.
         n_pages: pages that the answer holds, alone or shared, over all groups of layers.
-        n_preemptions: how often the request lost pages to an older one.
+        n_preemptions: how often an answer to its request lost its pages and was computed again.
     """
 
     number: int
@@ -55,7 +55,7 @@ class AnswerStatus(msgspec.Struct, frozen=True):
 
 
 class PageGroup(msgspec.Struct, frozen=True):
-    """The pages of the layers with the same attention window. Each page is counted once.
+    """The numbers of pages of the layers with the same attention window. Each page is counted once.
 
     Attributes:
         window: the window, None for layers that attend to every token.

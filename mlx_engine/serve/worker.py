@@ -189,7 +189,7 @@ class Worker:
         self._updated.set()
 
     async def stop(self, seconds: float = 10.0) -> None:
-        """End the thread after its step, and wait for it at most `seconds`."""
+        """End the thread after its step, wait for it at most `seconds`, and end all calls with an error."""
         self.close()
         with self._wake:
             self._is_stopping = True
