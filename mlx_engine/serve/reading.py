@@ -249,7 +249,7 @@ class PartsReply(Reply):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the token limit or the timeout has cut the answer off."""
+        """Whether the token limit has cut the answer off. Requests have no timeout."""
         return self.finish_reason not in (None, "stop")
 
     @property
