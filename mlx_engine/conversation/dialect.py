@@ -58,8 +58,8 @@ class Dialect:
         runs: the roles, user or assistant, that two adjacent messages may both have. If user or assistant is missing,
             adjacent messages of this role are joined.
         opening: whether the first message may be an answer. If False, an empty user message is put before it.
-        after_results: where a user message after tool results stands: "after" the results; "after an answer", an empty
-            one that is added after the results; "inside" the last result.
+        after_results: where a user message after tool results stands: "after" the results; "after an answer" that is
+            empty and is added after the results; "inside" the last result.
         calls: whether tool calls are a field of a message. If False, they are text in the model's own format.
         several: where several calls of one answer stand: in "one message"; "one each", a message per call, followed by
             its result; in the "text" of a message; or in "plain text", with the results as user messages.
