@@ -268,9 +268,9 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     return Outlined(planned.make(planned.config, parameters, made), sizes, planned.held_share)
 
 
-# Peak memory of a token's activations in a pass, in multiples of N + K of the widest matrix.
+# The most float32 activations per token that a pass holds at one time, in multiples of the largest N + K of a matrix.
 ACTIVATIONS = 3
-# The share of the memory that nothing else of the model needs which experts take if not all of them fit.
+# If not all experts fit, they take this share of the memory that the rest of the model leaves free.
 EXPERTS_SHARE = 0.9
 # An expansion is reported if it needs at least this many bytes more than the file has.
 WORTH_A_LINE = 1 << 26
