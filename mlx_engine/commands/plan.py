@@ -199,7 +199,10 @@ def measured_bandwidth(backend: base.Backend, threads: int) -> float:
 
 
 def measured_compute(backend: base.Backend, outline: Outlined) -> float:
-    """Return the floating-point operations per second of this backend's products with the model's largest type."""
+    """Return the floating-point operations per second of this backend's products.
+
+    The matrix has the type with the most bytes in the model.
+    """
     from mlx_engine.bench.roofline import product_rate
 
     if backend.name == "scalar":

@@ -202,7 +202,7 @@ class CapacityOptions:
 
     @property
     def kv_bytes(self) -> int | None:
-        """Bytes for keys and values; None for all that can be spared. Raise OptionError if the size is invalid."""
+        """The bytes of --kv-memory; None if it is not given. Raise OptionError if the size is invalid."""
         return None if self.kv_memory is None else bytes_of("--kv-memory", self.kv_memory)
 
     @property
@@ -422,7 +422,7 @@ class Loading:
 
     Attributes:
         backend: the name of the backend.
-        capacity: how much the server takes.
+        capacity: the number of slots, the context, and the memory for keys and values.
         how: keyword arguments of `open_source`.
         prefixes: where prefixes are kept on disk.
         is_suggested: whether the sampling that the model's files suggest is used.
