@@ -573,8 +573,8 @@ class Rates:
         prefill: prompt tokens per second of a single prompt.
         prefill_all: prompt tokens per second of several prompts at the same time: in a pipeline one per rank, but at
             most one per slot; with tensor parallelism a single one.
-        compute_seconds: time of computation per token of a single request: in a pipeline, the sum over the ranks; with tensor
-            parallelism, the time of the slowest rank.
+        compute_seconds: time of computation per token of a single request: in a pipeline, the sum over the
+            ranks; with tensor parallelism, the time of the slowest rank.
         link_seconds: time of the messages per token of a single request, sent one after another.
     """
 
