@@ -1446,7 +1446,7 @@ class CheckedCheckpoint:
         how: dict[str, Any] = {"activations": self.activations, "kv_type": self.kv_type, "needs": needs}
         return create_backend(self.backend, threads=self.threads, jit=self.jit, **how)
 
-    def check_memory(self, n_tokens: int = 1, *, kv: int | None = None) -> None:
+    def check_memory(self, n_tokens: int = 1, *, kv: int | None = None, spare: int = 0) -> None:
         """Compare the memory that the model needs with the free memory; warn of weights that are expanded to float32.
 
         Models with fewer than `FEW_PARAMETERS` parameters are not checked, nor are models whose weights are converted
@@ -1455,6 +1455,7 @@ class CheckedCheckpoint:
         Args:
             n_tokens: number of tokens of all sequences in the KV cache.
             kv: bytes of the KV cache; if given, `n_tokens` does not count for its size.
+            spare: bytes that experts leave free besides, if not all of them fit.
 
         Raises:
             NotEnoughMemoryError: the free memory is too small for the model.
@@ -1471,9 +1472,10 @@ class CheckedCheckpoint:
         where, allowed = self.checkpoint.where, self.allow_too_large
         available = available_memory()
         are_left = need.check(where, available, allowed=allowed)
-        if are_left and self.experts_memory is None and self.shard is None and self.made.holds_some_experts:
+        can_bound = self.made.holds_some_experts and outline.sizes.has_only_mapped_experts
+        if are_left and self.experts_memory is None and self.shard is None and can_bound:
             with contextlib.suppress(OptionError):  # too few: the system drops and reads pages of the mapped file
-                self._bound_experts(need.for_experts(available))
+                self._bound_experts(need.for_experts(available - spare))
 
     def _bound_experts(self, most: int) -> None:
         """Plan to hold at most `most` bytes of experts in memory, the same share of the experts of every layer.
@@ -1482,24 +1484,7 @@ class CheckedCheckpoint:
             OptionError: `most` is too small for the experts of one token, the backend cannot bound the memory of
                 experts, or the model has no experts.
         """
-        if not self.made.holds_some_experts:
-            message = (
-                f"experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; {self.made.name} reads "
-                "experts where a mapped file has them"
-            )
-            raise OptionError(message, option="experts_memory", expected="none", found=most)
-        total = outlined(self.planned, self.made).sizes.n_experts
-        if not total:
-            message = f"experts_memory needs a model with experts; {self.checkpoint.where} has none"
-            raise OptionError(message, option="experts_memory", expected="none", found=most)
-        n, n_used, share = self.config.n_experts, self.config.n_experts_used, min(1.0, most / total)
-        if int(n * share) < n_used:
-            least = -(-total * n_used // n)
-            message = (
-                f"experts_memory is {most:,} bytes; the {n_used} experts of one token in every layer need {least:,}, "
-                f"and all {n} experts need {total:,}"
-            )
-            raise OptionError(message, option="experts_memory", expected=f"at least {least:,}", found=most)
+        share = outlined(self.planned, self.made).share_of_experts(self.made, most, self.checkpoint.where)
         self.planned = self.planned._replace(held_share=share)
 
     def build(self, progress: Progress | None = None) -> Loaded:

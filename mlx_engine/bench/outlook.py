@@ -65,8 +65,12 @@ class Outlook:
         return self.weights_bytes + self.kv_bytes <= self.available_bytes
 
     def rate(self, bandwidth: float | None) -> float | None:
-        """Return the tokens/s of decode with this many bytes/s, at a full context; None if it is unknown."""
-        return None if bandwidth is None or self.backend in NOT_BOUND else bandwidth / self.decode_bytes
+        """Return the tokens/s of decode with this many bytes/s, at a full context; None if it is unknown.
+
+        It is unknown if tokens also read experts from the file, because the rate of the disk is not measured.
+        """
+        is_unknown = bandwidth is None or self.backend in NOT_BOUND or self.experts_read_bytes > 0
+        return None if bandwidth is None or is_unknown else bandwidth / self.decode_bytes
 
     def summary(self) -> dict[str, Any]:
         """Return the attributes and `fits`."""
@@ -90,7 +94,8 @@ def outlook(
     """
     name = auto() if backend == "auto" else backend
     made = create_backend(name)
-    found = outlined(plan_model(open_checkpoint(path), Conversion()), made)
+    checkpoint = open_checkpoint(path)
+    found = outlined(plan_model(checkpoint, Conversion()), made)
     longest = int(found.model.config.context_length)
     if context is not None and context > longest:
         message = f"context must be at most {longest:,} tokens, the model's context, not {context:,}"
@@ -101,11 +106,10 @@ def outlook(
     traffic = Traffic.of(found.model, found.model.new_pool(1))
     need, available, experts = need_of(found, n_tokens), available_memory(), found.sizes.n_experts
     held = experts
-    if experts and made.holds_some_experts:
-        if experts_memory is not None:
-            held = min(experts, experts_memory)
-        elif need.experts and need.total > available:
-            held = min(experts, need.for_experts(available))
+    if experts_memory is not None:
+        held = round(experts * found.share_of_experts(made, experts_memory, checkpoint.where))
+    elif made.holds_some_experts and found.sizes.has_only_mapped_experts and need.total > available:
+        held = min(experts, need.for_experts(available))
     config: Any = found.model.config
     chosen = experts * config.n_experts_used / config.n_experts if experts else 0
     return Outlook(

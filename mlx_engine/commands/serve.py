@@ -507,8 +507,11 @@ class OpenedModel:
             room: the bytes that other models leave for keys and values; None if there are no other models.
         """
         from mlx_engine.engine import Engine
+        from mlx_engine.loop.memory import SPARE_SHARE
 
-        self.opened.check_memory(kv=self.loading.capacity.kv_bytes)
+        # Without --kv-memory, keys and values take at most a share of the memory that is free after loading.
+        kv, has_experts = self.loading.capacity.kv_bytes, bool(getattr(self.opened.config, "n_experts", 0))
+        self.opened.check_memory(kv=kv, spare=int(self.need.kv / SPARE_SHARE) if kv is None and has_experts else 0)
         with progress_bar("loading") as progress:
             engine = Engine(self.opened, progress)
         try:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,23 @@ def available_memory(root: Path = Path("/")) -> int:
     """
     import psutil  # imported here, because it takes 10 ms
 
-    return max(0, min([int(psutil.virtual_memory().available), *_left(root)]))
+    promised = sum(each.nbytes for each in list(_PROMISED))
+    return max(0, min([int(psutil.virtual_memory().available), *_left(root)]) - promised)
+
+
+class Promised:
+    """Memory of this process that is allocated and will be filled later: until then the system counts it as free.
+
+    Attributes:
+        nbytes: the bytes that have not been filled yet.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        _PROMISED.add(self)
+
+
+_PROMISED = weakref.WeakSet[Promised]()
 
 
 def give_back_freed() -> None:

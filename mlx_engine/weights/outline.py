@@ -23,7 +23,7 @@ from mlx_engine.cache.pool import LONGEST_PASS, pool_nbytes
 from mlx_engine.checkpoint.hf_folder import has_safetensors, read_json
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT, Quantization, read_quantization
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.errors import NotEnoughMemoryError, UnsupportedConfigError, size
+from mlx_engine.errors import NotEnoughMemoryError, OptionError, UnsupportedConfigError, size
 from mlx_engine.machine.memory import is_view
 from mlx_engine.observe import log
 from mlx_engine.quant import BY_NAME, readable_types
@@ -161,6 +161,11 @@ class OutlineBackend:
         """
         return sum(nbytes for name, nbytes in self._left.items() if name not in self._multiplied)
 
+    @property
+    def has_only_mapped_experts(self) -> bool:
+        """Whether there are experts, and all of them stay in the mapped file."""
+        return 0 < self.n_experts == self.n_mapped_experts
+
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
         """Return the outlines of several matrices; stacking does not change their bytes."""
         return matrices
@@ -221,6 +226,33 @@ class Outlined:
     model: Model
     sizes: OutlineBackend
     held_share: float = 1.0
+
+    def share_of_experts(self, backend: Backend, most: int, where: str) -> float:
+        """Return which share of the experts takes at most `most` bytes on a backend; `where` is the model's place.
+
+        Raises:
+            OptionError: `most` is too small for the experts of one token, the backend cannot bound the memory of
+                experts, or the model has no experts.
+        """
+        if not backend.holds_some_experts:
+            message = (
+                f"experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; {backend.name} reads "
+                "experts where a mapped file has them"
+            )
+            raise OptionError(message, option="experts_memory", expected="none", found=most)
+        total, config = self.sizes.n_experts, cast(Any, self.model.config)
+        if not total:
+            message = f"experts_memory needs a model with experts; {where} has none"
+            raise OptionError(message, option="experts_memory", expected="none", found=most)
+        n, n_used, share = config.n_experts, config.n_experts_used, min(1.0, most / total)
+        if int(n * share) < n_used:
+            least = -(-total * n_used // n)
+            message = (
+                f"experts_memory is {most:,} bytes; the {n_used} experts of one token in every layer need {least:,}, "
+                f"and all {n} experts need {total:,}"
+            )
+            raise OptionError(message, option="experts_memory", expected=f"at least {least:,}", found=most)
+        return float(share)
 
 
 def outlined(planned: Planned, backend: Backend) -> Outlined:

@@ -3,13 +3,18 @@
 import errno
 import os
 import threading
+import weakref
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 from mlx_engine.kernels.cpu.build import layout
 
 import mlx_engine
+import mlx_engine.engine as engine_module
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu import expert_cache
 from mlx_engine.backends.cpu.backend import CompiledBackend
@@ -19,23 +24,31 @@ from mlx_engine.cache import SequenceInput
 from mlx_engine.checkpoint.shapes import SHAPES
 from mlx_engine.errors import ModelError, SourceError
 from mlx_engine.loop.forward import forward_logits
+from mlx_engine.machine import memory
+from mlx_engine.machine.memory import MappedRange
 from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import open_model, plan_model
+from mlx_engine.weights.outline import need_of, outlined
+from tests.random_models import random_checkpoint
 
 N_EXPERTS, N_USED = 16, 3
 # 40 tokens choose all experts, and are more than the compiled program runs at once; 20 choose more than a few slots.
 PROMPT = [(7 * i) % 600 for i in range(61)]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def written(folder, expert_size=32):
+    """Return the path of a tiny model."""
     shape = replace(
         SHAPES["qwen3-30b-a3b"], n_layers=3, hidden_size=64, n_heads=2, n_kv_heads=1, head_dim=32, vocab_size=640,
-        n_experts=N_EXPERTS, n_experts_used=N_USED, expert_size=32,
+        n_experts=N_EXPERTS, n_experts_used=N_USED, expert_size=expert_size,
     )  # fmt: skip
-    path = tmp_path_factory.mktemp("experts") / "model.gguf"
-    shape.write(path, "tiny")
-    return path
+    shape.write(folder / "model.gguf", "tiny")
+    return folder / "model.gguf"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("experts"))
 
 
 def build(path, share, activations="f32"):
@@ -94,6 +107,20 @@ def test_an_expert_that_a_pass_holds_stays(path):
     backend.close()
 
 
+def test_a_guess_after_a_prompt_replaces_no_other_guess(path):
+    model, backend = build(path, 0.5)
+    with backend.session():
+        forward_logits(model, SequenceInput(PROMPT, model.scratch_kv(len(PROMPT))))
+    reader = backend.expert_cache._reader
+    mixture = reader._mixtures[1]
+    assert mixture.has_many
+    assert reader._current is not mixture
+    missing = int(np.flatnonzero(mixture.residents.slots < 0)[0])
+    assert reader._slot(mixture, missing, mixture.residents.slots >= 0) is None
+    assert reader._slot(mixture, missing, np.zeros(N_EXPERTS, bool)) is not None
+    backend.close()
+
+
 def test_the_experts_of_a_long_prompt_leave_those_that_are_used_most(path):
     model, backend = build(path, 0.75)
     with backend.session():
@@ -128,14 +155,86 @@ def test_an_expert_that_cannot_be_read_is_an_error_and_ends_the_pass(path, monke
     assert not any(thread.name == "mlx_engine-experts" for thread in threading.enumerate())
 
 
-def test_a_file_that_has_been_replaced_is_an_error(path, tmp_path):
+@pytest.mark.parametrize("n_left", [1000, 2 * 4096 + 1000])
+def test_a_file_that_is_cut_off_within_a_memory_page_is_an_error(path, n_left):
+    model, backend = build(path, 0.5)
+    with backend.session():
+        forward_logits(model, SequenceInput([0], model.scratch_kv(1)))
+    reader, about = backend.expert_cache._reader, path.stat()
+    cut = MappedRange(path, about, about.st_size - n_left, 4 * 4096)
+    with pytest.raises(SourceError, match="ends before byte"):
+        reader._read(cut, expert_cache._slots(1, cut.span)[0])
+    backend.close()
+
+
+def test_any_error_of_the_thread_ends_the_pass(path, monkeypatch):
+    model, backend = build(path, 0.5)
+    monkeypatch.setattr(expert_cache._Reader, "_read", lambda *_: 1 // 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), backend.session():
+            forward_logits(model, SequenceInput(PROMPT[:2], model.scratch_kv(2)))
+    backend.close()
+
+
+def test_memory_for_experts_that_are_not_read_yet_is_not_available(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_PROMISED", weakref.WeakSet())
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+    most = memory.available_memory()
+    model, backend = build(written(tmp_path, expert_size=256), 0.99)
+    with backend.session():
+        forward_logits(model, SequenceInput([0], model.scratch_kv(1)))
+        nbytes = sum(mixture.memory.nbytes for mixture in backend.expert_cache._reader._mixtures)
+        assert 0 < most - memory.available_memory() < nbytes
+        for first in range(0, 640, 20):
+            forward_logits(model, SequenceInput(list(range(first, first + 20)), model.scratch_kv(20)))
+    assert memory.available_memory() == most
+    backend.close()
+
+
+def test_experts_of_which_some_are_expanded_are_not_bounded_unasked():
+    planned = plan_model(random_checkpoint("qwen3moe", "Q8_0"), Conversion())
+    mixed = plan_model(random_checkpoint("qwen3moe", "Q8_0"), Conversion(layers={"ffn_down_exps": "f32"}))
+    backend = create_backend("parallel", threads=2)
+    assert [outlined(of, backend).sizes.has_only_mapped_experts for of in (planned, mixed)] == [True, False]
+
+
+def test_file_descriptors_are_closed_where_direct_reads_are_refused(path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    n = len(list(Path("/dev/fd").iterdir()))
+    monkeypatch.setattr(expert_cache.os, "preadv", refuse)
+    os.close(expert_cache._open_uncached(path))
+    assert len(list(Path("/dev/fd").iterdir())) == n
+
+
+def test_a_file_that_is_deleted_later_is_read(path, expected, tmp_path):
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(path.read_bytes())
     model, backend = build(copy, 0.5)
+    with backend.session():
+        forward_logits(model, SequenceInput([0], model.scratch_kv(1)))
+    copy.unlink()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(logits(model, backend), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(logits(model, backend), expected)
+    backend.close()
+
+
+def test_a_file_that_has_been_replaced_is_an_error(path, tmp_path):
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(path.read_bytes())
+    backend = create_backend("parallel", threads=2)
+    if not isinstance(backend, CompiledBackend):
+        pytest.skip("no compiled kernels")
+    planned = plan_model(open_model(copy, ()), Conversion())._replace(held_share=0.5)
     copy.unlink()
     copy.write_bytes(path.read_bytes())
-    with pytest.raises(SourceError, match="has been replaced or changed since the model was loaded"):
-        logits(model, backend)
+    for _ in range(2):
+        with pytest.raises(SourceError, match="has been replaced or changed since the model was loaded"):
+            planned.build(backend)
     backend.close()
 
 
@@ -185,3 +284,18 @@ def test_the_bound_is_an_option_of_the_cpu(path):
     with mlx_engine.load(path, "parallel") as all_of, mlx_engine.load(path, "parallel", experts_memory=150_000) as half:
         assert np.array_equal(half.logits(PROMPT), all_of.logits(PROMPT))
         assert half._about == all_of._about
+
+
+def test_a_server_keeps_memory_for_keys_and_values(path, monkeypatch):
+    monkeypatch.setattr(engine_module, "FEW_PARAMETERS", 0)
+    shares = []
+    for spare in (0, 60_000):
+        opened = engine_module.open_source(path, "parallel", threads=2)
+        if not opened.made.holds_some_experts:
+            pytest.skip("no compiled kernels")
+        need = need_of(outlined(opened.planned, opened.made))
+        monkeypatch.setattr(engine_module, "available_memory", lambda need=need: need.total - need.experts // 3)
+        opened.check_memory(spare=spare)
+        shares.append(opened.planned.held_share)
+    # Nine tenths of two thirds.
+    assert shares == [pytest.approx(share, abs=1e-4) for share in (0.6, 0.6 - 0.9 * 60_000 / need.experts)]

@@ -13,7 +13,7 @@ from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.checkpoint.sources import BUILTIN
 from mlx_engine.commands.inspect import run_rows
 from mlx_engine.commands.values import experts_text
-from mlx_engine.errors import ContextLengthError, EngineError
+from mlx_engine.errors import ContextLengthError, EngineError, OptionError
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.quant.weight import Weight
 from tests.builtin import LONGEST
@@ -95,6 +95,13 @@ def test_the_experts_that_are_not_in_memory_are_said():
     half = module.outlook(moe, "mlx", experts_memory=whole.experts_bytes // 2)
     assert (whole.experts_held_bytes, whole.experts_read_bytes) == (whole.experts_bytes, 0)
     assert half.weights_bytes == whole.weights_bytes - whole.experts_bytes + half.experts_held_bytes
+    assert whole.rate(1e9) == 1e9 / whole.decode_bytes
+    assert half.rate(1e9) is None  # the rate of the disk is not known
+    for backend, nbytes, message in (("scalar", 1 << 20, "needs a backend with"), ("mlx", 9, "of one token in every")):
+        with pytest.raises(OptionError, match=message):
+            module.outlook(moe, backend, experts_memory=nbytes)
+    with pytest.raises(OptionError, match="needs a model with experts"):
+        module.outlook(BUILTIN, "mlx", experts_memory=1 << 20)
     # Each token uses 3 of 8 experts.
     assert half.experts_read_bytes == round(whole.experts_bytes * 3 / 8 * share_missed(0.5))
     assert experts_text(4 << 30, 4 << 30, 0) == "4.0 GiB, all in memory"

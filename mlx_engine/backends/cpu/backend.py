@@ -425,10 +425,10 @@ class CompiledBackend(SimdBackend):
             linears = [*experts.dense, *(linear for of in experts.matrices for linear in of.weights)]
             load_formats(self.library, {linear.weight.format for linear in linears}, fixed=fixed)
             block = ExpertBlock(experts, norm, KINDS[experts.activation], self.library, adds=adds, fixed=fixed)
-            self._mixtures[norm, experts, adds] = block
             if isinstance(experts.up.weights, HeldExperts):
                 self.expert_cache = self.expert_cache or ExpertCache(self.library)
                 self.expert_cache.add(block, experts.up.weights.n_slots)
+            self._mixtures[norm, experts, adds] = block
         return block
 
     def step_block(

@@ -17,11 +17,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import mmap
 import os
 import select
 import threading
 import weakref
-from mmap import PAGESIZE
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from mlx_engine.backends.parameters import Linear
 from mlx_engine.errors import ModelError, SourceError
 from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library
-from mlx_engine.machine.memory import MappedRange, mapped_range
+from mlx_engine.machine.memory import MappedRange, Promised, mapped_range
 
 # Slots through which the experts of a pass of many tokens go.
 PASSAGES = 2
@@ -63,29 +65,29 @@ class ExpertCache:
         Raises:
             ModelError: experts are not multiplied as the file stores them.
         """
-        self._blocks.append((block, n_slots))
         self._reader.add(block, n_slots)
+        self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
         """Start another thread, without experts in memory, if this process has been forked."""
         if self._process != os.getpid():
             self.close.detach()
-            self._reader.close_files()
-            self._start()
+            self._reader.close_pipes()
+            self._start(self._reader.files)
 
     def check(self) -> None:
         """Raise the error of the thread, if it has failed."""
         if self._reader.error is not None:
-            raise self._reader.error
+            raise self._reader.error.with_traceback(None)
 
     @property
     def n_bytes_read(self) -> int:
         """The bytes that have been read."""
         return self._reader.n_bytes_read
 
-    def _start(self) -> None:
+    def _start(self, files: Mapping[str, int] = MappingProxyType({})) -> None:
         self._process = os.getpid()
-        self._reader = _Reader(self._library)
+        self._reader = _Reader(self._library, files)
         for block, n_slots in self._blocks:
             self._reader.add(block, n_slots)
         thread = threading.Thread(target=self._reader.run, name="mlx_engine-experts", daemon=True)
@@ -97,7 +99,8 @@ def _end(reader: _Reader, thread: threading.Thread, process: int) -> None:
     """End the thread; do nothing in a forked process, whose parent has the thread."""
     if os.getpid() == process:
         reader.end()
-        thread.join()
+        if thread is not threading.current_thread():  # which may run the garbage collection that calls this
+            thread.join()
 
 
 class _Mixture:
@@ -131,15 +134,29 @@ class _Mixture:
         self.starts = [0, *np.cumsum(spans.max(axis=0)).tolist()]
         n_slots = min(n, max(1, n_slots * sum(nbytes.pop()) // self.starts[-1]))
         self.residents = Residents(n, n_slots)
-        memory = np.empty(n_slots * self.starts[-1] + PAGESIZE, np.uint8)
-        first = -address(memory) % PAGESIZE
-        self.memory = memory[first : first + n_slots * self.starts[-1]].reshape(n_slots, -1)
+        self.memory = _slots(n_slots, self.starts[-1])
+        self.promised = Promised(self.memory.nbytes)
 
     def begin(self, *, has_many: bool) -> None:
         """Count the choices of a pass."""
         n_chosen = self.n_chosen.copy()
         self.residents.count(n_chosen - self._n_counted)
         self._n_counted, self.has_many, self.passages = n_chosen, has_many, []
+
+
+def _slots(n: int, nbytes: int) -> np.ndarray:
+    """Return memory (n, nbytes) that a forked process does not have.
+
+    On Linux before 6.5 a direct read into memory that a fork shares may be lost (`man 2 open`).
+    """
+    try:
+        memory = mmap.mmap(-1, n * nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(str(error)) from error
+    for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
+        with contextlib.suppress(AttributeError, OSError):
+            memory.madvise(getattr(mmap, advice))
+    return np.frombuffer(memory, np.uint8).reshape(n, nbytes)
 
 
 def _matrices(block: ExpertBlock, expert: int) -> list[tuple[np.ndarray, MappedRange]]:
@@ -162,12 +179,13 @@ class _Reader:
     Attributes:
         error: the reason why reading has failed, or None.
         n_bytes_read: the bytes that have been read.
+        files: the descriptors of the model's files, by path.
     """
 
-    def __init__(self, library: Library) -> None:
-        self.error: SourceError | None = None
-        self.n_bytes_read = 0
-        self._library, self._mixtures, self._files = library, list[_Mixture](), dict[str, int]()
+    def __init__(self, library: Library, files: Mapping[str, int]) -> None:
+        self.error: Exception | None = None
+        self.n_bytes_read, self.files = 0, dict(files)
+        self._library, self._mixtures = library, list[_Mixture]()
         # Notes of kernels come from one pipe; a byte in the other is an answer.
         (self._notes, self._pipe), (self._answers, self._answer) = os.pipe(), os.pipe()
         os.set_blocking(self._answer, False)
@@ -180,6 +198,8 @@ class _Reader:
     def add(self, block: ExpertBlock, n_slots: int) -> None:
         """Add a mixture; a kernel finds its experts only by way of this thread from now on."""
         made, before = _Mixture(block, n_slots), self._mixtures[-1] if self._mixtures else None
+        for _, range_ in (each for of in made.matrices for each in of):
+            self._open(range_)  # now, because the file may be replaced or deleted later
         functions = (ctypes.cast(getattr(self._system, name), ctypes.c_void_p).value or 0 for name in ("write", "read"))
         made.state[[layout.STATE_WRITE, layout.STATE_READ]] = list(functions)
         made.state[[layout.STATE_NUMBER, layout.STATE_PIPE]] = len(self._mixtures), self._pipe
@@ -194,9 +214,9 @@ class _Reader:
         """Let the thread end."""
         os.write(self._pipe, np.int64(-1).tobytes())
 
-    def close_files(self) -> None:
-        """Close the pipes and the model's files."""
-        for file in (*self._files.values(), self._notes, self._pipe, self._answers, self._answer):
+    def close_pipes(self) -> None:
+        """Close the pipes."""
+        for file in (self._notes, self._pipe, self._answers, self._answer):
             os.close(file)
 
     def run(self) -> None:
@@ -207,7 +227,7 @@ class _Reader:
                     self._take_notes()
                 else:
                     self._load(*job)
-        except SourceError as error:
+        except Exception as error:  # also one that is a bug: kernels would wait forever
             self.error = error
             for mixture in self._mixtures:
                 mixture.state[layout.STATE_FAILED] = 1
@@ -215,7 +235,9 @@ class _Reader:
                 self._wake()
                 self._take_notes()
         finally:
-            self.close_files()
+            self.close_pipes()
+            for file in self.files.values():
+                os.close(file)
 
     def _take_notes(self) -> None:
         """Read the notes of kernels; wait if there is none."""
@@ -254,7 +276,8 @@ class _Reader:
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
             return free
-        if not mixture.has_many:
+        # The next mixture may still have the mark of a prompt, whose slots are too few for guesses.
+        if not mixture.has_many or mixture is not self._current:
             while (coldest := residents.coldest(kept)) is not None:
                 slot = int(residents.slots[coldest])
                 if self._drop(mixture, coldest):
@@ -290,10 +313,12 @@ class _Reader:
             if self._is_ended or not is_wanted:
                 return
             self._read(range_, memory[start : start + range_.span])
-            added.append((words, address(memory) + start + range_.first % PAGESIZE))
+            added.append((words, address(memory) + start + range_.first % mmap.PAGESIZE))
         for words, at in added:
             words[layout.WEIGHTS] = at
         mixture.residents.slots[expert] = slot
+        held = int((mixture.residents.slots >= 0).sum()) * mixture.starts[-1]
+        mixture.promised.nbytes = min(mixture.promised.nbytes, mixture.memory.nbytes - held)
         self._library.mark_expert(address(mixture.state), len(mixture.in_memory), expert, 1)
         self._wake()
 
@@ -306,31 +331,37 @@ class _Reader:
         Raises:
             SourceError: the file is shorter, has been replaced or cannot be read.
         """
-        file, first, done = self._opened(range_), range_.first // PAGESIZE * PAGESIZE, 0
-        needed = range_.first % PAGESIZE + range_.nbytes
+        file, first, done = self.files[str(range_.path)], range_.first // mmap.PAGESIZE * mmap.PAGESIZE, 0
+        needed = range_.first % mmap.PAGESIZE + range_.nbytes
         while done < needed:
             try:
                 n = os.preadv(file, [memory[done:].data], first + done)
             except OSError as error:
                 raise SourceError(f"{range_.path}: an expert cannot be read ({error.strerror})") from error
-            if n == 0:
+            if n < mmap.PAGESIZE and done + n < needed:  # the file's last page is read only in part, also once more
                 what = f"ends before byte {range_.first + range_.nbytes:,}, the end of an expert; restore the file"
                 raise SourceError(f"{range_.path}: {what}")
             # The system reads whole blocks of the disk, except at the end of the file.
-            done = done + n if done + n >= needed else (done + n) // PAGESIZE * PAGESIZE
+            done = done + n if done + n >= needed else (done + n) // mmap.PAGESIZE * mmap.PAGESIZE
         self.n_bytes_read += done
 
-    def _opened(self, range_: MappedRange) -> int:
-        """Return the descriptor of a file."""
+    def _open(self, range_: MappedRange) -> None:
+        """Open the file of a range, unless it is open.
+
+        Raises:
+            SourceError: the file cannot be opened, or has been replaced.
+        """
         path = str(range_.path)
-        if path not in self._files:
-            try:
-                self._files[path] = _open_uncached(path)
-            except OSError as error:
-                raise SourceError(f"{path}: experts cannot be read ({error.strerror})") from error
-            if not range_.is_of(os.fstat(self._files[path])):
-                raise SourceError(f"{path}: has been replaced or changed since the model was loaded; load it again")
-        return self._files[path]
+        if path in self.files:
+            return
+        try:
+            file = _open_uncached(path)
+        except OSError as error:
+            raise SourceError(f"{path}: experts cannot be read ({error.strerror})") from error
+        if not range_.is_of(os.fstat(file)):
+            os.close(file)
+            raise SourceError(f"{path}: has been replaced or changed since the model was loaded; load it again")
+        self.files[path] = file
 
 
 def _open_uncached(path: str) -> int:
@@ -338,9 +369,13 @@ def _open_uncached(path: str) -> int:
     if hasattr(os, "O_DIRECT"):
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-            page = np.empty(2 * PAGESIZE, np.uint8)
-            first = -address(page) % PAGESIZE
-            os.preadv(file, [page[first : first + PAGESIZE].data], 0)  # some file systems refuse here
+            page = np.empty(2 * mmap.PAGESIZE, np.uint8)
+            first = -address(page) % mmap.PAGESIZE
+            try:
+                os.preadv(file, [page[first : first + mmap.PAGESIZE].data], 0)
+            except OSError:  # some file systems refuse here
+                os.close(file)
+                raise
             return file
     file = os.open(path, os.O_RDONLY)
     if hasattr(fcntl, "F_NOCACHE"):  # macOS
