@@ -172,7 +172,7 @@ class PromptOptions:
         """Return the prompt, or the non-blank lines of the batch file. The prompt "-" means stdin.
 
         Without a prompt, stdin is read if it is a pipe or a file. If it is a terminal or has no text, the example
-        prompt is returned. A text of a file or of stdin is returned without a byte order mark and its last line end.
+        prompt is returned. A text of a file or of stdin is returned without byte order mark and last line end.
 
         Args:
             is_example: whether to run the example prompt if stdin is a pipe without data for a few seconds.

@@ -421,8 +421,8 @@ def rate_rows(found: Summary) -> Iterator[tuple[str, str]]:
 
 def _least(n: int | None) -> str:
     if n is None:
-        return "no pipeline of machines like the last host holds the model"
-    return f"a pipeline of machines like the last host needs at least {n:,} of them"
+        return "no pipeline of ranks like the last one holds the model"
+    return f"a pipeline of ranks like the last one needs at least {n:,} of them"
 
 
 def _rate(value: float) -> str:

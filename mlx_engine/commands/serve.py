@@ -72,8 +72,8 @@ class AddressOptions:
         typer.Option(
             "--allow-host",
             metavar="NAME",
-            help="Serve requests to this host name, too; may be given several times. Without it, a server on this "
-            "machine alone has the names localhost, 127.0.0.1, [::1] and --host; on other addresses, every name.",
+            help="Serve requests to this host name, too; may be given several times. Without it, a server that only "
+            "this machine can reach has the names localhost, 127.0.0.1, [::1] and --host; any other has every name.",
         ),
         RARE,
     ] = None
@@ -509,7 +509,8 @@ class OpenedModel:
         from mlx_engine.engine import Engine
         from mlx_engine.loop.memory import SPARE_SHARE
 
-        # Without --kv-memory, keys and values take at most a share of the memory that is free after loading.
+        # Without --kv-memory, keys and values get at most a share of the memory that is free after loading. So leave
+        # enough that the least keys and values fit into this share.
         kv, has_experts = self.loading.capacity.kv_bytes, bool(getattr(self.opened.config, "n_experts", 0))
         self.opened.check_memory(kv=kv, spare=int(self.need.kv / SPARE_SHARE) if kv is None and has_experts else 0)
         with progress_bar("loading") as progress:
@@ -568,7 +569,7 @@ def answer_requests(
 
     Args:
         models: the models.
-        loading: how they are loaded.
+        loading: how the models are loaded.
         address: where the server listens.
         options: keyword arguments of `load` that change results; they are written to the journal.
         journal: the file of the journal.

@@ -269,7 +269,7 @@ class Host:
     """A machine.
 
     Attributes:
-        memory: bytes that the model may take.
+        memory: bytes of this machine that one rank may take.
         bandwidth: bytes per second that a rank reads while no other rank runs.
         compute: floating-point operations per second of a rank while no other rank runs.
         cores: cores of the machine; None if each rank has enough of them.
@@ -445,7 +445,7 @@ def tensor(slices: Sequence[ModelParts], hosts: Sequence[Host], asked: Asked) ->
 
 
 def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
-    """Return the smallest number of such hosts that hold the model as a pipeline; None if no number is enough."""
+    """Return the smallest number of ranks with this host that hold the model as a pipeline; None if no number does."""
     runs, ends, first, n = _Runs(model, asked), sorted({*model.cuts, len(model.layers)}), 0, 0
     while first < len(model.layers):
         # If each rank takes as many layers as fit, the number of ranks is the smallest possible.
@@ -697,8 +697,8 @@ class Summary:
         chunk: the most tokens of the prompt that one pass computes.
         per_chunk: the messages of a pass with `chunk` tokens.
         rates: the expected rates.
-        smallest: the smallest number of machines like the last one that hold the model as a pipeline; None if no number
-            is enough.
+        smallest: the smallest number of ranks like the last one that hold the model as a pipeline; None if no number is
+            enough.
         measured: "bandwidth" and "compute", if they were measured on this machine.
     """
 

@@ -277,7 +277,7 @@ class Tokenizer:
 
     @cached_property
     def delimiter_ids(self) -> frozenset[int]:
-        """Tokens that delimit parts of an answer and that plain text never contains.
+        """Tokens that delimit the parts of an answer, so that the text of a part contains none of them.
 
         These are control and unknown tokens, the tokens that end a generation, and the user-defined tokens that the
         chat template writes, such as "<tool_call>".
