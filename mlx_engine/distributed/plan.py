@@ -371,7 +371,7 @@ class Rank:
         host: its machine; `host.memory` is the memory that this rank may use.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all of them.
-        tables: the part that embeds tokens, on the first rank; without its tables, unless the rank also has the head.
+        tables: the part that embeds tokens, if the rank embeds them; without its tables, unless the rank has the head.
         head: the head, if the rank holds it.
         weights: bytes of its weights.
         kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.

@@ -223,7 +223,10 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
 
 
 def _usual(beyond: Sequence[tuple[float, float]]) -> float:
-    """Return the median over all calls of (time - time at the limit); `beyond` has it per operation, with its calls."""
+    """Return the median over all calls of (time - time at the limit).
+
+    `beyond` has this difference for a call of each operation, ascending, and the number of the operation's calls.
+    """
     half, seen = sum(n for _, n in beyond) / 2, 0.0
     for ms, n in beyond:
         seen += n
@@ -251,7 +254,7 @@ def ranked(
 
 
 def gain_of(row: dict[str, float | str | None]) -> float:
-    """Return the sort key of a row of the ranking."""
+    """Return the gain of a row of the ranking, or its time if the limits are unknown."""
     gain = row["ms"] if row["gain_ms"] is None else row["gain_ms"]
     return float(gain or 0.0)
 

@@ -188,7 +188,7 @@ def breakdown(phase: Report) -> str:
 
 
 def operations(phase: Report, limited: bool) -> str:
-    """Return the table of operations with their rates."""
+    """Return the table of operations with their rates; with `limited` also the columns about the machine's limits."""
     rows = [["operation", "calls", "ms", "share", "us per call", "MB", "GB/s", "GFLOP/s", "bound by", "of the limit"]]
     shown, rest = split(sorted(phase["operations"], key=lambda op: -op["ms"]))
     for op in shown:
