@@ -46,7 +46,8 @@ class Experiment:
 
     In the kernel's text, the name of an axis or constant stands for its number.
 
-    The names of a function's parameters choose its arguments: arrays, axes, constants, and `rng` in `data`.
+    The names of a function's parameters choose its arguments: axes and constants; in `reference` and `magnitude` also
+    inputs; in `data` also `rng`.
 
     Attributes:
         name: the kernel's name, an identifier.

@@ -236,8 +236,8 @@ class Outlined:
         """
         if not backend.holds_some_experts:
             message = (
-                f"experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; {backend.name} reads "
-                "experts where a mapped file has them"
+                f"experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; {backend.name} cannot "
+                "bound the memory of experts"
             )
             raise OptionError(message, option="experts_memory", expected="none", found=most)
         total, config = self.sizes.n_experts, cast(Any, self.model.config)
