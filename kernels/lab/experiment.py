@@ -46,8 +46,8 @@ class Experiment:
 
     In the kernel's text, the name of an axis or constant stands for its number.
 
-    The names of a function's parameters choose its arguments: axes and constants; in `reference` and `magnitude` also
-    inputs; in `data` also `rng`.
+    The functions `reference`, `threads`, `magnitude` and `data` are called with the values that their parameters name:
+    axes and constants; for `reference` and `magnitude` also inputs; for `data` also `rng`, a random generator.
 
     Attributes:
         name: the kernel's name, an identifier.
