@@ -1,13 +1,14 @@
 """The binary layout of quantised blocks: one NumPy structured dtype per format, with fields in file order.
 
-A quantised tensor consists of rows of blocks; a block holds 32, 64 or 256 consecutive weights of one row. `d` (and `m`,
-`dmin`) are float16 scales (and minima), `qs` the low bits of the quants, `qh` and `hmask` the high bits, `scales` the
-packed scales of sub-blocks, `e` a power of two, and `signs` the signs of weights. `mlx_engine/quant` has one file per
-format or family of formats, which unpacks the quants.
+A quantised tensor consists of rows of blocks. In GGUF's formats, a block holds 32, 64 or 256 consecutive weights of
+one row: `d` (and `m`, `dmin`) are float16 scales (and minima), `qs` the low bits of the quants, `qh` and `hmask` the
+high bits, `scales` the packed scales of sub-blocks, `e` the exponent of a power of two, and `signs` the signs of
+weights. The blocks of MLX's types are groups (`group`). `mlx_engine/quant` has one file per format or family of
+formats, which unpacks the quants.
 
 All numbers are little-endian, as on every machine that MLX runs on. Blocks are not padded, so they are unaligned.
 
-Source: the structs `block_*` of ggml-common.h,
+Source of GGUF's formats: the structs `block_*` of ggml-common.h,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-common.h
 """
 

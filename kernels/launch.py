@@ -106,8 +106,8 @@ def launch(
         counts[kernel.name] += 1
     if negative := [name for name, value in template if isinstance(value, int) and value < 0]:
         raise ValueError(
-            f"{kernel.name}: expected template values of 0 and above, which MLX makes part of the kernel's name, found "
-            f"a negative {', '.join(negative)}"
+            f"{kernel.name}: expected template values of 0 and above, because MLX writes them into the kernel's name, "
+            f"found a negative {', '.join(negative)}"
         )
     planned = _planned.get()
     if planned is not None:

@@ -45,8 +45,8 @@ _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-
 _SHORT = "[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 
-# Patterns that are added to llguidance's own formats, which accept 29 February of every year and second 60: these allow
-# only dates that exist, and times without leap seconds.
+# Patterns that are added to llguidance's own formats, which accept 29 February of every year and second 60. With the
+# patterns, only dates that exist and times without leap seconds are allowed.
 STRICTER = {
     "date": f"^({_SHORT}|{_LEAP})$",
     "time": f"^{_TIME}[^0-9]",
@@ -70,8 +70,8 @@ class Constraint:
     Attributes:
         kind: how `text` is written.
         text: a JSON Schema, a regular expression, a Lark grammar, or a JSON list of texts.
-        follows_reasoning: whether the answer may begin with reasoning, to which the constraint does not apply. True if
-            the prompt is a list of messages.
+        follows_reasoning: whether the answer may begin with reasoning, to which the constraint does not apply. The
+            engine sets it to True if the prompt consists of messages.
     """
 
     kind: Kind

@@ -188,8 +188,8 @@ def load(
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model even if it needs more memory than is free.
         experts_memory: the largest number of bytes of experts in memory. All other experts are read from the file when
-            a token chooses them. None keeps all experts in memory; on CPU backends with compiled kernels, it keeps as
-            many experts of a GGUF file as fit.
+            a token chooses them. None keeps all experts in memory. If they do not fit, CPU backends with compiled
+            kernels keep as many experts of a GGUF file as fit.
         prefix_dir: a folder for the keys and values of prompts. Later runs of the same model read them instead of
             computing them again, see docs/prefixes.md. None keeps no prefixes on disk.
         prefix_disk: the largest number of bytes of the files in `prefix_dir`. Beyond it, the least recently used files
@@ -609,7 +609,7 @@ class Engine:
         message with the result of each call: `{"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}`.
 
         Args:
-            messages: such as `{"role": "user", "content": "Hello"}`.
+            messages: the conversation, a list of messages such as `{"role": "user", "content": "Hello"}`.
             max_tokens: the largest number of new tokens, as for `stream`.
             tools: the functions that the model may call: Python functions, whose annotations and docstring are turned
                 into a schema, or descriptions in the form of OpenAI's API.
@@ -900,8 +900,8 @@ class Engine:
         """Return the token ids of a conversation by the model's chat template, up to the start of the answer.
 
         Args:
-            messages: such as `{"role": "user", "content": "Hello"}`. A control token in a message's content is encoded
-                as plain text.
+            messages: the conversation, a list of messages such as `{"role": "user", "content": "Hello"}`. A control
+                token in a message's content is encoded as plain text.
             history: token ids of earlier conversations. If the rendered text starts with the text of an earlier
                 conversation, the ids of that conversation are reused.
 
@@ -942,7 +942,8 @@ def _identified(path: Path, about: Mapping[str, str], files: str, kept: Path) ->
         path: the model's file or folder.
         about: the digests of config, conversion and layers, and the properties of the backend.
         files: the `signature` of the files when they were loaded.
-        kept: the folder that keeps the digest of the model's files, because computing the digest reads them.
+        kept: the folder in which the digest of the model's files is kept for later runs, because computing it reads
+            whole files.
     """
     return {**about, "model": kept_digest(path, kept, files), "source": source_digest()}
 
@@ -1126,7 +1127,7 @@ class RequestBuilder:
         return float(np.float32(1 / (1 + math.exp(min(no - yes, 700)))))
 
     def reading(self, ids: list[int], reader: RowReader, adapter: str | None = None) -> Request:
-        """Return a request that generates no tokens: it runs a prompt and passes the rows of its logits to a reader."""
+        """Return a request that generates no tokens: it runs a prompt, and `reader` reads logits or hidden states."""
         self.fitting(len(ids), 0, None)
         output = Output(Options(0), max_tokens=0, text=NoText(), end_ids=())
         phases = Metrics(phases=dict(self.phases))
@@ -1274,7 +1275,8 @@ def open_source(
 ) -> CheckedCheckpoint:
     """Open a model's files and check them, without reading weights. Arguments and errors are those of `load`.
 
-    `Engine(checked)` loads the weights of the result. Before that, `checked.prompts` can check prompts.
+    `Engine(checked)` loads the weights of the result `checked`. Before the weights are loaded, `checked.prompts` can
+    already check prompts.
 
     By default `speculate` is "off", so that benchmarks measure passes that run one token per answer. `shard` describes
     the ranks that share the model; every rank calls this function.
@@ -1320,8 +1322,8 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
     """Check that `draft` and `speculate` agree: a draft model is given if and only if it will be used.
 
     Raises:
-        OptionError: `speculate` needs a draft model that is not given, or does not use the given one, or several
-            processes share the model.
+        OptionError: `speculate` needs a draft model and none is given, or does not use the given one; or a draft model
+            is given, and several processes share the model.
     """
     if draft is None and speculate == DRAFT:
         message = "draft must be a small model with the same vocabulary if speculate is 'draft'; no model is given"
@@ -1338,7 +1340,7 @@ def check_experts_memory(nbytes: int | None, *, is_shared: bool) -> None:
     """Check the bound on the memory of experts.
 
     Raises:
-        OptionError: `nbytes` is no positive number, or several processes share the model.
+        OptionError: `nbytes` is given, and is no whole number above 0 or several processes share the model.
     """
     if nbytes is not None and not (is_whole(nbytes) and nbytes > 0):
         message = f"experts_memory must be a number of bytes above 0, not {shown(nbytes)}"
@@ -1455,7 +1457,7 @@ class CheckedCheckpoint:
         Args:
             n_tokens: number of tokens of all sequences in the KV cache.
             kv: bytes of the KV cache; if given, `n_tokens` does not count for its size.
-            spare: bytes that experts leave free besides, if not all of them fit.
+            spare: bytes that are left free in addition, if not all experts fit.
 
         Raises:
             NotEnoughMemoryError: the free memory is too small for the model.
@@ -1474,7 +1476,7 @@ class CheckedCheckpoint:
         are_left = need.check(where, available, allowed=allowed)
         can_bound = self.made.holds_some_experts and outline.sizes.has_only_mapped_experts
         if are_left and self.experts_memory is None and self.shard is None and can_bound:
-            with contextlib.suppress(OptionError):  # too few: the system drops and reads pages of the mapped file
+            with contextlib.suppress(OptionError):  # too few for one token: the system drops and reads file pages
                 self._bound_experts(need.for_experts(available - spare))
 
     def _bound_experts(self, most: int) -> None:

@@ -276,7 +276,7 @@ class CacheFullError(EngineError, RuntimeError):
             wanted: number of new tokens.
             capacity: the largest number of tokens that the sequence can have: its own limit, or the number for which
                 the pool has free pages.
-            pool_is_full: whether the pool's free pages are the limit, and not the sequence's own.
+            pool_is_full: whether the pool has too few free pages; otherwise the sequence's own limit is reached.
         """
         self.length, self.wanted, self.capacity = length, wanted, capacity
         remedy = "close another sequence" if pool_is_full else "truncate the sequence"
@@ -290,8 +290,8 @@ class DistributedError(EngineError, RuntimeError):
 
     Attributes:
         where: the rank, or "ring" for MLX's connections.
-        expected: the value of the other ranks, if this rank has another one.
-        found: the value of this rank, or the error that was found.
+        expected: if ranks have different values of a setting, the value of rank 0; otherwise None.
+        found: the value of the rank `where`, or the error that was found.
         hint: what to do.
     """
 

@@ -68,7 +68,8 @@ class About:
         flags: names on the command line. If empty, the flag is made from the name of the field: "--min-p" for min_p.
         aliases: the option's names in other projects, such as "n_predict".
         metavar: the word that stands for the value in help.
-        parameter: the type of the server's parameter of this name; None if the server has no such parameter.
+        parameter: the type of the server's parameter of this name; None if the server has no such parameter, or if
+            `serve/parameters.py` declares it.
         gguf: the last part of the GGUF key "general.sampling.KEY", with which a file suggests a value. In
             generation_config.json, suggested values have the names of the fields.
         needs_draw: whether the option does nothing in greedy decoding.

@@ -4,11 +4,11 @@
 divided among passes, logits and log-probabilities are bit-identical to those of `Engine.logits` and `Engine.generate`,
 on backends with a fixed order of sums (docs/exactness.md).
 
-Hidden states are the named intermediate values of forward passes. On these backends they are bit-identical to those
-inside every other pass, with the exceptions that `observed` in `backends/observed.py` names. The name of a value is the
-GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm", "blk.0.ffn_down"), or a name from the code in
-`models/` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). To compute all values, the layers run op by op, because
-fused blocks and compiled programs keep some of them in registers.
+Hidden states are the named intermediate values of forward passes. On backends with a fixed order of sums they are
+bit-identical to those inside every other pass, with the exceptions that `observed` in `backends/observed.py` names. The
+name of a value is the GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm", "blk.0.ffn_down"), or
+a name from the code in `models/` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). To compute all values, the
+layers run op by op, because fused blocks and compiled programs keep some of them in registers.
 """
 
 from __future__ import annotations
@@ -474,7 +474,7 @@ def matching(names: str | Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def hidden_states(model: Model, ids: Sequence[int], names: Collection[str]) -> dict[str, np.ndarray]:
-    """Return the values with these names, by name: an array (T, ...) for T tokens, in the order of computation.
+    """Return the values with these names, in the order of computation: for each name an array (T, ...) for T tokens.
 
     Raises:
         ModelError: several processes share the model.

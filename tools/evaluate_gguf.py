@@ -130,7 +130,7 @@ def read_model(path: Path) -> Qwen3:
 
 
 def main() -> None:
-    """Print samples, how often the subject is named, and the perplexity on fresh documents."""
+    """Print samples, how often the subject is named, and the perplexity on new documents; write the conversations."""
     parser = argparse.ArgumentParser(prog="tools.evaluate_gguf", description="Evaluate the built-in model.")
     parser.add_argument("--model", type=Path, default=Path("build/storyteller-q8_0.gguf"))
     parser.add_argument("--tokenizer", type=Path, default=Path("build/tokenizer.json"))

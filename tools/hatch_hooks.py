@@ -16,7 +16,7 @@ FOLDER, PLATFORM = "MLX_ENGINE_PREBUILT", "MLX_ENGINE_PREBUILT_PLATFORM"
 
 
 class Dependencies(MetadataHookInterface):
-    """Set the dependencies: those in this hook's settings, and without machine code also those of `compiler`."""
+    """Set the dependencies: those in this hook's settings, and without machine code those of the extra `compiler`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Set the dependencies."""

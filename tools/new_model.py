@@ -5,10 +5,9 @@
 
 The command needs transformers and PyTorch (the extra `train`) and gguf (the extra `test`). It reads settings and
 tensors from transformers' configuration class and a tiny model, and GGUF names from gguf-py's tensor map. The generated
-file has the differences from Llama: rows of the tensor table, and under `expected` all settings that Llama does not
-have, with their defaults.
-For each of these settings, decide whether it changes the model: make it a field, leave it under `expected`, or list it
-as harmless. Then follow the printed steps.
+file has the differences from Llama: rows of the tensor table, and under `expected` the settings that Llama does not
+have and that may change the model, with their defaults. For each of these settings, decide whether it changes the
+model: make it a field, leave it under `expected`, or list it as harmless. Then follow the printed steps.
 """
 
 from __future__ import annotations

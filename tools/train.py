@@ -25,7 +25,7 @@ HELD_OUT_SEED = 1_000_003
 WARM_UP = 150
 LOG_EVERY = 50
 SAVE_SECONDS = 240
-# In the last part of the training, this fraction of the stories in chats is short; before, it is
+# In the last part of the training, this fraction of the stories in chats is short. In the part before, the fraction is
 # `tools.corpus.SHORT_SHARE`, 80 %.
 LATE_SHORT_SHARE = 0.45
 
@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="the longest time of the schedule")
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a step")
     parser.add_argument("--short", type=int, default=512, help="length of the rows before the last part")
-    about_long = "fraction of the schedule and of the documents, at the end, with rows of the whole context"
+    about_long = "the last part, with rows of the whole context: its fraction of the schedule and of the documents"
     parser.add_argument("--long-share", type=float, default=0.25, help=about_long)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")

@@ -2,7 +2,7 @@
 
     python -m tools.wheel                       for this machine's processors
     python -m tools.wheel --machine aarch64     Linux on arm64, compiled here
-    python -m tools.wheel --only q8_0 --target x86-64-v3     only these; models that need others run in NumPy
+    python -m tools.wheel --only q8_0 --target x86-64-v3     one part and target; models with other parts run in NumPy
 
 A target is a kind of processor (`kernels/cpu/build/prebuilt.py`). For each target, all parts of the kernels are
 compiled, which takes minutes, and linked to a shared library. Object files are kept in build/prebuilt, so that an
@@ -29,7 +29,8 @@ from kernels.cpu.build.prebuilt import MANIFEST, TARGETS, Target
 from tools.hatch_hooks import FOLDER, PLATFORM
 
 ROOT = Path(__file__).parents[1]
-# Platform tags of the wheel. From the system, the libraries need only memset. macOS 11 is the first version on arm64.
+# Platform tags of the wheel. The only function that the libraries need from the system is memset. macOS 11 is the first
+# version on arm64.
 PLATFORMS = {"linux": "manylinux_2_17_{machine}.manylinux2014_{machine}", "darwin": "macosx_11_0_arm64"}
 BITS, GROUPS, SCALES = "234568", (32, 64, 128), ("f16", "bf16", "f32")
 

@@ -19,8 +19,8 @@ from .build.vectors import put, register_lanes
 
 # Number of floats of a sum: those of one register, at least 8.
 LANES = max(8, register_lanes())
-# Number of independent sums. Two FMA units with a latency of four cycles need at least 8; sixteen registers must hold
-# all of them and two constants.
+# Number of independent sums. Two FMA units with a latency of four cycles need at least 8 sums. Sixteen registers must
+# hold all sums and two constants.
 CHAINS = 12
 
 

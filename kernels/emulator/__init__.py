@@ -9,7 +9,7 @@ threads wait.
 The emulator finds reads and writes out of bounds, data races, divergent barriers and SIMD-group operations, undefined
 behaviour, missing address spaces, and reads of unwritten memory, which is filled with NaN. A kernel can be
 compiled in three builds with different checks; a correct kernel passes in each of them. The `seed` chooses the order of
-threads; a correct kernel has the same bits for every seed.
+threads; a correct kernel has the same bits for every seed, except in atomic sums and in products of tensors.
 
 The emulator does not show the speed of a kernel, the precision of a GPU's own functions, or which constructs Apple's
 compiler refuses. Textures are not supported. In the body of a `metal_kernel`, two more constructs are not supported:

@@ -42,8 +42,8 @@ class Build(NamedTuple):
     flags: tuple[str, ...]
 
 
-# Alignment is checked in every build, because a CPU reads from a misaligned address what is there, but a GPU may read
-# from another address.
+# Alignment is checked in every build: a CPU can access a misaligned address, but a GPU may access another address
+# instead.
 _ALIGNMENT = ("-fno-sanitize=all", "-fsanitize=alignment", "-fno-sanitize-recover=all")
 _CHECKS = "bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
 _NOTES = "implicit-integer-truncation"
@@ -65,8 +65,8 @@ BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
 # The optimiser moves loads, and merges loads of several lines. Without optimisation, the access that faults first is
 # the first wrong access in the kernel's text, on every processor.
 UNOPTIMIZED = Build("unoptimized", (*_ALIGNMENT, "-O0"))
-# Builds with the same checks but without optimisation: they compile in a tenth of the time and run several times
-# slower.
+# The builds of `BUILDS` without optimisation, with the same checks. Kernels compile in a tenth of the time and run
+# several times slower.
 QUICK = {
     "spaces": UNOPTIMIZED,
     "undefined": Build("quick-undefined", (*UNDEFINED.flags, "-O0")),

@@ -104,7 +104,7 @@ _POISON = 0xFF  # the byte that fills unwritten outputs: NaN in every floating t
 _WATCHED = 8 << 20
 # The largest alignment of a Metal type in bytes: that of four 64-bit numbers.
 _WIDEST = 32
-# If an output is too large to be checked as a whole, only this number of bytes on each side of a traced byte is.
+# If an output is too large to be checked as a whole, this number of bytes on each side of a traced byte is checked.
 _TRACED = 1024
 
 
@@ -199,7 +199,7 @@ def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignm
     """Return the alignments that the faults of wide loads and stores ask for, by the number of the buffer.
 
     In the emulator a buffer ends at unmapped memory, so its start may have a small alignment. A fault of a wide
-    load or store is then not the kernel's mistake: MLX's buffers begin at multiples of more than any type needs.
+    load or store is then not the kernel's mistake: the start of MLX's buffers is aligned for every type.
     """
     needs: Alignments = {}
     for one in failed:

@@ -27,7 +27,8 @@ class EmulatorError(Exception):
     """The base class of all errors of a kernel or its call.
 
     Attributes:
-        findings: all mistakes of the run, the one that the message begins with first; empty if the kernel did not run.
+        findings: all mistakes of the run; the message begins with the first. Empty if the kernel did not run, and for
+            an OrderError, which compares two runs.
     """
 
     findings: tuple[Finding, ...] = ()

@@ -91,9 +91,10 @@ def emulate(
     """Within this context, replace `mx.fast.metal_kernel` in the whole process: its kernels run in the emulator.
 
     Each call of such a kernel runs once per build and seed, but in the build "races" only once. The call raises an
-    error for the first run with mistakes, or if the results of two runs differ. `mx.compile` is switched off, so
-    compiled functions run op by op. Kernels made before the context, for instance by a module that is already imported,
-    are not emulated: import such modules within the context. Kernels made within the context stay emulated after it.
+    error for the first run with mistakes, or if the results of two runs differ, unless the outputs are atomic.
+    `mx.compile` is switched off, so compiled functions run op by op. Kernels made before the context, for instance by a
+    module that is already imported, are not emulated: import such modules within the context. Kernels made within the
+    context stay emulated after it.
 
     Args:
         builds: any of "spaces", "undefined" and "races"; see `MetalKernel.__call__`.
@@ -102,8 +103,9 @@ def emulate(
         suffixes: as in `MetalKernel.__call__`.
         layout: as in `MetalKernel.__call__`.
         pretend: on a machine without a Metal GPU, pretend that there is one, so that programs choose their code for
-            GPUs: `mx.metal.is_available` returns True, `mx.gpu` is `mx.cpu`, and `mx.default_device` returns a device
-            with the name and type of a GPU, even after `mx.set_default_device(mx.cpu)`.
+            GPUs: `mx.metal.is_available` returns True, `mx.gpu` is `mx.cpu`, `mx.device_info` has the keys of an Apple
+            GPU, and `mx.default_device` returns a device with the name and type of a GPU, even after
+            `mx.set_default_device(mx.cpu)`.
 
     Returns:
         A record of the calls, which is updated by each call.

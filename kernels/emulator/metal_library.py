@@ -117,7 +117,7 @@ _POISON = 0xFF  # the byte that fills buffers without a value: NaN in every floa
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
 
 
-# The contents for None, of a parameter that the kernel must not access: a buffer of 0 bytes, where any access faults.
+# The contents of a reference or an optional parameter for which the caller passed None: 0 bytes, so any access faults.
 _ABSENT = Contents(0, np.empty(0, np.uint8), b"")
 
 
@@ -245,7 +245,7 @@ class WholeKernel:
             grid: total threads (not threadgroups) per axis.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             threadgroup_memory: {n: bytes} for parameters with `[[threadgroup(n)]]`.
-            seed: as for `metal_kernel`, as are `build`, `lanes`, `guard`, `time_limit` and `layout`.
+            seed: as in `MetalKernel.__call__`, as are `build`, `lanes`, `guard`, `time_limit` and `layout`.
             build: "spaces", "undefined" or "races".
             lanes: "active" or "all".
             guard: "end" or "start".

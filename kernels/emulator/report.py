@@ -223,7 +223,7 @@ def _tensor(failed: Failed) -> list[str]:
 
 
 def _not_written(failed: Failed) -> list[str]:
-    """Return the text of a note about unwritten elements of an output, of which no byte was written."""
+    """Return the text of a note about the elements of an output that no thread has written."""
     region = failed.nearest
     missing, first = failed.report.count // region.item, (failed.report.address - region.start) // region.item
     name = region.name[region.name.index("'") :]

@@ -38,7 +38,7 @@ _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
 # The references of fused kernels propagate the error of their products through the formula.
 _CARRIED = "the bound of its formula"
-# In the order of the ladder.
+# First the kernels of the ladder, from slow to fast.
 _ABOUT = {
     "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
     "simd_per_row": About(_ANY, _LANES, _SUM),
@@ -118,7 +118,7 @@ class Entry:
         return metal_text(self.typical())
 
     def cuda_text(self) -> str:
-        """Return the text that MLX passes to CUDA: `metal_text`, translated."""
+        """Return the kernel's header and body, translated to CUDA, without the signature that MLX generates."""
         return cuda_text(self.kernel)
 
 

@@ -187,8 +187,8 @@ def check(
     """Run a kernel over many shapes and compare its outputs with its reference in float64.
 
     In the emulator, threads run in a different order with each seed. A result whose bits depend on the order is wrong,
-    however small the difference. A GPU chooses the order itself, so there a shape simply runs as often as there are
-    seeds.
+    however small the difference; exceptions are atomic outputs and products of tensors. A GPU chooses the order itself,
+    so there a shape simply runs as often as there are seeds.
 
     Args:
         experiment: the kernel.
@@ -256,7 +256,7 @@ def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
 def cases_of(
     experiment: Experiment, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, dtypes: Sequence[str]
 ) -> list[Case]:
-    """Return a case for each shape and type, the smallest shape first."""
+    """Return a case for each shape and type, the smallest shape first; then the cases with many equal numbers."""
     unknown = [dtype for dtype in dtypes if dtype not in FLOATS]
     if unknown or isinstance(dtypes, str):
         raise ValueError(f"check {experiment.name}: expected dtypes, a list of {', '.join(FLOATS)}, found {dtypes!r}")
@@ -266,8 +266,8 @@ def cases_of(
     made = [_case(experiment, one, dtype) for one in every for dtype in tried]
     if not experiment.compares:
         return made
-    # Use the largest shapes, because equal numbers are likely only among many numbers. The last shape is left out: it
-    # only tests whether indices are wider than 16 bits.
+    # Use the largest shapes, because equal numbers are likely only among many numbers. The last shape is left out: if
+    # `ragged` chose the shapes, the last one usually only tests whether indices are wider than 16 bits.
     chosen = every[:-1][-TIED_SHAPES:] or every
     return made + [_case(experiment, one, tried[0], tied=True) for one in chosen]
 
@@ -431,7 +431,7 @@ def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None
 def _causes(
     launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong
 ) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
-    """Return possible causes of a wrong element: (build, its error) or None; and notes and the thread that wrote it."""
+    """Return possible causes of a wrong element: (a build, its error) or None; the notes and the last writer."""
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])
     index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0

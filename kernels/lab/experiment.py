@@ -46,7 +46,8 @@ class Experiment:
 
     In the kernel's text, the name of an axis or constant stands for its number.
 
-    The names of a function's parameters choose its arguments: arrays, axes, constants, and `rng` in `data`.
+    The functions `reference`, `threads`, `magnitude` and `data` are called with the values that their parameters name:
+    axes and constants; for `reference` and `magnitude` also inputs; for `data` also `rng`, a random generator.
 
     Attributes:
         name: the kernel's name, an identifier.

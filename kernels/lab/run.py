@@ -1,6 +1,6 @@
 """Run one launch on a given executor; in the emulator, with a given order of threads and a given build.
 
-A build is one way to compile a kernel for the emulator, with the code of some of the emulator's checks.
+A build is a way to compile a kernel for the emulator. It determines which checks the emulator makes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .metal_experiment import MetalLaunch
 # The emulator's default builds. "spaces" checks bounds and barriers, "undefined" also undefined behaviour, "races" data
 # races.
 BUILDS = ("spaces", "undefined", "races")
-# The builds that together make all checks of kernels compiled without optimisation: "undefined" includes the checks of
-# "spaces".
+# The builds that are enough for kernels compiled without optimisation. "spaces" is not needed, because "undefined" also
+# makes all checks of "spaces".
 UNOPTIMIZED_BUILDS = BUILDS[1:]
 # Seeds of the order of threads: 0 is ascending, 1 descending, larger seeds shuffle the threads.
 SEEDS = (0, 1, 2)
@@ -81,7 +81,7 @@ def notes_of(launch: Launch | MetalLaunch) -> tuple[Finding, ...]:
 
 
 def undefined_reads(launch: Launch | MetalLaunch) -> str:
-    """Return a line about the last run's first shuffle that read a lane that does not exist; "" if there was none."""
+    """Return a line about the last run's first shuffle that read an inactive lane and got NaN; "" if there was none."""
     statistics = statistics_of(launch)
     return f"\n{statistics.undefined}" if statistics is not None and statistics.undefined is not None else ""
 

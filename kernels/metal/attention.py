@@ -7,15 +7,16 @@ of summation is fixed:
 
     Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8 (a SIMD-group). Key k of a
     block belongs to stream k % 4 of the chain, or to stream k % 2 if heads are wider than 256 elements.
-    A score is a dot product times the scale, after the soft cap if there is one. The head is cut into 8 parts, or into
-    16 if it is wider than 256. Each part is summed sequentially, and the parts are added as a tree.
+    A score is a dot product times the scale, limited by the soft cap if there is one, and then times log2(e). The dot
+    product is cut into 8 parts, or into 16 if the head is wider than 256. Each part is summed sequentially, and the
+    parts are added as a tree.
     The weight of a key is 2 to the power of its score minus the chain's largest score so far. A chain processes its
     blocks sequentially; if a block has a larger score, the sums so far are first scaled to this score. In a block, each
     stream adds its keys sequentially.
     At the end, the streams of a chain are added as a tree. Then the chains are added in their order, each scaled to the
     largest score of all. The weight of a sink is added to the divisor last.
 
-A masked key is skipped: its weight is 0, which changes no bit. The running sum is rescaled as in Milakov and Gimelshein
+The weight of a masked key is 0, which changes no bit. The running sum is rescaled as in Milakov and Gimelshein
 ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
 """
 
@@ -34,8 +35,9 @@ from .reference import EPSILON, PRODUCT, Expected, wide
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
 # The number of chains is part of the order of summation: another number would change bits, so it is not tuned.
 CHAINS = 8
-# The most elements of several heads of a threadgroup, where a head narrower than 64 counts as 64. With more heads per
-# threadgroup, keys are read less often, but queries and sums need more registers than a thread has.
+# If a threadgroup processes several heads, they have at most this number of elements together, where a head narrower
+# than 64 counts as 64. With more heads per threadgroup, keys would be read less often, but queries and sums would need
+# more registers than a thread has.
 MOST_NUMBERS = 256
 # A head of at most NARROW elements is cut into eight parts, a wider head into 16, so that a thread's part of queries
 # and sums fits into registers. The sums of the widest head take 18 KiB of the 32 KiB of threadgroup memory.

@@ -355,7 +355,7 @@ def _noted(type_: str) -> str:
 
 
 def _plain(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, type_: str = Q8_0) -> Arguments:
-    # In every third width, x has a mean of 2, so that the terms of a sum do not cancel.
+    # If K is a multiple of 3, x has a mean of 2, so that the terms of a sum do not cancel.
     return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), stored(rng, N, K, type_)
 
 

@@ -7,10 +7,11 @@ of quants, together with scales and biases in float32. `mx.quantized_matmul` is 
 kernels.
 
 Kernels read sixteen weights at a time, with a function from the header of the type, such as `q4_0.h.metal`. A new type
-needs such a header, and in `formats.py` a `Layout` and a function that repacks a file's bytes. Kernels compute with
-exactly the weights that the format defines, in float32. In types without an offset (`scale * q`), the products of
-sixteen quants are summed and then scaled, which needs fewer roundings. In types with an offset (`scale * q + bias`),
-each weight is computed before it is multiplied.
+needs such a header, listed in `HEADERS` (kernels/kernel.py), a number, here and in `sixteen.h.metal`, and in
+`formats.py` a `Layout` and a function that repacks a file's bytes. Kernels compute with exactly the weights that the
+format defines, in float32. In types without an offset (`scale * q`), the products of sixteen quants are summed and then
+scaled, which needs fewer roundings. In types with an offset (`scale * q + bias`), each weight is computed before it is
+multiplied.
 """
 
 from __future__ import annotations

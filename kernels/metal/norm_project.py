@@ -1,4 +1,4 @@
-"""RMSNorm and one matrix in one launch: the final norm and the output matrix, which give the logits of a model.
+"""RMSNorm and one matrix in one launch, for example the final norm and the output matrix, which give the logits.
 
 This is faster than a norm and then a product, because in a small model a dependent launch costs more than the norm.
 Every SIMD-group computes the norm again: it reads all of x for the product anyway, and sums the squares on the way.

@@ -1,8 +1,8 @@
-"""RMSNorm in a launch of its own, before a product with more than eight vectors.
+"""RMSNorm in a launch of its own, before a product with more than eight vectors, or without a product (`whole`).
 
 The kernel multiplies rows by the norm weight and returns each row's factor `1 / sqrt(mean(x**2) + eps)`; the product
-kernel multiplies its sums by the factors. Up to eight vectors are normed by the product kernel itself. With more
-vectors, each of its SIMD-groups would repeat the sums of squares, which costs more than another launch. Both ways sum
+kernel multiplies its sums by the factors. Up to eight vectors are normed by the product kernel itself: each of its
+SIMD-groups computes all sums of squares. With more vectors, this would cost more than another launch. Both ways sum
 squares in the same order, so a row has the same bits.
 """
 

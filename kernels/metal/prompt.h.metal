@@ -1,6 +1,7 @@
-// Weights of every type, for the kernel `prompt_product`.
+// Weights of every type, for the kernels `prompt_product` and `prompt_product_tensors`.
 
-// Numbers of two more types than sixteen.h.metal has: MLX's own arrays, with scales and biases in separate arrays.
+// The numbers of two more types, after those of sixteen.h.metal: MLX's own arrays, with scales and biases in separate
+// arrays.
 enum { TYPE_MLX4 = 6, TYPE_MLX8 };
 
 template <int TYPE, int GROUP>

@@ -1,8 +1,8 @@
 // y = x * weights^T for prompts, with sums in float32. A threadgroup of four SIMD-groups computes a tile of 64 vectors
 // by 64 rows, 32 columns at a time: it expands weights of type W into one tile of threadgroup memory, copies vectors
-// into a second tile, and multiplies both by a function of tile_simdgroups.h.metal or tile_tensors.h.metal. TILE: the
-// element type of tiles. The sizes N and K are not template arguments, so that a kernel is compiled once per type of
-// matrix.
+// into a second tile, and calls `add_tiles` of tile_simdgroups.h.metal or tile_tensors.h.metal, which multiplies both
+// tiles. TILE: the element type of tiles. T: the type of x and y. The sizes N and K are not template arguments, so that
+// matrices of all sizes share one compiled kernel.
   threadgroup TILE vectors[64 * TILE_STRIDE];
   threadgroup TILE weights[64 * TILE_STRIDE];
   threadgroup float held[TILE_HELD];

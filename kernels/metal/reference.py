@@ -17,11 +17,11 @@ from .layout import StoredMatrix, expanded
 
 # The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
-# Roundings allowed where eight lanes share a row: a term passes through up to 15 additions within its group of sixteen
-# columns, one addition for each later group of its stream, and a few to add streams and segments.
+# Roundings allowed where several lanes share a row. With eight lanes, a term passes through up to 15 additions within
+# its group of sixteen columns, one addition for each later group of its stream, and a few to add streams and segments.
 PRODUCT = 4
-# Roundings allowed where one thread or a matrix unit sums a block of 32: a term passes through up to 32 + K / 32
-# additions.
+# Roundings allowed where one thread or a matrix unit sums a row. If it sums blocks of 32 and then the blocks, a term
+# passes through up to 32 + K / 32 additions. The prompt kernels have no blocks, and a term passes through up to K.
 SEQUENTIAL = 8
 # Roundings of the factor of an RMSNorm: 3 + 2. The sum of squares has 4, the division by K one, the addition of epsilon
 # one; the square root halves these 6. `rsqrt` itself has 2.

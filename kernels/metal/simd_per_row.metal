@@ -1,4 +1,5 @@
-// One SIMD-group per output; its 32 lanes read 32 adjacent words of a row. N rows, K columns, V vectors.
+// One SIMD-group per output; its 32 lanes read 32 adjacent words of a row. N rows, K columns, NSG
+// SIMD-groups in a threadgroup.
   const int lane = int(thread_index_in_simdgroup);
   const int row = int(threadgroup_position_in_grid.x) * NSG + int(simdgroup_index_in_threadgroup);
   const int vector = int(threadgroup_position_in_grid.y);

@@ -58,7 +58,7 @@ struct Weights {
 
 // A quantised type. The header of a type specialises this struct with a static function `load(wq, ws, at)`, which
 // returns the sixteen weights from weight `at` on, counted over all rows. GROUP: number of columns that share an entry
-// of `ws`. kernels/metal/layout.py has the same numbers of types.
+// of `ws`. kernels/metal/layout.py numbers the types in the same way.
 enum { TYPE_Q8_0, TYPE_Q4_0, TYPE_Q4_K, TYPE_Q6_K, TYPE_AFFINE4, TYPE_AFFINE8 };
 template <int TYPE, int GROUP>
 struct Stored;

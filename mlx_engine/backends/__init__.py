@@ -31,7 +31,7 @@ class Settings:
     """Options for creating a backend.
 
     Attributes:
-        threads: the number of threads of CPU backends; None takes all cores that this process may use.
+        threads: the number of threads of the backend `parallel`; None takes all cores that this process may use.
         jit: whether compiled CPU kernels are used, if they are available.
         activations: the type of activations; it must be in the `activations` of the backend's `Entry`.
         needs: the CPU kernels that the model needs, so that they are compiled in parallel: the storage types of the

@@ -3,7 +3,8 @@
 There are two levels of operations. *Primitives* (`primitives.py`) are abstract: every backend implements all of them.
 *Blocks* are groups of operations that are worth fusing. `Backend` composes each block from primitives, and a backend
 overrides the block if a fused implementation is faster. The composed form defines the result. Only the composed form
-passes all named intermediate values to taps (see `observed.py`). Models call blocks, a few primitives, and `kv_append`.
+passes all named intermediate values to taps (see `observed.py`). Models call blocks, `kv_append`, and a few other
+operations.
 
 Shapes are written in the axis letters of `primitives.py`.
 """
@@ -102,8 +103,8 @@ class Backend(Primitives):
     # Whether operations only build a graph, which is evaluated when a result is needed, as in MLX.
     lazy: bool = False
     # The type of activations: one of `backends.ACTIVATIONS`. With "f16" or "bf16", which only backends that use MLX
-    # have, the results that docstrings call float32 have this type. With "i16", arrays are float32, and only the inputs
-    # of matrix products are rounded.
+    # have, the results that docstrings call float32 have this type, except logits. With "i16", arrays are float32, and
+    # only the inputs of matrix products are rounded.
     activations: str = "f32"
     # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"
@@ -136,8 +137,9 @@ class Backend(Primitives):
     def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
         """Return the linear layers of n experts, of which at most `n_slots` are in memory at a time.
 
-        The result has the form that `expert_linear` reads. `read(e)` reads and prepares the layer of expert e; the
-        backend calls it when the expert has been chosen and is not in memory.
+        The result has the form that `expert_linear` reads. `read(e)` prepares the layer of expert e. The MLX backends
+        call it when a chosen expert is not in memory. The compiled CPU backend, whose layers are views of the file,
+        calls it at once for all experts.
         """
         raise NotImplementedError
 
@@ -272,7 +274,7 @@ class Backend(Primitives):
 
     @abstractmethod
     def kv_restore(self, store: Array, first: int, values: np.ndarray) -> Array:
-        """Write an array that `kv_read` has returned to slots [first, first + n), and return the store.
+        """Write `values`, a result of `kv_read`, to the slots from `first` on, and return the store.
 
         The store may be changed in place. May be called outside of sessions.
         """
@@ -304,7 +306,7 @@ class Backend(Primitives):
 
     @abstractmethod
     def state_restore(self, store: Array, slot: int, values: np.ndarray) -> None:
-        """Write an array that `state_read` has returned to a slot. May be called outside of sessions."""
+        """Write `values`, a result of `state_read`, to a slot. May be called outside of sessions."""
 
     @abstractmethod
     def state_nbytes(self, store: Array) -> int:
@@ -501,8 +503,9 @@ class Backend(Primitives):
     def compile(self, layers: Layers, width: int) -> Program:
         """Return the program that runs a model's layers; `layers` is their definition, a function of a backend.
 
-        Called when a model has been built. The default program runs the definition op by op. A backend may instead run
-        the definition once on an object that records it as the steps of a faster program.
+        Called when a model has been built, and after each change of its layers. The default program runs the definition
+        op by op. A backend may instead run the definition once on an object that records it as the steps of a faster
+        program.
 
         Args:
             layers: the definition.

@@ -17,8 +17,8 @@ import numpy as np
 from mlx_engine.backends.parameters import Array, Native, Token
 from mlx_engine.kernels.cached import cached_property
 
-# Whether a pass returns the logits of every token, of some tokens, or of no token. Only the last chunk of a long prompt
-# needs logits; for the chunks before it, this is "none".
+# Whether a pass returns the logits of every token, of some tokens, or of no token. Usually, only the last chunk of a
+# long prompt needs logits; for the chunks before it, this is "none".
 Wanted = Literal["every", "some", "none"]
 
 

@@ -148,15 +148,16 @@ class Experts:
         return self.routing.n_used / self.n_experts
 
 
-# Measured with Qwen3-30B-A3B and a cache of the experts that were used last, 256 tokens from an empty cache on
-# (github.com/kekzl/imp/pull/1374): shares of the experts in memory, and which shares of a token's experts were missing.
+# Measured with Qwen3-30B-A3B (github.com/kekzl/imp/pull/1374), in runs of 256 tokens with a cache that was empty at
+# first and kept the experts that were used last: the share of the experts in memory, and the share of a token's experts
+# that was missing.
 _HELD, _MISSED = (0, 0.0625, 0.19, 0.38, 0.635, 1), (1, 0.634, 0.259, 0.106, 0.038, 0)
 
 
 def share_missed(share: float) -> float:
-    """Return which share of a token's experts is read from the file, if this share of all experts is in memory.
+    """Return which share of a token's experts is read from the file, if `share` of all experts are in memory.
 
-    Other models and other texts may choose less or more alike.
+    With other models and texts, successive tokens may have fewer or more experts in common.
     """
     return float(np.interp(share, _HELD, _MISSED))
 
@@ -169,9 +170,10 @@ def share_read(share: float, n_tokens: int) -> float:
     return 1 - (1 - share) ** n_tokens
 
 
-# The weight of a choice after another pass. With the choices of `benchmarks/experts.py` and 59 of 128 experts in
-# memory, 1.07 of 8 are missing with any weight from 0.99 to 1, 1.12 with 0.98, and 1.59 if those are replaced that were
-# used least recently; if the future were known, 0.68 would be. A smaller weight follows a change of the topic sooner.
+# The factor by which each pass reduces the weight of all earlier choices. With the choices of `benchmarks/experts.py`
+# and 59 of 128 experts in memory, 1.07 of a token's 8 experts are missing with any factor from 0.99 to 1, and 1.12 with
+# 0.98. If the least recently used expert were replaced, 1.59 would be missing; if the choices to come were known, 0.68.
+# A smaller factor follows a change of the topic sooner.
 DECAY = 0.98
 
 

@@ -170,7 +170,10 @@ def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
 
 
 def _note_heads(observed: Backend, own: Backend, x: Array, head_dim: int, norm: RMSNorm) -> None:
-    """Pass x (T, N) after the norm of its heads to the tap. The norm is computed by `norm_rope` without a rotation."""
+    """Apply the norm to each head of x (T, N), and pass the result to the tap.
+
+    `norm_rope` applies the norm, without a rotation.
+    """
     rows: Any = x
     observed.note(norm.name, own.norm_rope(x, head_dim, norm, None, [0] * len(rows)))
 

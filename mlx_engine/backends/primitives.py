@@ -1,6 +1,6 @@
 """The primitives: operations that every backend implements. `base.py` composes blocks from them.
 
-Shapes are written in axis letters, which have one meaning in the whole project:
+Shapes are written in axis letters, which have these meanings unless a docstring gives another one:
 
     T  tokens in the forward pass          D  hidden size      V  vocabulary size
     R  tokens whose logits are wanted      F  FFN size         N  outputs of a linear layer

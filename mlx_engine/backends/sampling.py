@@ -148,7 +148,7 @@ def largest(values: np.ndarray, n: int) -> np.ndarray:
 
 
 def _maxima(values: np.ndarray) -> np.ndarray:
-    """Return the largest value of each of `COLUMNS` groups, and the values that are left over, if V is no multiple."""
+    """Return the largest value of each of `COLUMNS` groups, and the values left over if V is not a multiple of it."""
     whole = len(values) // COLUMNS * COLUMNS
     if not whole:
         return values
@@ -170,7 +170,7 @@ def packs(k: int | None, n: int) -> bool:
 
 
 def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """Return (R, 2, k): the k largest of a rank's logits (R, N), and their columns as float32, in which they are exact.
+    """Return (R, 2, k): the k largest of a rank's logits (R, N), and their columns as float32, exact below 2**24.
 
     If the rank has fewer than k columns, the rest is filled with minus infinity. If a row is not finite, its first
     value is NaN.

@@ -70,7 +70,7 @@ class TimedTest:
             # their memory again. Without this, page faults of new memory took 120 of the 1,380 ms in which the shape of
             # Qwen3 0.6B prefills 512 tokens.
             gc.collect()
-            # Room for two sequences: the prefix cache holds the context, and the sequence a copy of the last page.
+            # Room for two sequences: the prefix cache holds the context, and the sequence copies its last page.
             pool = model.new_pool(self.request.longest, n_sequences=2 if self._n_cached else 1)
             prefix = PrefixCache(pool) if self._n_cached else None
             self._scheduler = Scheduler(model, pool, prefix=prefix, overlap=overlap, clock=clock)

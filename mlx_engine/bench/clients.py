@@ -488,10 +488,10 @@ class Load:
     """The requests of each client.
 
     Attributes:
-        n_prompt: tokens of a prompt that no other prompt has.
+        n_prompt: tokens of each prompt after the shared prefix.
         n_gen: tokens to generate.
         requests: requests of each client.
-        shared_prefix: tokens at the beginning of the prompt that all prompts have in common.
+        shared_prefix: tokens at the beginning of each prompt that all prompts of a run share; 0 for none.
         seed: seed of the random tokens.
     """
 
@@ -528,5 +528,5 @@ class Load:
         return random.Random(f"{self.seed} {number} {n_clients}")
 
     def prompts(self, target: Target, draws: random.Random, n_clients: int) -> list[Prompt]:
-        """Return the prompts of a run, without a shared prefix."""
+        """Return the prompts of a run, without the shared prefix."""
         return [target.prompt(draws, self.n_prompt) for _ in range(n_clients * self.requests)]

@@ -22,7 +22,7 @@ NOISE = 1.05
 
 
 def once(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
-    """Compare loading and warm-up, which happen once before the measurements."""
+    """Compare the times of `load` or `warm_up`, each of which runs once before the measurements."""
     ours, theirs = ([row[f"{name}_s"] * 1e3 for row in rows if is_number(row.get(f"{name}_s"))] for rows in (old, new))
     return _line(name.replace("_", "-"), ours, theirs) if ours and theirs else None
 

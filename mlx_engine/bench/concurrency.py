@@ -84,7 +84,7 @@ def interleaved(
             one = sample(number, n, left)
             spent[n] += plan.clock() - start
             one.figures["others_share"] = others.share()
-            # A run that the budget has cut off counts only if there is no complete run.
+            # A run that the budget has cut off counts only if it is the first with this number of clients.
             if not (found[n] and one.was_cut):
                 found[n].append(one)
         yield found
@@ -140,7 +140,7 @@ def shared_prefix(target: Target, plan: Plan, announce: Announce) -> Iterator[li
 
 
 def prefix_figures(cold: Run, warm: Run, control: Run) -> Figures:
-    """Return the median times to first token, their ratios, and how many tokens were cached."""
+    """Return the median times to first token, their ratios, and the mean number of cached tokens of a warm prompt."""
     times = {name: figures(run)["ttft_ms"] for name, run in (("cold", cold), ("warm", warm), ("control", control))}
     cached = [request.n_cached for request in warm.requests if request.n_cached is not None]
     found: Figures = {f"{name}_ttft_ms": value for name, value in times.items()}
@@ -250,7 +250,7 @@ SHARES = ("read_share", "peak_share")
 def markdown(rows: Sequence[Row]) -> str:
     """Return a table with a line per backend and number of clients, and notes on its columns."""
     row = rows[0]
-    # A server does not report its steps.
+    # Columns without values are left out: a server, for example, does not report its steps.
     all_columns = PREFIX if row["shared_prefix"] else THROUGHPUT
     columns = [(title, name) for title, name in all_columns if any(one.get(name) is not None for one in rows)]
     head = ["backend", "threads", "clients", *(title for title, _ in columns)]

@@ -75,7 +75,7 @@ def _product(backend: Any, weight: Any) -> int:
 
 
 def _embed(backend: Any, table: Any, ids: Any) -> int:
-    """Count the gather of a float row, or of quants, scales and biases and their dequantisation."""
+    """Count the gather of a float row; or the gathers of quants, scales and biases, and their dequantisation."""
     if isinstance(table, SplitMatrix):
         return 5 if "embed_rows" in table.kernels.refused else 0
     return 4 if isinstance(table, GroupMatrix) else 1

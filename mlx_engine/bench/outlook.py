@@ -67,7 +67,8 @@ class Outlook:
     def rate(self, bandwidth: float | None) -> float | None:
         """Return the tokens/s of decode with this many bytes/s, at a full context; None if it is unknown.
 
-        It is unknown if tokens also read experts from the file, because the rate of the disk is not measured.
+        The rate is unknown without a bandwidth, on the backends `NOT_BOUND`, and if tokens read experts from the file,
+        because the speed of the disk is not measured.
         """
         is_unknown = bandwidth is None or self.backend in NOT_BOUND or self.experts_read_bytes > 0
         return None if bandwidth is None or is_unknown else bandwidth / self.decode_bytes

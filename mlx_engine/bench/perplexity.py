@@ -145,7 +145,8 @@ class Text:
 
     Attributes:
         ids: the tokens.
-        context, stride: the sizes of windows, in tokens.
+        context: the tokens of a window.
+        stride: the tokens from the beginning of a window to that of the next one.
         bos: a token to put before each window that does not begin the text; None for none.
     """
 

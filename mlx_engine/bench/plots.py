@@ -223,7 +223,7 @@ LATENCIES = (
 
 
 def clients(rows: Sequence[Row]) -> Figure | None:
-    """Plot two panels over the number of clients: throughput with both limits, and latencies.
+    """Plot two panels over the number of clients: throughput with the limits of memory and arithmetic, and latencies.
 
     A point is the median over rounds; its error bar reaches from the smallest to the largest round.
     """

@@ -40,7 +40,7 @@ SECONDS = 0.01
 class InNumPy:
     """The NumPy references of the kernels, for machines without compiled kernels."""
 
-    # Two square matrices and their product fit into a core's second-level cache.
+    # A square matrix and its product with itself fit into a core's second-level cache.
     SIDE = 192
 
     def read_in_order(self, words: np.ndarray) -> int:

@@ -103,11 +103,12 @@ def engines(
 ) -> Iterator[tuple[Row, str | None, Bench | None]]:
     """Yield for each backend the fields of its rows, the reason why the backend is unavailable, and an engine.
 
-    The engine is closed when the next one is asked for. `check` is called with each model before its weights are read;
-    `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
+    The sampler of an engine is closed when the next engine is asked for. `check` is called with each model before its
+    weights are read; `shared` has more fields of all rows; `shard` has the ranks that share the model with this
+    process, which is rank 0.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
-    # Of several backends, those without these activations get rows with the reason. A single one is an error.
+    # If one of several backends lacks these activations, its rows have the reason. For a single one, this is an error.
     if len(backends) > 1:
         reasons = {name: reason or refused(name, activations, jit=jit) for name, reason in reasons.items()}
     path = resolve(model)

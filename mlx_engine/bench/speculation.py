@@ -46,8 +46,8 @@ RECORDED = "recorded"
 class Recorded:
     """Proposes the tokens of a known answer, with some of them replaced by wrong ones.
 
-    Wrong tokens have random positions, which depend on `seed` alone. Their number is exact: if each token were drawn by
-    itself, 76 % of the 256 tokens of one answer would be right where 80 % are meant.
+    Wrong tokens have random positions, which depend on `seed` alone. Their number is exact. If it were drawn at
+    random, too, the share could be far off: 76 % of the 256 tokens of one answer would be right instead of 80 %.
     """
 
     def __init__(self, answer: Sequence[int], right: float, seed: int = 0) -> None:
@@ -60,7 +60,7 @@ class Recorded:
         self._n += len(ids)
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return the next ids."""
+        """Return the next ids, and LONGEST in place of the length of a match."""
         return self.after(self._n, most), LONGEST
 
     def after(self, n: int, most: int) -> Sequence[int]:
@@ -206,7 +206,7 @@ def _answered(engine: Engine, text: Row, way: str | None, known: Sequence[Sequen
         engine: the engine.
         text: the text.
         way: the drafter; None for none.
-        known: the answers without proposals, which the drafter may propose.
+        known: the answers that were generated without proposals. Drafters of known answers propose their tokens.
     """
     options = Options.of(text.get("max_tokens", N_TOKENS), ignore_eos=True, prediction=text.get("prediction"))
     requests: list[Request] = [engine.request(prompt, options) for prompt in prompts_of(text)]

@@ -1,11 +1,11 @@
 """Keep pages and states of the prefix cache in files, so that later processes need not compute known prompts again.
 
-A file has one whole page of one group of layers, or the recurrent states of all layers after a whole page. Its name is
-a *chain digest*: the SHA-256 digest of the digest of the page before and of this page's token ids. So the name stands
-for all tokens up to the end of the page, and a prefix is found by computing the digests of its pages one after the
-other. Files that belong together have the same *identity*: model, backend, types, source code and format. Each identity
-has a folder of its own. A header in each file repeats the identity and the digest, and a checksum covers header and
-contents.
+A file has one whole page of one group of layers, or the recurrent states of all layers after a whole page. Its name
+begins with the first half of a *chain digest*, which is the SHA-256 digest of the chain digest of the page before and
+of this page's token ids. So the name stands for all tokens up to the end of the page, and a prefix is found by
+computing the digests of its pages one after the other. Files that belong together have the same *identity*: model,
+backend, types, source code and format. Each identity has a folder of its own. A header in each file repeats the
+identity and the digest, and a checksum covers header and contents.
 
 Pages are written soon after the prompt has been run, and not when they are evicted. So the files exist even if the
 process is killed, and evictions need no writes. A thread writes the files. On an eager backend, the thread reads a page
@@ -73,7 +73,7 @@ Any file may be removed at any time; `mlx_engine cache remove prefixes` removes 
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
 # The bytes of files that are read between two passes, which takes about 0.1 s.
 MOST_READ = 64 << 20
-# The threads that read files ahead.
+# The number of threads that read files ahead.
 READERS = 2
 # Seconds for which nothing is written after a write has failed; and the seconds after which a file that is in use is
 # marked as used again.
@@ -418,7 +418,7 @@ class PrefixFolder(SavedPrefixes):
     def place(self, key: Key) -> tuple[Path, int, int] | None:
         """Return where a page or a state is, as in the base class.
 
-        Of a file with a single page, one byte more is read, to notice if the file is too long.
+        If the file has only this page or state, one byte more is read, to notice if the file is too long.
         """
         found = super().place(key)
         return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
@@ -473,7 +473,7 @@ class PrefixFolder(SavedPrefixes):
     def bound(self, *, is_full: bool = False) -> None:
         """If all files take more than the bound, remove the least recently used ones, until they take 15/16 of it.
 
-        With `is_full`, because the disk is full, remove files until they take 15/16 of their present size.
+        With `is_full`, which says that the disk is full, remove files until they take 15/16 of their present size.
         """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)
@@ -533,7 +533,7 @@ class PrefixFolder(SavedPrefixes):
 class DiskPrefixes:
     """Reads and writes prefixes on disk for the prefix cache of one pool.
 
-    Used only by the thread that runs passes. Only `_write` and `copied` also run in the writing thread.
+    Its methods run in the thread that runs passes. Only `_write` runs in the writing thread, where it calls `copied`.
 
     Attributes:
         folder: the files.
@@ -739,7 +739,7 @@ class DiskPrefixes:
             self._n_copied -= content.nbytes
         if content is None and is_current():
             content = self.copied(key.part, slot)
-            if not is_current():  # the page was overwritten, perhaps while it was read
+            if not is_current():  # the page was dropped while it was read, and perhaps overwritten
                 content = None
         if content is None or folder.ours is None:
             folder.forget(key)

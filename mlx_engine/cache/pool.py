@@ -2,8 +2,8 @@
 
 Layers with the same attention window form a group, and each group has its own pages. A page is a number of consecutive
 slots, one per token, in the KV store of every layer of the group. Sequences allocate and free pages. Keys and values
-are written once and never moved. Layers that have a recurrent state in place of keys and values have no pages; their
-states are in the slots of a `StatePool` (`states.py`).
+are never moved. Layers that have a recurrent state in place of keys and values have no pages; their states are in the
+slots of a `StatePool` (`states.py`).
 
 Each page has a reference count, because several sequences and a prefix cache may hold the same page. A page without a
 reference is free.
@@ -61,8 +61,8 @@ class KVLayer:
         return self.n_arrays * self.n_kv_heads * row_nbytes(self.head_dim, self.type)
 
 
-# What a layer keeps of a sequence: keys and values, or a recurrent state. For a layer without a token mixer, this is a
-# `StateLayer` without arrays.
+# What a layer keeps of a sequence: keys and values (perhaps with a recurrent state), or only a recurrent state. For a
+# layer without a token mixer, this is a `StateLayer` without arrays.
 CacheLayer: TypeAlias = KVLayer | StateLayer
 
 

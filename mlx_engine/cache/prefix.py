@@ -22,8 +22,8 @@ prompt.
 A model with recurrent states can reuse a prefix only if the state at exactly the end of the prefix is cached. `insert`
 keeps the states that the sequence has: the state after its last token, and the state at the last page boundary in its
 last chunk. So a prefix can only end where a prompt chunk or an answer ended, or at such a boundary. States are shared,
-not copied; `nbytes` includes them. When slots for states run out, those states are freed first whose node also holds a
-state of a longer prefix, and among equals the least recently used ones.
+not copied; `nbytes` includes them. When slots for states run out, states whose node also holds a state of a longer
+prefix are freed before the others. In both groups, the least recently used states are freed first.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Node:
         children: the following nodes, by their first token id.
         last_use: the value of the prefix cache's counter at the last use.
         evicted: the token that followed this node and was evicted last; None if none was evicted.
-        states: the slots of the held states, by the number of tokens after which they are the state: from start + 1 to
-            end.
+        states: the slots of the held states. The key is the number of tokens of the prefix after which a sequence has
+            this state: from start + 1 to end.
     """
 
     start: int
@@ -91,7 +91,7 @@ class RadixTree:
     def walk(self, ids: np.ndarray) -> tuple[list[Node], int]:
         """Return the path of nodes that agree with ids (n,), and the number of agreeing tokens.
 
-        Of the last node, perhaps only the first tokens agree.
+        Perhaps only the first tokens of the last node agree.
         """
         node, path, n = self.root, list[Node](), 0
         while n < len(ids) and (child := node.children.get(int(ids[n]))) is not None:
@@ -113,8 +113,8 @@ class RadixTree:
         Args:
             path: the nodes, from a child of the root on.
             n: the number of tokens of the path that may be reused.
-            step: 1, or the tokens per page to reuse only whole pages. The length is a multiple of `step`, or `most` if
-                the whole page there is held.
+            step: 1; or the number of tokens per page, to reuse only whole pages. The returned length is a multiple of
+                `step`, or it is `most` if the page in which this prefix ends is held as a whole.
             most: the largest length.
 
         Returns:
@@ -350,8 +350,8 @@ class Match(NamedTuple):
         agreeing: number of first tokens that the tree has in common with the ids. This is more than `length` if needed
             pages or the state are not held, if `whole_pages` rounds `length` down, or if no page was free for a copy.
         pages: for each group of layers an array (P,): the first slot of each page of the `length` tokens.
-        expected: the ids, at most 8, with which the tree continues after `agreeing` tokens; of several branches, those
-            of the most recently used one.
+        expected: the ids, at most 8, with which the tree continues after `agreeing` tokens. If it continues with
+            several branches, these are the ids of the most recently used branch.
         end: the reason why not more tokens can be reused. "whole": all ids are cached. "new": the tree has nothing
             after the agreeing tokens. "differs": the tree continues with other tokens. "evicted": the next token was
             cached, and has been evicted. "window": pages that a window needs are not cached. "state": no state after
@@ -493,9 +493,8 @@ class PrefixCache:
             kv: the sequence.
             ids: the tokens of the prompt.
             most: the largest number of tokens to reuse. The last token of a prompt must not be reused, because its
-                logits are needed, which are not cached. Ids after the first `most` ones are compared up to the end of
-                their page, because with `whole_pages` the tokens before `most` can be reused only if the whole page is
-                held.
+                logits are needed, which are not cached. Ids after the first `most` are compared, too, up to the end of
+                the last page that is reused, because with `whole_pages` it can be reused only if all of it is held.
             is_busy: whether other requests wait for this thread. If so, only a part of the prefix is read from files,
                 and `Match.has_more` tells the caller to look up again.
         """

@@ -5,10 +5,10 @@ Before a forward pass of n tokens, `begin(n)` allocates pages, and the n tokens 
 continues with other tokens. Several passes may begin before the first is committed, because a lazy backend submits a
 pass before the token of the previous pass has reached the host.
 
-Whole pages may be shared with other sequences and with a prefix cache, the other holders of the page. `lend` returns
-pages for another holder, `adopt` begins a sequence with pages of another holder, and `fork` does both. If a token
-in a shared page must be overwritten, the page is copied first. New tokens after the lent ones are written into the
-same page, because no other holder reads their slots.
+Pages may be shared with other sequences and with a prefix cache, the other holders of the page. `lend` returns pages
+for another holder, `adopt` begins a sequence with pages of another holder, and `fork` does both. If a token in a shared
+page must be overwritten, the page is copied first. New tokens after the lent ones are written into the same page,
+because no other holder reads their slots.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KVSequence:
         """Allocate pages for n more tokens, which are then pending, and return the position of the first.
 
         With `each`, the recurrent state after every token is kept, so that only some of the tokens may be committed. If
-        the first of these tokens overwrites a token that another holder of the page reads, the page is copied first.
+        the first of the n tokens overwrites a token that another holder of the page reads, the page is copied first.
 
         Raises:
             CacheFullError: the capacity is exceeded, or the pool has too few free pages. Then nothing has changed.

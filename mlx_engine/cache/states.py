@@ -161,7 +161,7 @@ class SequenceState:
         # chunk of a prompt.
         self._pending: list[Snapshot] = []
         self._inside: Snapshot | None = None
-        # For a pass with a run for each token: the only length, before the last committed one, whose state is kept.
+        # For a pass with a run for each token: the only length whose state is kept besides the committed state.
         self._only: int | None = None
 
     @property

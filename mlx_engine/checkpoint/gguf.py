@@ -282,7 +282,7 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Map a GGUF file and parse its header; no tensor data is read. Of a split file, all parts are opened as one.
+    """Map a GGUF file and parse its header; no tensor data is read. All parts of a split file are opened as one.
 
     Raises:
         SourceError: there is no such file, it cannot be opened, or a part of a split file is missing.

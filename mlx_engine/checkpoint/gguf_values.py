@@ -52,7 +52,8 @@ class Value:
     value: object
 
 
-# The `struct` code of each number type. NumPy's codes differ (its "l" has 8 bytes on Linux and 4 on Windows).
+# The code of each number type. Each code is the same type for `struct` and NumPy, on every system. ("<l" is not: it has
+# 4 bytes for `struct`, and for NumPy 8 on Linux.)
 CODES = {
     ValueType.UINT8: "<B",
     ValueType.INT8: "<b",
@@ -114,7 +115,7 @@ def any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
 
 
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
-MAX_DEPTH = 8  # the depth of nested arrays; no known file has nested arrays, and llama.cpp rejects them
+MAX_DEPTH = 8  # the most nested arrays that are read; no known file has nested arrays, and llama.cpp rejects them
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}

@@ -112,7 +112,7 @@ def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
     """Return the GGUF file to download, or None for the safetensors folder. `wanted` is a file or a type, if given."""
     if wanted is not None and not is_type(wanted):
         return wanted
-    # Of a split file, only the first part is kept. Files with encoders of images or audio are left out.
+    # Only the first part of a split file is a choice. Files with encoders of images or audio are left out.
     ggufs = [name for name in files if name.lower().endswith(".gguf") and name == part_names(name)[0]]
     ggufs = [name for name in ggufs if not PurePosixPath(name).name.lower().startswith("mmproj")]
     if not ggufs:

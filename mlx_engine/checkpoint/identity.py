@@ -68,8 +68,7 @@ def signature(path: Path) -> str:
 def kept_digest(path: Path, folder: Path, loaded: str | None = None) -> str:
     """Return the `digest` of a checkpoint, and keep it in a file for later calls.
 
-    The kept digest is used if no file of the checkpoint has changed since; computing it takes about half a second per
-    GB.
+    If no file of the checkpoint has changed since, the kept digest is used, because computing it reads all bytes.
 
     Args:
         path: the checkpoint.

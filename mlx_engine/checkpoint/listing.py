@@ -55,7 +55,7 @@ class Listing:
         metadata: GGUF metadata or config.json, in the file's order.
         kinds: the GGUF type of each metadata value; empty for other formats.
         tensors: in the file's order.
-        weight: a tensor's stored bytes by name.
+        weight: a function that returns a stored tensor by name.
     """
 
     path: Path
@@ -107,6 +107,7 @@ def open_listing(path: Path) -> Listing:
     Raises:
         SourceError: there is no such file or folder, or it cannot be read.
         FormatError: a file violates its format.
+        ModelError: a setting of MLX's quantisation in a folder is unknown or invalid.
     """
     if path.is_dir():
         return _of_folder(path)

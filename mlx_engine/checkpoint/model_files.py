@@ -62,6 +62,7 @@ def open_checkpoint(path: Path, *, expand: bool = True) -> Checkpoint:
     Raises:
         SourceError: there is no such file or folder, or it cannot be read.
         FormatError: the file or folder is not a valid checkpoint.
+        ModelError: a folder's quantisation, or one of its settings, is not implemented.
     """
     return _from_folder(path, expand) if path.is_dir() else _from_gguf(open_gguf(path))
 

@@ -187,7 +187,7 @@ class Groups:
     def _rows(self, type_: GGMLType, first: int, last: int) -> NDArray[np.uint8]:
         differences = self.quants(first, last) - self.zeros[first:last, self.groups]
         if type_ == F32:
-            with np.errstate(invalid="ignore", over="ignore"):  # any bytes are weights
+            with np.errstate(invalid="ignore", over="ignore"):  # files may have NaN and infinities
                 values = self.scales[first:last, self.groups] * differences.astype(np.float32)
             return np.ascontiguousarray(values).view(np.uint8)
         made = np.empty(differences.size // BLOCK, layout.Q4_0 if type_ == Q4_0 else layout.Q8_0)
@@ -419,7 +419,7 @@ def fp8_layer(files: Files, prefix: str, block: tuple[int, int] | None) -> Layer
         step = max(1, _PIECE // max(k, 1))
         for first in range(0, n, step):
             rows = np.arange(first, min(first + step, n))
-            with np.errstate(invalid="ignore", over="ignore"):  # any bytes are weights
+            with np.errstate(invalid="ignore", over="ignore"):  # files may have NaN and infinities
                 if block is None:
                     factors = column[rows] if len(column) > 1 else column
                 else:
@@ -447,8 +447,8 @@ def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     - "float-quantized" stores `weight` as F8_E4M3 (see `fp8_layers`).
     - "pack-quantized" stores 4- or 8-bit integers plus 2**(bits - 1) as `weight_packed` (N, K * bits / 32) I32, the
       first column in the lowest bits, and their shape in `weight_shape`.
-    `weight_scale` is (N, G), (N, 1) or (1,). Asymmetric weights have `weight_zero_point`: I8 of the scales' shape, or
-    packed along N; without this tensor zero points are 0.
+    `weight_scale` is (N, G), (N, 1) or one number. Asymmetric weights have `weight_zero_point`: I8 of the scales'
+    shape, or packed along N; without this tensor zero points are 0.
 
     Source: github.com/vllm-project/compressed-tensors, src/compressed_tensors/compressors.
     """

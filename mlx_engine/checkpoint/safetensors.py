@@ -193,7 +193,7 @@ class Entry:
 
 
 def write_safetensors(path: Path, entries: Iterable[Entry], pieces: Iterable[NDArray[np.uint8]]) -> None:
-    """Write the header, then the tensor data, so that only one piece is in memory at a time.
+    """Write the header, then the tensor data piece by piece: only one piece is in memory at a time.
 
     `pieces`, concatenated, are the bytes of all entries in their order. A piece may be a part of a tensor.
 

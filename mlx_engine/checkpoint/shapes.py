@@ -716,7 +716,7 @@ _temporary: Path | None = None
 
 
 def shape_path(name: str, progress: Progress | None = None) -> Path:
-    """Return the path of the checkpoint of this shape. If it does not exist, write it first; print its path if kept.
+    """Return the path of a shape's checkpoint. If there is none, write one first, and print its path if it is kept.
 
     For a folder, `progress` is called with (pieces written, total pieces).
 

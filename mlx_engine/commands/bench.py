@@ -138,8 +138,8 @@ class ModeOptions:
         typer.Option(
             "--speculate",
             metavar="FILE",
-            help="Answer each text of this file with and without proposed tokens: a JSON object per line with prompt, "
-            "and perhaps name, max_tokens, prediction, right (a share), drafter and copies.",
+            help="Answer each text of this file with and without proposed tokens. A line is a JSON object with prompt "
+            "or prompts, and perhaps name, max_tokens, prediction, right (a share), drafter and copies.",
         ),
     ] = None
     draft: Draft = None

@@ -38,7 +38,10 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """Convert errors caused by user input to a message and an exit code. Other errors are bugs: keep the traceback."""
+    """Convert errors of input and output, lack of memory, and signals to a message and an exit code.
+
+    All other errors are bugs, and keep their traceback.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:

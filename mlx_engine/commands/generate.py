@@ -112,7 +112,8 @@ class PromptOptions:
         """Check for options that exclude each other, before anything is read.
 
         Raises:
-            OptionError: there are two prompts, --prompt-cache with a batch, or --system or --think without --chat.
+            OptionError: there are two prompts; or --prompt-cache is given with a batch, or --system or --think is given
+                without --chat.
         """
         if self.prompt is not None and self.prompt_option is not None:
             message = "give the prompt either as an argument or with --prompt"
@@ -171,7 +172,7 @@ class PromptOptions:
         """Return the prompt, or the non-blank lines of the batch file. The prompt "-" means stdin.
 
         Without a prompt, stdin is read if it is a pipe or a file. If it is a terminal or has no text, the example
-        prompt is returned. A text of a file or of stdin is returned without a byte order mark and its last line end.
+        prompt is returned. A text of a file or of stdin is returned without byte order mark and last line end.
 
         Args:
             is_example: whether to run the example prompt if stdin is a pipe without data for a few seconds.
@@ -199,7 +200,7 @@ class PromptOptions:
         return lines
 
     def hints(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
-        """Return a hint if a prompt seems to be a chat message: whole sentences."""
+        """Return a hint if a prompt ends like a sentence, so that it seems to be a chat message."""
         could = not self.chat and tokenizer.chat_template is not None
         return [HAS_TEMPLATE] if could and any(text.rstrip().endswith(ENDS) for text in texts) else []
 

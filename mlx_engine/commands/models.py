@@ -84,8 +84,8 @@ def print_keys(keys: Keys) -> None:
             print(f"\nchecked in {title}, because only some values are implemented: {', '.join(checked)}")
 
 
-# The made-up value of a setting that was read before. The n-th key that a recorder reads gets STAND_IN + 2 n, so the
-# values differ and are even.
+# The made-up value of a field that was read before the current one (`_Known`). The n-th key that a recorder reads gets
+# STAND_IN + 2 n, so the values differ and are even.
 STAND_IN = 8
 
 
@@ -135,7 +135,7 @@ class Keys:
 
 
 def architectures() -> list[Entry]:
-    """Return all architectures, by the names of their files."""
+    """Return all architectures, sorted by the names of their files."""
     return [_entry(file, of) for file, of in _files()]
 
 

@@ -199,7 +199,10 @@ def measured_bandwidth(backend: base.Backend, threads: int) -> float:
 
 
 def measured_compute(backend: base.Backend, outline: Outlined) -> float:
-    """Return the floating-point operations per second of this backend's products with the model's largest type."""
+    """Return the floating-point operations per second of this backend's products.
+
+    The matrix has the type with the most bytes in the model.
+    """
     from mlx_engine.bench.roofline import product_rate
 
     if backend.name == "scalar":
@@ -418,8 +421,8 @@ def rate_rows(found: Summary) -> Iterator[tuple[str, str]]:
 
 def _least(n: int | None) -> str:
     if n is None:
-        return "no pipeline of machines like the last host holds the model"
-    return f"a pipeline of machines like the last host needs at least {n:,} of them"
+        return "no pipeline of ranks like the last one holds the model"
+    return f"a pipeline of ranks like the last one needs at least {n:,} of them"
 
 
 def _rate(value: float) -> str:

@@ -31,7 +31,7 @@ def quantize(
         typer.Option(
             "--to",
             help="Type of the matrices: q8_0, q4_0, q4_1, f16 or bf16; q4_K_M, q5_K_M or q6_K, mixed as by llama.cpp; "
-            "or, for a folder that mlx-lm loads, mlx-4bit, also of 2, 3, 5, 6 or 8 bits, mlx-mxfp4, mlx-mxfp8 or "
+            "or, for a folder that mlx-lm loads, mlx-Nbit with 2, 3, 4, 5, 6 or 8 for N, mlx-mxfp4, mlx-mxfp8 or "
             "mlx-nvfp4.",
         ),
     ] = "q8_0",

@@ -49,7 +49,10 @@ def replay(
     limit: Annotated[int | None, typer.Option("--limit", help="Run the first N requests only.", min=1)] = None,
     threads: Annotated[int | None, typer.Option("--threads", "-t", help="Number of threads.", min=1)] = None,
 ) -> None:
-    """Run the requests of a journal again, and check every token and log-probability. Exit with 1 if any differs."""
+    """Run the requests of a journal again, and check every token and log-probability.
+
+    Exit code 1: a request differs or cannot be run, or a line is damaged or of another model.
+    """
     from mlx_engine.bench.samples import numbers
     from mlx_engine.engine import load
 

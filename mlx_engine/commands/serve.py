@@ -72,8 +72,8 @@ class AddressOptions:
         typer.Option(
             "--allow-host",
             metavar="NAME",
-            help="Serve requests to this host name, too; may be given several times. Without it, a server on this "
-            "machine alone has the names localhost, 127.0.0.1, [::1] and --host; on other addresses, every name.",
+            help="Serve requests to this host name, too; may be given several times. Without it, a server that only "
+            "this machine can reach has the names localhost, 127.0.0.1, [::1] and --host; any other has every name.",
         ),
         RARE,
     ] = None
@@ -202,7 +202,7 @@ class CapacityOptions:
 
     @property
     def kv_bytes(self) -> int | None:
-        """Bytes for keys and values; None for all that can be spared. Raise OptionError if the size is invalid."""
+        """The bytes of --kv-memory; None if it is not given. Raise OptionError if the size is invalid."""
         return None if self.kv_memory is None else bytes_of("--kv-memory", self.kv_memory)
 
     @property
@@ -422,7 +422,7 @@ class Loading:
 
     Attributes:
         backend: the name of the backend.
-        capacity: how much the server takes.
+        capacity: the number of slots, the context, and the memory for keys and values.
         how: keyword arguments of `open_source`.
         prefixes: where prefixes are kept on disk.
         is_suggested: whether the sampling that the model's files suggest is used.
@@ -509,7 +509,8 @@ class OpenedModel:
         from mlx_engine.engine import Engine
         from mlx_engine.loop.memory import SPARE_SHARE
 
-        # Without --kv-memory, keys and values take at most a share of the memory that is free after loading.
+        # Without --kv-memory, keys and values get at most a share of the memory that is free after loading. So leave
+        # enough that the least keys and values fit into this share.
         kv, has_experts = self.loading.capacity.kv_bytes, bool(getattr(self.opened.config, "n_experts", 0))
         self.opened.check_memory(kv=kv, spare=int(self.need.kv / SPARE_SHARE) if kv is None and has_experts else 0)
         with progress_bar("loading") as progress:
@@ -568,7 +569,7 @@ def answer_requests(
 
     Args:
         models: the models.
-        loading: how they are loaded.
+        loading: how the models are loaded.
         address: where the server listens.
         options: keyword arguments of `load` that change results; they are written to the journal.
         journal: the file of the journal.

@@ -56,7 +56,7 @@ class Key:
             for a flag.
         hf: the same for config.json.
         repeated: GGUF keys that must have the same value if they are present.
-        condition: checks the value.
+        condition: a `Condition` that the value must meet.
     """
 
     kind: Callable[[Settings, str, Any], Any]
@@ -135,7 +135,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Expected:
-    """Settings that are not fields, because only some of their values are implemented.
+    """Settings for which only some values are implemented, so that the config needs no field for them.
 
     Attributes:
         gguf: by GGUF key, the implemented value, a tuple of implemented values, or a function of (settings, key,
@@ -215,7 +215,10 @@ class ConfigBase:
         return keys
 
     def to_hf(self) -> dict[str, object]:
-        """Return this config as keys of config.json, with the first implemented value of each setting in `expected`."""
+        """Return this config as keys of config.json.
+
+        A setting in `expected` gets its first implemented value, unless that is None or the setting has a function.
+        """
         keys: dict[str, object] = {}
         for key, allowed in self.expected.hf.items():
             value = allowed[0] if isinstance(allowed, tuple) else allowed
@@ -262,7 +265,7 @@ def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: 
         gguf: the GGUF key without the architecture's prefix, or (key, default).
         hf: the same for config.json.
         repeated: GGUF keys that must have the same value if they are present.
-        condition: checks the value.
+        condition: a `Condition` that the value must meet.
     """
     return declared(Key(Settings.whole, gguf, hf, repeated, condition))
 
@@ -311,7 +314,7 @@ def number(gguf: Where, hf: Where) -> Any:
     return declared(Key(Settings.number, gguf, hf))
 
 
-# ---- defaults and conditions of config fields: functions of a value and of the fields that were read before ----
+# ---- defaults of config fields, functions of the fields that were read before; and conditions (`Condition`) ----
 
 
 # The largest accepted head dim, far above any model. With a huge head dim, a damaged file would make rotary tables that

@@ -1,4 +1,4 @@
-"""The architectures that mlx-lm and llama.cpp run, and which mechanism is missing here for the unsupported ones.
+"""The architectures that mlx-lm and llama.cpp run; and for those that this engine does not run, the missing mechanism.
 
 The names are from mlx-lm's `models/` of August 2026 and from gguf-py's `MODEL_ARCH_NAMES`. The table in docs/models.md
 and the error about an unknown architecture are made from these lists.
@@ -76,5 +76,5 @@ LACKS = {name: what for what, names in _LACKS.items() for name in names.split()}
 
 
 def lacking(architecture: str) -> str | None:
-    """Return the mechanism of an architecture that is not implemented; None if the architecture is not listed."""
+    """Return the mechanism that this engine lacks to run an architecture; None for names that are not in `LACKS`."""
     return LACKS.get(architecture)

@@ -42,7 +42,10 @@ class LayerKinds:
         return (*found[:-1], False) if naming == "hf" and self.ends_with_second else found
 
     def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the list of flags, or n if it must be written; no key if GGUF has none, or no layer has a window."""
+        """Return the list of flags, or the interval n if it must be written.
+
+        Return no key if GGUF has none, or with `if_window`, if no layer is of the first kind.
+        """
         if "gguf" in self.flags:
             return {} if self.if_window and not any(value) else {self.flags["gguf"]: list(value)}
         n = _interval(value)

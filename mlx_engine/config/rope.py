@@ -50,7 +50,7 @@ class Rotation:
         extent: length of the longest sequence, for "longrope" and "dynamic"; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
         part: for "proportional": the fraction of a head's pairs that are rotated; these are the first pairs.
-        beta: of Llama 4's attention scaling (`Growth.beta`), with steps of `context` tokens; 0 for no scaling.
+        beta: `Growth.beta` of Llama 4's attention scaling, in which `Growth.length` is `context`; 0 for no scaling.
     """
 
     theta: float
@@ -504,7 +504,7 @@ def chunked_context(usual: int | Any = REQUIRED) -> Any:
 
 @dataclass(frozen=True)
 class BeyondChunk(Constant):
-    """The setting of the context length with dual chunk attention, for a note to the user; None without such chunks."""
+    """The context that a model would have with dual chunk attention, for a note to the user; None for other models."""
 
     value: int | None = None
 

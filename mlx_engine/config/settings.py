@@ -182,7 +182,7 @@ class Settings:
         return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
 
     def choice(self, key: str, default: Any, *others: str) -> str:
-        """Return a word: `default`, also if the key is absent, or one of `others`."""
+        """Return a word, which is `default` or one of `others`. If the key is absent, return `default`."""
         value = self._get(key, default)
         words = others if default is REQUIRED else tuple(dict.fromkeys((default, *others)))
         if not isinstance(value, str) or value not in words:
@@ -246,7 +246,7 @@ class Settings:
         return value
 
     def expect(self, key: str, *allowed: object) -> None:
-        """Check that the setting is absent, null or one of the allowed values; None alone allows no other value."""
+        """Check that the setting is absent, null or one of the allowed values. `expect(key, None)` allows no value."""
         value = self._get(key, allowed[0])
         if not isinstance(value, _COMPARABLE) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)

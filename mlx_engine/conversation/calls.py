@@ -21,7 +21,8 @@ from mlx_engine.conversation.schemas import STRINGS, Types, json_of, types_of
 Emit = Callable[[str], object]
 Reading = Generator[None, None, None]
 
-# Patterns: unescaped characters of a JSON string; numbers and names; a key without quotes; white space.
+# Patterns: unescaped characters of a JSON string; numbers and names in any syntax, and in JSON's; a key without quotes;
+# white space.
 PLAIN = re.compile(rf'[^"\\\x00-\x1f{MARK}]+')
 SCALAR = re.compile(r"[-+.\w]*")
 JSON_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
@@ -135,7 +136,7 @@ class CallReader:
         Args:
             name: the name of the tool, if the opening has it.
             is_marked: whether there is an opening; False for a call without one (`is_bare` in `formats.CallForm`).
-            before: called before the first call begins.
+            before: called before each call begins.
         """
         cursor, n = self._cursor, self.n_calls
         self._before, self._is_marked, self._is_open = before, is_marked, False

@@ -29,7 +29,7 @@ from mlx_engine.tokenizer.chat_prompt import (
 
 Dict: TypeAlias = dict[str, Any]
 WriteCalls: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], str]
-"""Returns the text of tool calls, in the form of OpenAI's API, as the model itself writes them."""
+"""Gets tool calls in the form of OpenAI's API, and returns their text in the model's own format."""
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 INSTRUCTIONS = (SYSTEM, "developer")
@@ -51,13 +51,15 @@ class Dialect:
             message that follows directly, or becomes a user message.
         late: whether a system message may stand later. If False, it becomes a user message in `<system-reminder>` tags,
             and several system messages at the beginning are joined.
-        reminders: where such a reminder stands after tool results: "message", in a message of its own; "result", in the
-            last result, because the template would take a message for a new question and drop the reasoning before it.
+        reminders: where a system message in `<system-reminder>` tags stands after tool results: "message", in a message
+            of its own; "result", in the last result, because the template would take a message for a new question and
+            drop the reasoning before it.
         developer: whether there is a role `developer`. If False, it becomes `system`.
-        runs: the roles of which two messages may follow each other. Adjacent messages of other roles are joined.
+        runs: the roles, user or assistant, that two adjacent messages may both have. If user or assistant is missing,
+            adjacent messages of this role are joined.
         opening: whether the first message may be an answer. If False, an empty user message is put before it.
-        after_results: where a user message after tool results stands: "after" them; "after an answer", an empty one
-            that is added between them; "inside" the last result.
+        after_results: where a user message after tool results stands: "after" the results; "after an answer" that is
+            empty and is added after the results; "inside" the last result.
         calls: whether tool calls are a field of a message. If False, they are text in the model's own format.
         several: where several calls of one answer stand: in "one message"; "one each", a message per call, followed by
             its result; in the "text" of a message; or in "plain text", with the results as user messages.

@@ -37,7 +37,8 @@ class CallBegin(NamedTuple):
 class ArgumentsDelta(NamedTuple):
     """More JSON text of the arguments of a call. All deltas of a call together are one JSON object.
 
-    A call that the token limit or the timeout cut off has no `CallEnd`, and its arguments may be incomplete.
+    Two cases are different: a call that was cut off has no `CallEnd`, and its arguments may be incomplete; if the model
+    writes arguments in a wrong syntax, the rest of them is passed on unchanged.
     """
 
     call: int

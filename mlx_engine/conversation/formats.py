@@ -2,10 +2,10 @@
 
 A response template has the form of `response_template` in Hugging Face's tokenizer_config.json. It lists the regions of
 an answer (reasoning, text, calls): the texts or patterns that open and close each region, and the kind of its content.
-If a model's folder has a response template, it is used. If not, an entry of the table is chosen by a test: the model's
-chat template renders a conversation with calls, and the entry that parses these calls correctly is used. If the chat
-template takes tools but renders no calls, the first entry whose opening delimiter is a control token is used. The names
-of models play no role.
+If a model's folder has a response template whose calls can be parsed, it is used. If not, an entry of the table is
+chosen by a test: the model's chat template renders a conversation with calls, and the first entry that parses these
+calls correctly is used. If the chat template takes tools but renders no calls, the first entry whose opening delimiter
+is a control token is used. The names of models play no role.
 
 The table extends Hugging Face's form:
 - `transform` may use the keys of a JSON object ("{parameters}"), as Hugging Face's form does with `transform_each`;

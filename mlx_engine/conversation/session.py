@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlx_engine.loop.stream import Generation, Progress, Stream
     from mlx_engine.tokenizer.chat import History
 
-# A template that reads the reasoning of an answer as a field of its message.
+# Matches in a template that reads the reasoning of an answer as a field of its message.
 READS_REASONING = re.compile(r"""reasoning_content|\.thinking\b|\[['"]thinking['"]\]""")
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -333,8 +333,8 @@ class Conversation:
     def _message(self, generation: Generation) -> dict[str, Any]:
         """Return the message of an answer; its reasoning is a field of its own if the template reads that field.
 
-        Other templates get the text as generated: templates of thinking models remove the reasoning themselves. Of an
-        answer with calls, they get the text without the reasoning.
+        For other templates, the content is the text as generated, because templates of thinking models remove the
+        reasoning themselves. But if the answer has calls, the content is only its text, without reasoning and calls.
         """
         from mlx_engine.conversation.answer import message_of
 
@@ -357,7 +357,7 @@ class Conversation:
         return () if self._stream is None else self._stream.request.output.marks
 
     def reader(self, prompt_ids: Sequence[int] | None = None) -> AnswerReader:
-        """Return a reader of the parts of an answer, by default after the last prompt."""
+        """Return a reader that parses the answer to `prompt_ids`, by default to the last prompt."""
         from mlx_engine.conversation.answer import AnswerReader
 
         return AnswerReader.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids, self.tools)

@@ -2,7 +2,7 @@
 
 `dialect_of` renders short test conversations once, to find the forms of messages that the template writes without loss.
 Each conversation is rewritten to these forms and rendered. Then every text, tool name and argument is searched in the
-prompt; if one is missing, an error names it.
+prompt. If one is missing, plainer forms are tried; if it is missing there, too, an error names it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _tools(prompt: ChatPrompt, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
 
 def _dialects(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[Dialect]:
     """Yield the dialects to try, beginning with those that change the messages least."""
-    # Alternating texts need no rewriting for most templates. Trying them first saves rendering the test conversations.
+    # Most templates can write alternating texts as they are. Trying this first saves rendering the test conversations.
     if _is_common(prompt):
         yield Dialect()
     if tokenizer.chat_template is not None:
@@ -368,7 +368,7 @@ class _Probe:
         return candidates[0] if self._mark(prompts[0], texts[0]) == SOUND else candidates[1]
 
     def _first(self, candidates: list[Dialect], conversations: list[list[dict[str, Any]]]) -> Dialect:
-        """Return the first of the candidates whose worst mark over all conversations is the best.
+        """Rank each candidate by its worst mark over all conversations, and return the best; of equal ones, the first.
 
         If every candidate has FAILED in some conversation, return the last one.
         """

@@ -59,8 +59,8 @@ def with_choice(
 
     Raises:
         OptionError: the choice needs a tool that is not there, the model's calls cannot be read or written, the schema
-            of a strict tool has a keyword that is not supported, both a required call and the answer would be
-            constrained, or the constraint of the answer is not a JSON Schema.
+            of a strict tool has a keyword that is not supported, a call is required although `content` is given, or
+            `content` is not a JSON Schema.
     """
     if choice.is_required and choice.name not in (None, *map(_name, tools)):
         message = f"tool_choice must name one of the tools, not {shown(choice.name)}"
@@ -139,7 +139,7 @@ class _Grammar:
         return "\n".join([f"start: {answer}", *self._rules])
 
     def _free(self, calls: str, tools: Sequence[Tool], ending: str) -> str:
-        """Return the rule of an unconstrained answer: text, or text and then calls, whose arguments are constrained."""
+        """Return the elements that match an answer with free text: any text, or any text and then calls."""
         text = self._rule("text", TEXT)
         opening = self._opening()
         if opening in self._tokens:
@@ -152,7 +152,10 @@ class _Grammar:
         return f"{text} | {head} ({rest}) {ending}"
 
     def _opening(self) -> str:
-        """Return the text with which all calls begin: a token, the first tag, or all of it if it begins with {."""
+        """Return the text with which all calls begin: a token, or the text up to the first ">".
+
+        For calls that begin with "{", the result is their whole format string.
+        """
         whole = self._written.before + self._written.call.replace("{{", "{")
         token = next((text for text in self._tokens if whole.startswith(text)), "")
         return token or (whole if whole.startswith("{") else whole[: whole.index(">") + 1])
@@ -192,9 +195,9 @@ class _Grammar:
             text = text[at + len(token) :]
 
     def _call(self, tool: Tool, *, after: str, without: str = "") -> str:
-        """Add the rule of the text `after` and a call of a tool after it, and return the name of the rule.
+        """Add a rule that matches the text `after` and then a call of a tool; return the name of the rule.
 
-        The beginning `without` of this text is left out, because another rule has matched it.
+        If the text begins with `without`, this beginning is left out, because another rule has matched it.
         """
         function, call = tool["function"], self._written.call
         for end in self._ends:  # an end-of-text token ends the answer and is not part of its grammar
@@ -248,7 +251,7 @@ class _Grammar:
         return self._sequence(found, '","')
 
     def _sequence(self, elements: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Return a rule body for elements (text, is required) in this order, with a separator between two of them."""
+        """Add a rule for elements (text, is required) in this order, with a separator between two; return its name."""
         # No separator precedes the first element that is present.
         ways = []
         for i, (element, is_required) in enumerate(elements):
@@ -275,7 +278,7 @@ class _Grammar:
         return " ".join(f"({element}){'' if needs else '?'}" for element, needs in found)
 
     def _value(self, schema: Any, root: Any, after: str) -> str:
-        """Return the elements that match a value without quotes, and the text `after` it."""
+        """Return the elements that match a value and the text `after` it; without such a text, a value in Python."""
         plain, types = _plain(schema, root), types_in(schema, root)
         if not after:
             return self._python(plain, types)
@@ -321,7 +324,7 @@ def _plain(schema: Any, root: Any) -> Any:
 def _supported(function: Mapping[str, Any]) -> Any:
     """Return the schema of a tool's arguments. If it is not supported and the tool is not strict, allow any object.
 
-    Arguments that the schema does not name are forbidden, unless `additionalProperties` allows them.
+    Arguments that the schema does not name are forbidden, unless it has `additionalProperties` or `patternProperties`.
     """
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     try:

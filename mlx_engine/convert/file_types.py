@@ -2,7 +2,7 @@
 
 Most values of `--to` are one type for all matrices. `q4_k_m`, `q5_k_m` and `q6_k` are llama.cpp's mixes: matrices whose
 rounding errors matter most get more bits, and matrices whose row length is not a multiple of 256 get a type with blocks
-of 32 weights.
+of 32 weights, or F16.
 
 Source of the mixes: `llama_tensor_get_type_impl` and `tensor_type_fallback`,
 https://github.com/ggml-org/llama.cpp/blob/0c1e57098bba43ac29e6e3b677cdceebdd22334f/src/llama-quant.cpp
@@ -34,7 +34,8 @@ TABLES = (TABLE, "per_layer_token_embd.weight")
 # A small matrix that llama.cpp never converts. Here the matrix keeps its type if `--to` is one of KEEPING and no type
 # is given for this layer type; any other `--to` converts it.
 KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
-# llama.cpp has separate rules for "70B" models: of these architectures, with 80 layers and grouped-query attention.
+# llama.cpp has a separate rule for "70B" models: those of these architectures with 80 layers, and for "llama" also with
+# grouped-query attention.
 LARGE, LARGE_LAYERS = ("llama", "qwen2"), 80
 # llama.cpp has separate rules for models with 8 experts, such as Mixtral 8x7B.
 FEW_EXPERTS = 8
@@ -128,8 +129,9 @@ def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLTy
 class Mix:
     """llama.cpp's rules for the types of a model's matrices in a mix.
 
-    The type of an `attn_v` or `ffn_down` matrix depends on its index among all matrices of this name, in the order of
-    layers. For `ffn_down` in models with experts, the index is the layer's index.
+    The type of a matrix `attn_v`, `attn_qkv` or `ffn_down` depends on its index, in the order of layers: among all
+    matrices `attn_v` and `attn_qkv`, or among all matrices `ffn_down`. For `ffn_down` in models with experts, the index
+    is the layer's index.
     """
 
     def __init__(self, names: Collection[str], metadata: Mapping[str, object], quant: str) -> None:

@@ -197,7 +197,7 @@ def to_mlx_folder(
             `token_embd`.
         allow_settings: settings that are left out if they are not implemented.
         allow_mixed: write the folder even if more than half of the bytes of the matrices get neither the requested
-            type nor quantised groups of fewer bits.
+            type nor quantised groups of at most as many bits.
         note: called with lines for the user: ignored settings, models for which mlx-lm computes other results than
             this engine, and matrices that do not get the requested type.
         progress: called with (tensors written, tensors in total).
@@ -352,7 +352,7 @@ def _write_files(files: Mapping[str, str], target: Path) -> None:
 
 
 def _copy_others(source: Path, target: Path) -> None:
-    """Copy the tokenizer, the chat template and the generation settings."""
+    """Copy all files but those of NOT_COPIED: the tokenizer, the chat template, the generation settings and others."""
     for file in sorted(source.iterdir()):
         if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in NOT_COPIED):
             shutil.copyfile(file, target / file.name)

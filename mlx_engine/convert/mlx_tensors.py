@@ -46,10 +46,9 @@ _EXPERTS = "_exps"
 class Part:
     """A tensor of the new folder: its name, layer type, shape, and its types before and after the conversion.
 
-    `asked` is the requested type, or None for a tensor that keeps its values. `type` is another type than `asked` if
-    `asked` is None or the row length is not a multiple of the group size: the type before the conversion, but MLX's
-    groups or float32 in place of GGUF's block types. `before` is a function that returns the tensor before its
-    conversion.
+    `asked` is the requested type, or None for a tensor that keeps its values. `type` is usually `asked`. If `asked` is
+    None, or if the row length is not a multiple of its group size, the tensor keeps its type; but MLX's groups or
+    float32 replace GGUF's block types. `before` is a function that returns the tensor before its conversion.
     """
 
     name: str
@@ -177,8 +176,8 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 # prefix.
 
 
-# A matrix or bias of one expert, by its GGUF name. Below, _EXPERT_LIST: the name of the experts' module in a folder;
-# the text before it is the name of the module around the experts.
+# _EXPERT matches the GGUF name of a matrix or bias of one expert. _EXPERT_LIST matches the experts' module within the
+# name of a tensor in a folder; the text before the match is the name of the module around the experts.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
 # mlx-lm's names of the parts of experts without a gate.
 _WITHOUT_GATE = {"up": "fc1", "down": "fc2"}

@@ -224,7 +224,7 @@ def _write(
 
 
 def new_metadata(form: GGUFForm, conversion: Conversion) -> dict[str, object]:
-    """Return the source's metadata with an updated file type."""
+    """Return the source's metadata with the new file type and the version of the block formats."""
     metadata: dict[str, object] = dict(form.metadata)
     metadata["general.file_type"] = Value(ValueType.UINT32, FILE_TYPES[conversion.quant])
     metadata["general.quantization_version"] = Value(ValueType.UINT32, QUANTIZATION_VERSION)

@@ -52,6 +52,7 @@ def verify(
 
     Raises:
         SourceError: the file or folder does not exist, or cannot be opened.
+        ModelError: a folder's quantisation, or one of its settings, is not implemented.
         OptionError: the model has no setting of a name in `allow_settings`.
     """
     try:

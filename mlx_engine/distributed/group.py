@@ -84,7 +84,7 @@ class Group(ABC):
     def gather(self, array: A) -> A:
         """Return the arrays of all ranks (size, ...), in rank order. All ranks must call it with equal shapes.
 
-        An MLX array is gathered when it is evaluated.
+        MLX arrays are gathered when the result is evaluated.
 
         Raises:
             DistributedError: the connection was lost.
@@ -205,7 +205,8 @@ def gather_values(group: Group, value: Any) -> list[Any]:
     return [json.loads(row[:n].tobytes()) for row, n in zip(group.gather(padded), sizes, strict=True)]
 
 
-# Two buffers of 8 MiB for each of two directions, in ring.cpp of MLX 0.32, and a page for the header of malloc.
+# Two buffers of 8 MiB for each of two directions, in ring.cpp of MLX 0.32. Their mapping also has a page for the header
+# of malloc.
 RING_BUFFERS = 2 * 2 * (8 << 20)
 _MAPS = Path("/proc/self/maps")
 

@@ -238,7 +238,7 @@ class Heartbeat:
     # ---- the end ----
 
     def close(self, code: int) -> None:
-        """End the run, on rank 0: the other ranks end with this exit code. Wait until they have ended.
+        """End the run, on rank 0: the other ranks end with this exit code. Wait for their end, for at most PATIENCE.
 
         If the code is 0, they first run all passes that rank 0 has begun. With any other code, they end at once.
         """
@@ -260,7 +260,7 @@ class Heartbeat:
         self._is_ending = True
 
     def wait(self) -> None:
-        """Wait until this process is ended, because the connection to another rank was lost."""
+        """Wait after a lost connection, so that another thread ends this process with the error that caused it."""
         time.sleep(self.limit + 2 * self.interval)
 
     def _give_up(self, found: str, gone: Sequence[int] = ()) -> None:

@@ -1,9 +1,9 @@
 """The common part of pipelines and tensor parallelism: rank 0 leads, and the other ranks follow its messages.
 
 Rank 0 sends a message to the next rank for each pass, when there is no work, and at the end of the run. Each rank
-forwards the message to the next rank. If logits are not finite, all ranks take part in the search for the first such
-value (`FaultSearch`), until a message of rank 0 ends the search. The rank with the least free memory limits the KV pool
-(`least_capacity`).
+forwards the message to the next rank. If logits are not finite, all ranks take part in the search for the first value
+that is not finite (`FaultSearch`), until a message of rank 0 ends the search. The rank with the least free memory
+limits the KV pool (`least_capacity`).
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ class Span(NamedTuple):
 
 
 def drawing(ranks: Sequence[Sequence[Span]], latest: int = LATEST) -> list[str]:
-    """Return a title, and a line of characters for each rank: the last base-36 digit of the pass that ran, or a dot.
+    """Return a title, and a line of characters for each rank: the last base-36 digit of a pass's number, or a dot.
 
     A dot means that the rank waited. Each line ends with the share of the time in which the rank computed.
     """

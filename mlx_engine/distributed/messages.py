@@ -131,7 +131,14 @@ class BatchMessages:
 
 @dataclass
 class StagePool:
-    """This rank's stores of one pool, by number and by layer, and the groups of layers that use them."""
+    """This rank's part of one pool.
+
+    Attributes:
+        stores: the stores, by layer.
+        windows: the attention window of each group of layers of the model.
+        groups: the groups that have layers of this rank.
+        layers_of: this rank's layers that use a store, by the number of the store.
+    """
 
     stores: Stores
     windows: list[int | None]

@@ -161,7 +161,7 @@ class Pipeline(SharedModel):
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         self.check_unbroken()
-        while len(self._flight) >= self._group.size:  # the last rank waits until its logits are received
+        while len(self._flight) >= self._group.size:  # else the last rank would wait to send its logits
             self._receive()
         with self.whole_pass():
             message = {**self.message(batch), "best": self._best(batch)}

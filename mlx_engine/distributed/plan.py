@@ -68,7 +68,7 @@ class Part:
         experts: bytes of the experts' matrices.
         expert_share: the share of the experts that one token uses.
         multiplied: multiplications with weights per token; of experts, only the chosen ones count.
-        scored: multiplications of attention per query and visible token.
+        scored: multiplications of attention per new token and visible token.
         attended: the cache of keys and values that the layer's attention reads; None for a state or no attention.
         kept: the layer's own cache of a sequence; None if it shares the keys and values of another layer.
         exchanges: with tensor parallelism, how often the ranks exchange arrays of the size of hidden states: once per
@@ -119,10 +119,10 @@ class ModelParts:
         layers: one part per layer.
         head: the norm and the matrix of the head; a tied head is an array of the tables.
         left: bytes of embedding tables that stay in the file; a pass reads a few of their rows.
-        total: bytes of all weights.
+        total: bytes of the weights that one process holds in memory, without `left`.
         hidden: floats per token that one layer passes to the next.
         vocab_size: number of logits.
-        widest: the largest sum of rows and columns of a matrix other than the head.
+        widest: the largest sum of rows and columns of a matrix other than the head and the embedding tables.
         cuts: the indices of layers that may be the first of a rank.
     """
 
@@ -269,7 +269,7 @@ class Host:
     """A machine.
 
     Attributes:
-        memory: bytes that the model may take.
+        memory: bytes of this machine that one rank may take.
         bandwidth: bytes per second that a rank reads while no other rank runs.
         compute: floating-point operations per second of a rank while no other rank runs.
         cores: cores of the machine; None if each rank has enough of them.
@@ -371,7 +371,7 @@ class Rank:
         host: its machine; `host.memory` is the memory that this rank may use.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all of them.
-        tables: the embedding tables, if the rank holds them.
+        tables: the part that embeds tokens, if the rank embeds them; without its tables, unless the rank has the head.
         head: the head, if the rank holds it.
         weights: bytes of its weights.
         kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.
@@ -411,7 +411,7 @@ def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequ
     split fits, choose the one in which the fullest rank lacks the least memory.
 
     Raises:
-        OptionError: there are more ranks than parts into which the layers can be cut, or `split` does not fit them.
+        OptionError: there are more ranks than parts into which the layers can be cut, or `split` does not suit them.
     """
     n_layers = len(model.layers)
     most = len(model.cuts) + 1
@@ -445,7 +445,7 @@ def tensor(slices: Sequence[ModelParts], hosts: Sequence[Host], asked: Asked) ->
 
 
 def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
-    """Return the smallest number of such hosts that hold the model as a pipeline; None if no number is enough."""
+    """Return the smallest number of ranks with this host that hold the model as a pipeline; None if no number does."""
     runs, ends, first, n = _Runs(model, asked), sorted({*model.cuts, len(model.layers)}), 0, 0
     while first < len(model.layers):
         # If each rank takes as many layers as fit, the number of ranks is the smallest possible.
@@ -549,7 +549,7 @@ class Messages:
 
     @property
     def nbytes(self) -> int:
-        """All bytes."""
+        """Bytes of all messages; those that announce the pass are too short to count."""
         return self.hidden * self.n_hidden + self.logits * self.n_logits
 
     def seconds(self, link: Link) -> float:
@@ -571,9 +571,11 @@ class Rates:
         decode: generated tokens per second of a single request.
         decode_all: generated tokens per second of all requests together, when every rank is busy.
         prefill: prompt tokens per second of a single prompt.
-        prefill_all: prompt tokens per second of one prompt per request, all at the same time.
-        compute_seconds: computation per token of a single request, summed over the ranks.
-        link_seconds: messages per token of a single request, summed over the links.
+        prefill_all: prompt tokens per second of several prompts at the same time: in a pipeline one per rank, but at
+            most one per slot; with tensor parallelism a single one.
+        compute_seconds: time of computation per token of a single request: in a pipeline, the sum over the
+            ranks; with tensor parallelism, the time of the slowest rank.
+        link_seconds: time of the messages per token of a single request, sent one after another.
     """
 
     decode: float
@@ -695,8 +697,8 @@ class Summary:
         chunk: the most tokens of the prompt that one pass computes.
         per_chunk: the messages of a pass with `chunk` tokens.
         rates: the expected rates.
-        smallest: the smallest number of machines like the last one that hold the model as a pipeline; None if no number
-            is enough.
+        smallest: the smallest number of ranks like the last one that hold the model as a pipeline; None if no number is
+            enough.
         measured: "bandwidth" and "compute", if they were measured on this machine.
     """
 
@@ -776,7 +778,7 @@ class Summary:
     def experts(self) -> tuple[int, int, int]:
         """Bytes of all experts, of those in memory, and of those that a token is expected to read from the file.
 
-        Only a model that one rank has alone runs without all experts in memory.
+        Experts are left in the file only if one rank has the whole model.
         """
         nbytes = round(sum(layer.experts for layer in self.model.layers))
         if len(self.ranks) > 1 or not nbytes:

@@ -108,9 +108,10 @@ class Shard(ABC):
         return True
 
     def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
-        """End the run on all ranks with an exit code: with 0 after the last pass, with any other code at once.
+        """End the run. On rank 0, all ranks end with this exit code: with 0 after the last pass, else at once.
 
-        Rank 0 also prints the errors of other ranks.
+        On any other rank, only this rank ends if the code is 0. With any other code, rank 0 prints the error and ends
+        all ranks.
         """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
@@ -186,7 +187,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     """Connect this process with the other ranks of its run, all of which `mlx.launch` has started.
 
     Raises:
-        OptionError: there is no such kind of sharing, or the process was not started by `mlx.launch`.
+        OptionError: there is no such kind, it has no split, or the process was not started by `mlx.launch`.
         DistributedError: the other ranks cannot be reached.
     """
     if kind not in KINDS:

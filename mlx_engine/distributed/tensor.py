@@ -100,9 +100,9 @@ class Heads:
     If there are more ranks than KV heads, several ranks have a copy of the same KV head and divide its query heads.
 
     Attributes:
-        n_heads: H.
-        n_kv_heads: G, a divisor of H.
-        head_dim: E.
+        n_heads: number of query heads.
+        n_kv_heads: number of KV heads, a divisor of `n_heads`.
+        head_dim: floats of a head.
         block: the block size of the output projection's type. The projection's columns are cut between blocks.
         equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
     """
@@ -119,7 +119,7 @@ class Heads:
         return self.n_heads // self.n_kv_heads
 
     def _pieces(self, size: int) -> tuple[int, int]:
-        """Return the number of pieces, and the query heads of a piece; 0 if a piece would not have whole heads."""
+        """Return the number of pieces, and the query heads of a piece; 0 pieces if the heads cannot be divided so."""
         heads = self.ratio if size <= self.n_kv_heads else 1
         heads *= self.block // math.gcd(self.block, heads * self.head_dim)
         return (0, heads) if self.n_heads % heads else (self.n_heads // heads, heads)
@@ -179,7 +179,7 @@ class Vocabulary(Partition):
     n: int
 
     def share(self, size: int) -> int:
-        """Return the rows of every rank but the last."""
+        """Return the number of rows that every rank but the last has."""
         return -(-self.n // size)
 
     def fits(self, size: int) -> bool:
@@ -234,7 +234,7 @@ WHOLE = {
     *("position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"),
     *("per_layer_token_embd", "per_layer_model_proj"),
 }
-# For each kind of partition, the matrix whose columns are cut, which must be cut between blocks of its type.
+# For each kind of partition made by `by_blocks`, the matrix whose columns are cut, between blocks of its type.
 LAST = {
     "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
     "channels": "shortconv.out_proj",

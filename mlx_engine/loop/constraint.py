@@ -5,7 +5,7 @@ returns the mask of the next token and is advanced by each chosen token. A mask 
 constraint and the tokens so far.
 
 Where a grammar allows only one text, llguidance could insert the tokens of this text without the model. This is turned
-off: the model chooses among all tokens that agree with the text. So no text must be encoded, and every token has a
+off: the model chooses among all tokens that agree with the text. So no text has to be encoded, and every token has a
 log-probability. In llguidance, the end of a text is an extra token after the vocabulary. If llguidance allows this
 token, the mask allows all end tokens of the model.
 """
@@ -134,7 +134,7 @@ class Grammars:
 class Matcher:
     """The state of a constraint in one sequence.
 
-    While another thread runs `mask`, this thread may only read `is_complete`.
+    While one thread runs `mask`, other threads may only read `is_complete`.
 
     Attributes:
         is_complete: whether the text is complete, so that no token may follow.
@@ -204,7 +204,7 @@ class Matcher:
         """Advance the state by the chosen token.
 
         Raises:
-            ConstraintError: the mask does not allow the token.
+            ConstraintError: the token does not continue the opening marker or the text.
         """
         self._past.append((self._part, self._at, self._tail, self._n_text, self._has_ended))
         reasoning = self._reasoning

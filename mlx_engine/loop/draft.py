@@ -1,10 +1,10 @@
 """Speculative decoding with a draft model: a small model with the same vocabulary proposes the next tokens.
 
-The draft model has a KV pool of its own. For each sequence, the pool has the keys and values of the settled ids (those
-that are certainly part of the answer) and of the proposed ids. Proposed ids are pending until the large model has
-checked them, and are then committed or rolled back, which also works for draft models with recurrent states. All
-sequences share the passes of the draft model: the first pass reads the new settled ids and gives the first proposed
-token, and each later pass gives one more proposed token.
+The draft model has a KV pool of its own. For each sequence, the pool has the keys and values of the settled ids (the
+prompt, and the ids that are certainly part of the answer) and of the proposed ids. Proposed ids are pending until the
+large model has checked them, and are then committed or rolled back, which also works for draft models with recurrent
+states. All sequences share the passes of the draft model: the first pass reads the new settled ids and gives the first
+proposed token, and each later pass gives one more proposed token.
 
 The draft model samples with the same random numbers as the answer, so that both models often choose the same token. If
 its pool has no memory for a sequence, the draft model proposes no tokens for this sequence.

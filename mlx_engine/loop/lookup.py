@@ -20,7 +20,7 @@ from mlx_engine.loop import request as loop_request
 CANDIDATES, LONGEST = 8, 32
 # The number of ids in a key of the index. A single id would predict the next id badly.
 KEY = 2
-# The smallest number of hash buckets of a text. The number is a power of two, and above the number of ids.
+# The smallest number of hash buckets of a text. The number is a power of two, and at least the number of ids.
 FEWEST = 64
 _MULTIPLIER = 0x9E3779B1
 # The largest number of ids of ended sequences that are kept, and an id that stands between two of these sequences.
@@ -53,7 +53,7 @@ class Text:
         return sum(of.itemsize * len(of) for of in (self.ids, self._before, self._newest))
 
     def append(self, token: int) -> None:
-        """Append an id in constant time. If the index is full, make a new one of twice the size."""
+        """Append an id, on average in constant time. If the index is full, make a new one of twice the size."""
         ids = self.ids
         ids.append(token)
         n = len(ids)

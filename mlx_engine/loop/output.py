@@ -118,7 +118,10 @@ class Output:
             self._log(token, piece, sampler.probability())
 
     def end(self, reason: FinishReason) -> None:
-        """End the output with this reason. Do nothing if the output has already ended."""
+        """End the output with this reason, or with "stop" if its held-back text completes a stop string.
+
+        Do nothing if the output has already ended.
+        """
         if self.finish_reason is None:
             self.finish_reason = reason
             if piece := self._rest():

@@ -73,8 +73,8 @@ class _Pass:
         chunks: the chunks of the pass, without those that were dropped.
         n_rows: the number of rows of the logits or hidden states.
         started: the time when the pass was submitted.
-        reply: a function that returns the logits, for a pass whose tokens are chosen when it is settled; None when they
-            have been chosen. With pipeline stages, the function waits for the logits.
+        reply: a function that returns the logits, for a pass whose tokens are chosen after it was submitted; None when
+            they have been chosen. With pipeline stages, the function waits for the logits.
         check: the logits from which tokens were chosen, and the sums of their rows, for `Backend.bad_rows`.
         rows: the logits or hidden states, if readers of requests get some of these rows.
         sampling: the time of choosing tokens; None if it was not measured.

@@ -88,7 +88,8 @@ class Sampler:
         self.processors, self.is_constrained = processors, matcher is not None
         is_free = logprobs or processors is not None or not sampling.is_argmax
         self.is_checked = matcher is not None and not is_free and not backend.lazy
-        # The mask of the next token; or the id of this process, and the future of the thread that computes the mask.
+        # `_mask` is the mask of the next token, once it is known. `_next` has the future of this mask, and the id of
+        # the process whose thread computes it.
         self._matcher = matcher
         self._mask: Mask | None = None
         self._next: tuple[int, Future[Mask]] | None = None
@@ -281,7 +282,7 @@ class Processors:
     def __call__(self, ids: Sequence[int], logits: np.ndarray, mask: NDArray[np.bool_] | None = None) -> np.ndarray:
         """Return the logits (V,) from which the token is drawn: the result of the last processor.
 
-        With a sampler function, only the token that this function has chosen has a finite logit in the result. The
+        With a sampler function, only the token that this function has chosen has a finite logit in the result. This
         function gets logits to which the constraint's mask (V,) has been applied. A processor must leave a finite logit
         for at least one token that the mask allows.
 

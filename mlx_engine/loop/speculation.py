@@ -68,8 +68,9 @@ PROMISING = 0.5
 # up to the fourth adds, and the time that each further row adds. CPU kernels multiply four rows in about the time of
 # one row, because memory bandwidth is the limit; with more rows, arithmetic is the limit.
 PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
-# The number of rows up to which times are kept; the number of new measurements after which the curve is computed again;
-# and the weights of a measurement that is longer, and of one that is shorter, than the average so far.
+# The curve of estimated times has this number of rows, counted from 0. Then the number of new measurements after which
+# the curve is computed again; and the weights of a measurement that is longer, and of one that is shorter, than the
+# average so far.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
 # A token is proposed only if the probability that it is right is at least this.
 LEAST = 0.1
@@ -278,8 +279,8 @@ class Draft:
         acceptance: how often proposals were right.
         account: number of tokens that proposals have gained, minus the number that they have cost.
         trust: number of tokens that proposals may cost beyond the account, because recent proposals were right.
-        under_way: three numbers of the pass in flight: rows without proposals, sequences that continue an answer, and
-            proposed tokens.
+        under_way: three numbers of the pass in flight: rows without proposals, sequences that could get proposals,
+            and proposed tokens.
     """
 
     drafter: Drafter | None
@@ -492,7 +493,7 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """Call a drafter for the sequences without a proposal that is as likely right as the drafter's own proposals.
+        """Call a drafter for the sequences that have no proposals, or less likely ones than the drafter's would be.
 
         Do nothing if no gain is expected.
         """

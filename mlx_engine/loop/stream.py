@@ -189,7 +189,10 @@ class Stream:
 
     @property
     def n_read(self) -> int:
-        """The largest number of tokens that the model runs: the prompt and all new tokens but the last one."""
+        """The most tokens that the run may put into the KV cache: the prompt, and `max_tokens` new tokens but the last.
+
+        No pass runs the last new token.
+        """
         return self.request.longest
 
     @property

@@ -1,7 +1,7 @@
 """Measure free memory and usable cores, and control which pages of memory-mapped files are in memory.
 
 Cores and free memory are those of the machine, within the limits of this process's container (control group). Pages of
-mapped weights are read before the first pass, and released when a weight has been converted.
+weights that stay mapped are read before the first pass; pages of a weight are released when it has been converted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from mlx_engine.observe import log
 
 # By cgroup version: the file with the memory limit, the file with the bytes in use, and the entries of `memory.stat`
-# that are in use but can be freed by the system.
+# with the bytes that are in use but can be freed by the system.
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
@@ -29,6 +29,8 @@ _FILES = {
 
 def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes that this process can allocate: the free memory, within the limits of its control groups.
+
+    Memory that is `Promised` does not count as free.
 
     `root` is the root of the file system, which tests replace.
     """

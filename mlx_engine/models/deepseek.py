@@ -164,7 +164,7 @@ class DenseLayers:
 
 
 def one_or_all(s: Settings, key: str, config: Any) -> None:
-    """Check that there are as many KV heads as query heads, or 1 in GGUF files, because heads share the latent."""
+    """Check that there are as many KV heads as query heads. GGUF files may have 1, because heads share the latent."""
     s.expect(key, 1 if key.startswith("attention.") else config.n_heads, config.n_heads)
 
 

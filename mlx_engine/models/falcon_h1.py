@@ -184,8 +184,8 @@ def _mixer(cfg: Config, t: LayerTensors) -> Mamba2:
 def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
     """Return the config for a folder of mlx-lm, whose weights contain most of the multipliers.
 
-    The key weights lack `keys`, and the value weights lack `attention_in`. The returned config applies the latter to
-    the output of attention, where it has the same effect.
+    The weights of keys do not contain the multiplier `keys`, and those of values do not contain `attention_in`. The
+    returned config keeps `keys`, and applies `attention_in` to the output of attention, where it has the same effect.
 
     Source: mlx-lm 0.32, `Model.sanitize` of models/falcon_h1.py, and how it computes the logits of a tied head.
     """

@@ -51,7 +51,11 @@ class SoftCap:
         return s.number_or_none(self.key, self.usual)
 
     def to_gguf(self, value: float | None) -> Mapping[str, object]:
-        """Return the key. GGUF cannot express "no soft cap": without the key, llama.cpp uses the default soft cap."""
+        """Return the key, or nothing for None.
+
+        In GGUF a missing key means the default soft cap, so a model without one cannot be written: the writer reads the
+        settings back and refuses the difference.
+        """
         return {} if value is None else {self.key: value}
 
     def to_hf(self, value: float | None, config: Any) -> Mapping[str, object]:

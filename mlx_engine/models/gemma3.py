@@ -82,7 +82,7 @@ class AttentionScale:
         return s.number("attention.scale", usual_scale(known, self.layers_of_27b))
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return no key: llama.cpp reads no scale for Gemma. `plan` scales the query weights or their norm instead."""
+        """Return no key: llama.cpp reads no scale for Gemma. `plan` scales the weights of queries or their norm."""
         return {}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:

@@ -81,9 +81,9 @@ NOT_ROTATED = 1e30
 
 # ---- GGUF files have arrays with a value per layer, where config.json has one size for each kind of layer ----
 # Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the array of KV heads by one number for local and one for
-# global layers, and the array of FFN sizes by the first size and a flag; the second value of each has a key that only
-# this module uses. `arrays` does the opposite. Like llama.cpp, `flat` derives from the tensors whether keys and values
-# are one projection.
+# global layers, and the array of FFN sizes by the first size and a flag. The number for global layers and the flag have
+# keys that only this module uses. `arrays` does the opposite. Like llama.cpp, `flat` derives from the tensors whether
+# keys and values are one projection.
 
 FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
 IS_LOCAL = "attention.sliding_window_pattern"
@@ -170,7 +170,7 @@ class GlobalSize:
     gguf: tuple[str, ...]
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the size. Like transformers, ignore the key of the KV heads without `attention_k_eq_v`."""
+        """Return the size. Like transformers, ignore the KV heads of global layers if `attention_k_eq_v` is false."""
         if naming == "gguf":
             size = s.whole(self.gguf[0])
             for key in self.gguf[1:]:
@@ -336,8 +336,8 @@ class Config(ConfigBase):
 
 
 # ---- tensors: their names, and which of them a layer has ----
-# Norm weights are stored as they are; Gemma 3 stores them minus 1. The weight of the router's norm, and a factor for
-# each expert, are in EXPERT_TENSORS. `weights/experts.py` adds the matrices of the router and of the experts.
+# Norm weights are stored as they are; Gemma 3's folders have them minus 1. The weight of the router's norm, and a
+# factor for each expert, are in EXPERT_TENSORS. `weights/experts.py` adds the matrices of router and experts.
 
 LAYER = "model.layers.*."
 TENSORS = {
@@ -372,8 +372,9 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
     """Return the plan of a table's tensors.
 
-    A file may have tensors that its layers do not use, and which are not read: the projections of keys and values in
-    layers that share keys and values, and those of values in layers whose keys are also the values.
+    A file may have tensors that its layers do not use, and which are not read: the projections of keys and values and
+    the norm of keys in layers that share keys and values, and the projections of values in layers whose keys are also
+    the values.
     """
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}

@@ -62,9 +62,9 @@ def same_in_all(s: Settings, key: str, default: Any) -> int:
 
 
 def each(name: str, usual: int) -> Any:
-    """Return a check that a setting, a number or a list with a number per layer, equals the config's field `name`.
+    """Return a check that a setting equals the config's field `name`, or `usual` if the config has no such field.
 
-    `usual` is the expected number if the config has no such field.
+    The setting may be a number, or a list with a number per layer.
     """
 
     def check(s: Settings, key: str, config: Any) -> None:

@@ -64,7 +64,7 @@ plan = standard.plan(Config, tensors)
 
 
 def equal_biases(s: Settings, key: str, config: Any) -> None:
-    """Check that the settings of biases of attention and FFN are equal."""
+    """Check that attention and FFN both have biases, or that both have none."""
     if config.mlp_bias != config.attention_bias:
         raise s.error("bias", f"{config.attention_bias}, as qkv_bias", config.mlp_bias)
 

@@ -71,7 +71,7 @@ class LayerTensors(NamedTuple):
         return self.p.linear(f"blk.{self.i}.{part}")
 
     def linear_or_none(self, part: str) -> Linear | None:
-        """Return a linear layer; None if the layer does not have it."""
+        """Return a linear layer; None if this decoder layer has no such tensor."""
         return self.linear(part) if self.has(part) else None
 
     def norm(self, part: str) -> Norm:
@@ -79,7 +79,7 @@ class LayerTensors(NamedTuple):
         return self.p.norm(f"blk.{self.i}.{part}", self.eps, is_layer_norm=self.layer_norms)
 
     def norm_or_none(self, part: str) -> Norm | None:
-        """Return a norm; None if the layer does not have it."""
+        """Return a norm; None if this decoder layer has no such tensor."""
         return self.norm(part) if self.has(part) else None
 
     def rms_norm(self, part: str, times: float = 1.0) -> RMSNorm:
@@ -172,9 +172,9 @@ class SharedAttention:
 
     Attributes:
         norm: the norm of query heads.
-        layer: the index of the layer whose keys and values are read. It must be the last layer with this window that
-            computes its own keys and values. If no later pass reads keys and values (`Stores.are_kept` is False), this
-            layer overwrites those of earlier layers with this window, because these layers share memory.
+        layer: the index of the layer whose keys and values are read: the last layer with the same window that computes
+            its own keys and values. An earlier layer cannot be read: if `Stores.are_kept` is False, layers with the
+            same window share memory, and the last one has overwritten the keys and values of the others.
     """
 
     q: Linear
@@ -232,7 +232,8 @@ class ShortConv:
     """A gated short convolution.
 
     Attributes:
-        projections: to the gate of the input, the gate of the output, and the input; each is (C, D), for C channels.
+        projections: the projections to the gate of the input, to the gate of the output, and to the input. Each is
+            (C, D), for C channels.
         conv: the convolution over W tokens.
         state: a tuple of one shape, (W - 1, C): the state has the last inputs of the convolution.
     """

@@ -2,8 +2,8 @@
 
 Paper: "LFM2 Technical Report", arXiv 2511.23404. Reference: Hugging Face transformers, models/lfm2. A convolution
 layer projects its input to two gates and a value, convolves the gated value over the last few tokens, and gates the
-result. The state of the layer is the last inputs of its convolution. Attention layers are the same as in Qwen3. The
-head is tied.
+result. The state of the layer is the last inputs of its convolution. Attention layers are the same as in Qwen3. By
+default the head is tied.
 
 Reference of the mixtures: models/lfm2_moe. The first `n_dense` layers have dense FFNs, the others mixtures of experts.
 The router chooses experts by the sigmoids of its logits plus a bias.

@@ -44,7 +44,7 @@ from mlx_engine.weights.table import Row, Table, decoder_plan
 ARCHITECTURES = ("mamba2",)
 GGUF_ARCHITECTURE = "mamba2"
 
-# The name of the layer kind "Mamba2 mixer" in hybrid models, whose other layers have attention.
+# The kind of layers with a Mamba2 mixer. In hybrid models, other layers have attention, or an FFN alone.
 MAMBA = "mamba"
 
 

@@ -22,12 +22,12 @@ GGUF_ARCHITECTURE = "minicpm"
 
 @dataclass(frozen=True)
 class Multiplier:
-    """The setting of a multiplier. In config.json it is a number that must be divided by a size of the model.
+    """The setting of a multiplier. config.json has, in its place, a number from which the multiplier is computed.
 
     Attributes:
         gguf: the GGUF key of the multiplier.
-        hf: the key of the number in config.json, whose default is 1.
-        size: returns this size of a config.
+        hf: the key of the number in config.json. The default of the number is 1.
+        size: a function that returns, given a config, the size in the two formulas of `power`.
         power: 1 if the multiplier is `number / size`, -1 if it is `size / number`.
     """
 
@@ -53,7 +53,7 @@ class Multiplier:
 
 @dataclass(frozen=True)
 class Config(granite.Config):
-    """Granite's settings; the fields below replace them."""
+    """Granite's settings (`granite.Config`); the fields below have other keys, defaults or scaling rules."""
 
     rope: Rotation = rotation(rules=("linear", "dynamic", "longrope"))
     attention_multiplier: float = constant(lambda known: known.head_dim**-0.5)

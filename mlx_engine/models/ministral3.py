@@ -31,8 +31,8 @@ AROUND_TEXT = {
     "vision_config",
     "vision_feature_layer",
 }
-# Prefixes of the text model's layers and of its head in a Hugging Face folder: of text models, and of models with an
-# image encoder in their old and in their new naming.
+# The prefix of the text model's tensors in a Hugging Face folder, and the prefix of its head: in folders of text
+# models, in older folders with an image encoder, and in newer folders with one.
 STEMS = (("model.", ""), ("language_model.model.", "language_model."), ("model.language_model.", ""))
 
 
@@ -80,8 +80,8 @@ def text_plan(
 
     Args:
         checkpoint: the checkpoint, perhaps with an image encoder.
-        planned: returns the plan of the text model, given the checkpoint with the text model's tensors alone, and the
-            text model's settings; these are None if they are all settings of the checkpoint.
+        planned: a function that returns the plan of the text model. Its arguments: the checkpoint with the text model's
+            tensors alone; and the settings under `text_config`, or None if the checkpoint has no `text_config`.
         around: the keys next to `text_config` that do not change the text model.
 
     Raises:

@@ -1,7 +1,8 @@
 """Nemotron-4 and Minitron, dense.
 
-Reference: Hugging Face transformers, models/nemotron. Differences from Llama: layer norms with biases, whose weights
-folders store minus 1; RoPE rotates a part of each head; the FFN has no gate, and its activation is the square of ReLU.
+Reference: Hugging Face transformers, models/nemotron. Differences from Llama: norms are layer norms with biases, and
+folders store their weights minus 1; RoPE rotates a part of each head; the FFN has no gate, and its activation is the
+square of ReLU.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Config(llama.Config):
     rope: Rotation = rotation(rules=("linear",), partial=True, part=0.5)
     activation: Activation = activation_key({"relu2": "relu2"}, gguf="relu2")
 
-    # `partial_rotary_factor` repeats `rope_percent`, which transformers does not read.
+    # `rope_percent` repeats `partial_rotary_factor`; transformers reads only the latter.
     expected = Expected(gguf={"attention.causal": True}, harmless=("rope_percent",))
 
 

@@ -2,7 +2,7 @@
 
 Paper: "OLMoE: Open Mixture-of-Experts Language Models", arXiv 2409.02060. Reference: Hugging Face transformers,
 models/olmoe. Differences from Qwen3-MoE: queries and keys are normed as whole rows, not per head; the router's top-k
-weights are not renormalised.
+weights are not renormalised by default.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Paper: "Qwen2 Technical Report", arXiv 2407.10671. Reference: Hugging Face trans
 Differences from Llama: queries, keys and values have biases; small models tie the head to the embedding table.
 
 Reference of the mixtures: models/qwen2_moe. Every FFN is a mixture of experts plus a shared expert, which all tokens
-use. The router's top-k weights are not renormalised; the shared expert's output is scaled by a sigmoid gate.
+use. The router's top-k weights are not renormalised by default; the shared expert's output is scaled by a sigmoid gate.
 
 Report of MiMo: "MiMo", arXiv 2505.07608. Reference: mlx-lm, models/mimo. The layers are Qwen2's; a layer of multi-token
 prediction after them is ignored.

@@ -161,9 +161,9 @@ class ValueDim:
 # ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
 # Value heads of a delta network: in the model and in GGUF files, value head h reads key head h % G, with G key heads.
 # In folders, the value heads that read the same key head are next to each other; they are reordered on load.
-# Heads of attention: in both kinds of files the rotated elements are the first ones of a head. On load one half of them
-# is moved to the beginning of each half of the head, so that backends can rotate whole heads with the pairs
-# (j, j + E/2).
+# Heads of attention: in both kinds of files the rotated elements are the first ones of a head. On load the second half
+# of the rotated elements is moved to the beginning of the second half of the head, so that backends can rotate whole
+# heads with the pairs (j, j + E/2).
 
 # Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
 STEMS = ("model.", "model.language_model.", "language_model.model.")

@@ -1,10 +1,10 @@
 """Qwen3-Next, such as Qwen3-Next-80B-A3B and Qwen3-Coder-Next.
 
 Reference: Hugging Face transformers, models/qwen3_next. The layers are those of Qwen3.5 with a mixture of experts.
-Difference: folders store the four projections of a delta network as two matrices, which have the rows of key head 0 and
-of its value heads, then those of key head 1, and so on. The value heads of a key head are next to each other in GGUF
-files, too. Older GGUF files have both matrices (`ssm_in`, `ssm_ba`), newer ones have the parts of the first, and the
-second.
+Difference: folders store the four projections of a delta network as two matrices. Each matrix has the rows of key head
+0 and of its value heads, then those of key head 1, and so on. The value heads of a key head are next to each other in
+GGUF files, too. Older GGUF files have both matrices (`ssm_in`, `ssm_ba`). Newer ones have `attn_qkv` and `attn_gate` in
+place of `ssm_in`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RotaryBase(qwen3_5.RotaryBase):
 
 @dataclass(frozen=True)
 class Config(qwen3_5.MoeConfig):
-    """The settings of Qwen3.5 with experts; the fields below replace them."""
+    """The settings of Qwen3.5 with experts (`qwen3_5.MoeConfig`); the fields below have other values or defaults."""
 
     are_neighbors: ClassVar[bool] = True
     is_delta: tuple[bool, ...] = layer_kinds(

@@ -7,9 +7,9 @@ A model file whose layers are of this kind needs no code of its own, only settin
 
 In addition to the sizes, the config may have `window`, `is_local` and `has_rope` (the last two have a value per layer),
 `local_rope` (the rotary embedding of layers with a window), `activation`, `logit_scale`, `rope_dim` (the number of
-elements that `rope` rotates, in place of `head_dim`), and the class variables of `ConfigBase`. With experts it derives
-from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts if there
-is a router tensor, and gated if there is a gate tensor.
+elements that `rope` rotates, in place of `head_dim`), and the class variables of `ConfigBase`. A config with experts
+derives from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts
+if there is a router tensor, and gated if there is a gate tensor.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Logging is off by default. `MLX_ENGINE_LOG=info|debug|trace`, `--log-level` or a logging configuration turn it on. The
 level `info` logs an event per token. `debug` also logs an event per forward pass, and `trace` an event per operation.
-With these two levels, the command `generate` prints a table of all operations at the end.
+With `debug` and `trace`, the command `generate` prints a table of all operations at the end, unless it prints JSON.
 """
 
 from __future__ import annotations

@@ -101,7 +101,11 @@ class Profiler:
 
     @contextmanager
     def span(self, op: str, layer: int | None = None, part: str = "") -> Iterator[Span]:
-        """Time one operation. If `layer` is None, the operation is counted for the layer of the previous operation."""
+        """Time one operation.
+
+        If `layer` is None, the operation is counted for the layer of the previous operation, or, if `op` is in
+        `OUTSIDE`, for no layer.
+        """
         if op in OUTSIDE:
             self._layer, self._part = None, ""
         elif layer is not None:

@@ -1,9 +1,9 @@
 """Quantise and dequantise weights in NumPy: the block formats of GGUF, and those of MLX (`groups.py`).
 
-The other modules have a function `dequantize_*` for each format, from (n, block bytes) uint8 to (n, block size)
-float32. For formats that this project can write, they also have the inverse `quantize_*`. This module looks up the
-function of a type, and applies it to a tensor piece by piece, so that temporary arrays stay small. Dequantised values
-are bit-identical to those of the `gguf` package and of MLX.
+The other modules have a function `dequantize_*` for each format (`floats.py` a method `dequantize`), from (n, block
+bytes) uint8 to (n, block size) float32. For formats that this project can write, they also have the inverse. This
+module looks up the function of a type, and applies it to a tensor piece by piece, so that temporary arrays stay small.
+Dequantised values are bit-identical to those of the `gguf` package and of MLX.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ _PIECE = 1 << 16
 
 
 def readable_types() -> tuple[GGMLType, ...]:
-    """Return the types of GGUF that `dequantize` supports, by type number. It also supports all types of MLX."""
+    """Return GGUF's types that `dequantize` supports, sorted by number. `dequantize` also supports all types of MLX."""
     return tuple(type_ for type_ in TYPES if type_.name in _DEQUANTIZE)
 
 
 def writable_types() -> tuple[GGMLType, ...]:
-    """Return the types that `quantize` supports, by type number."""
+    """Return the types that `quantize` supports, sorted by type number."""
     return tuple(type_ for type_ in TYPES if type_.name in _QUANTIZE)
 
 

@@ -29,7 +29,7 @@ class F16:
     @staticmethod
     def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Read (n, 2) bytes as (n, 1) values."""
-        with np.errstate(invalid="ignore"):  # widening a signalling NaN sets the flag; the result is NaN
+        with np.errstate(invalid="ignore"):  # widening a signalling NaN is an invalid operation
             return blocks.view("<f2").astype(np.float32)
 
     @staticmethod

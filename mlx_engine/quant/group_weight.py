@@ -5,7 +5,8 @@ conversions are:
 
 - Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". This mode has unsigned quants, so an offset z is added
   to signed quants q: `d * q = d * (q + z) - z * d`. Scales are float32, which represents the product of a float16 and a
-  quant exactly. (In float16, the bias `-z * d` would overflow for scales above 511.75.)
+  quant exactly. (In float16, the bias `-128 * d` of Q8_0 would overflow for scales above
+  511.75.)
 - MXFP4 has 32 quants in 16 bytes: in halves in GGUF; in pairs in MLX and in Hugging Face's folders of gpt-oss
   (`packing.py` defines both orders). The weights stay the same, but GGUF cannot store the sign of a zero.
 """
@@ -112,8 +113,8 @@ class GroupWeight(Weight):
 def join(type_: GroupType, parts: Parts) -> NDArray[np.uint8]:
     """Return the blocks of a weight as a vector of bytes. A block has the parts of one group side by side.
 
-    4-bit quants are reordered from pairs to halves (`packing.py`), because CPU kernels unpack halves with fewer
-    instructions. No value is rounded.
+    In the mode "affine", 4-bit quants are reordered from pairs to halves (`packing.py`), because CPU kernels unpack
+    halves with fewer instructions. No value is rounded.
     """
     n = len(parts.quants)
     blocks = np.empty((n, type_.block_bytes), dtype=np.uint8)
@@ -196,7 +197,7 @@ def in_groups(weight: Weight) -> Weight:
 def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Convert the quants of GGUF blocks to unsigned quants in MLX's order.
 
-    GGUF's 8-bit quants are signed bytes. Of its 4-bit quants, j and j + 16 are in the halves of byte j.
+    GGUF's 8-bit quants are signed bytes. A byte j of 4-bit quants has quant j in the low half, j + 16 in the high one.
     """
     quants: NDArray[np.uint8]
     if bits == 8:

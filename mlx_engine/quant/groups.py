@@ -97,7 +97,7 @@ def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.
     """
     block = blocks.view(type_.layout)[:, 0]
     quants = packing.unpack_halves(block["qs"]) if type_.in_halves else unpack(block["qs"], type_.bits)
-    with np.errstate(invalid="ignore", over="ignore"):  # any bytes are valid: a scale may be infinite or NaN
+    with np.errstate(invalid="ignore", over="ignore"):  # a scale may be infinite or NaN
         if type_.has_biases:
             weights = quants.astype(np.float32)
             weights *= _widened(block["d"], type_)[:, None]
@@ -146,8 +146,8 @@ def _e4m3() -> NDArray[np.float32]:
 
 
 _HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12], dtype=np.float32) / np.float32(2)
-# The values of the 4-bit quants, of the 8-bit quants, and of the scales that are powers of two. The largest scale is
-# NaN in the specification and an infinity in MLX.
+# The values of the 4-bit quants, of the 8-bit quants, and of the scales that are powers of two. The last scale
+# of E8M0 is NaN in the specification, and infinity in MLX.
 E2M1 = np.concatenate((_HALVES, -_HALVES))
 E4M3 = _e4m3()
 E8M0 = np.concatenate((np.ldexp(np.float32(1), np.arange(-127, 128)), [np.inf])).astype(np.float32)

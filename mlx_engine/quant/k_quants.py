@@ -45,7 +45,7 @@ def dequantize_q3_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     low_scales = bit_fields(block["scales"][:, :8], 4).reshape(-1, 16)
     high_scales = bit_fields(block["scales"][:, 8:], 2).reshape(-1, 16)
     scales = ((low_scales | high_scales << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are valid: d may be infinite or NaN, and a scale 0
+    with np.errstate(invalid="ignore"):  # d may be infinite or NaN; infinity times 0 is an invalid operation
         return ((block["d"].astype(np.float32)[:, None] * scales)[..., None] * quants).reshape(-1, 256)
 
 
@@ -110,7 +110,7 @@ def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     low = bit_fields(block["ql"].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
     high = bit_fields(block["qh"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     quants = ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are valid: d may be infinite or NaN, and a scale 0
+    with np.errstate(invalid="ignore"):  # d may be infinite or NaN; infinity times 0 is an invalid operation
         scales = block["d"].astype(np.float32)[:, None] * block["scales"].astype(np.float32)
         return (scales[..., None] * quants).reshape(-1, 256)
 
@@ -139,7 +139,7 @@ def _affine(
 
     `scales` and `minima` are (n, groups), and `quants` (n, groups, weights of a group).
     """
-    with np.errstate(invalid="ignore"):  # any bytes are valid: d and dmin may be infinite or NaN
+    with np.errstate(invalid="ignore"):  # d and dmin may be infinite or NaN; infinity times 0 is invalid
         scales = block["d"].astype(np.float32)[:, None] * scales
         minima = block["dmin"].astype(np.float32)[:, None] * minima
         return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)
@@ -150,7 +150,7 @@ def scales_and_minima(packed: NDArray[np.uint8]) -> tuple[NDArray[np.float32], N
 
     With scales `A` to `H` and minima `a` to `h`, the bits of bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, those of bytes
     4 to 7 `eeaaaaaa` to `hhdddddd`, and those of bytes 8 to 11 `eeeeEEEE` to `hhhhHHHH`, the highest bit first. So the
-    first four scales and minima are stored whole, and the high two bits of the last four are above them.
+    first four scales and minima are stored whole, and above each of them are the high two bits of one of the last four.
     """
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = [first & np.uint8(0x3F), last & np.uint8(0x0F) | first >> np.uint8(6) << np.uint8(4)]

@@ -35,7 +35,7 @@ def dequantize_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 34) bytes to (n, 32) weights, `d * q`."""
     block = blocks.view(layout.Q8_0)[:, 0]
     weights: NDArray[np.float32] = block["qs"].astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are valid: a scale may be infinite or NaN, and a quant 0
+    with np.errstate(invalid="ignore"):  # an infinite scale times a weight of 0, and a signalling NaN, are invalid
         weights *= block["d"].astype(np.float32)[:, None]
     return weights
 
@@ -44,7 +44,7 @@ def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Quantise (n, 32) weights to (n, 34) bytes. The weight of largest magnitude in a block gets the quant 127 or -127.
 
     Quants are computed with the float32 scale, which is then rounded to float16, as in ggml. If the float32 scale is
-    infinite or NaN, the quants are 0. If only the float16 scale is infinite, they are not.
+    infinite or NaN, the quants are 0. If only the float16 scale is infinite, the quants are kept.
     """
     blocks = np.empty(len(values), layout.Q8_0)
     with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 127 * 65,504, and infinities
@@ -61,7 +61,7 @@ def dequantize_q4_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 18) bytes to (n, 32) weights, `d * (q - 8)`."""
     block = blocks.view(layout.Q4_0)[:, 0]
     quants = bit_fields(block["qs"], 4).reshape(-1, 32).astype(np.int8) - np.int8(8)
-    with np.errstate(invalid="ignore"):  # any bytes are valid: a scale may be infinite or NaN, and a quant 0
+    with np.errstate(invalid="ignore"):  # an infinite scale times a weight of 0, and a signalling NaN, are invalid
         return block["d"].astype(np.float32)[:, None] * quants.astype(np.float32)
 
 
@@ -98,7 +98,7 @@ def dequantize_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 20) bytes to (n, 32) weights, `d * q + m`."""
     block = blocks.view(layout.Q4_1)[:, 0]
     quants = bit_fields(block["qs"], 4).reshape(-1, 32).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are valid: scale and minimum may be infinite or NaN
+    with np.errstate(invalid="ignore"):  # scale and minimum may be infinite or NaN
         return block["d"].astype(np.float32)[:, None] * quants + block["m"].astype(np.float32)[:, None]
 
 
@@ -124,7 +124,7 @@ def dequantize_q5_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     block = blocks.view(layout.Q5_0)[:, 0]
     fifth = np.unpackbits(block["qh"], axis=1, bitorder="little")
     quants = (bit_fields(block["qs"], 4).reshape(-1, 32) | fifth << np.uint8(4)).astype(np.int8) - np.int8(16)
-    with np.errstate(invalid="ignore"):  # any bytes are valid: a scale may be infinite or NaN, and a quant 0
+    with np.errstate(invalid="ignore"):  # an infinite scale times a weight of 0, and a signalling NaN, are invalid
         return block["d"].astype(np.float32)[:, None] * quants.astype(np.float32)
 
 
@@ -146,7 +146,7 @@ def dequantize_q5_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     block = blocks.view(layout.Q5_1)[:, 0]
     fifth = np.unpackbits(block["qh"], axis=1, bitorder="little")
     quants = (bit_fields(block["qs"], 4).reshape(-1, 32) | fifth << np.uint8(4)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are valid: scale and minimum may be infinite or NaN
+    with np.errstate(invalid="ignore"):  # scale and minimum may be infinite or NaN
         return block["d"].astype(np.float32)[:, None] * quants + block["m"].astype(np.float32)[:, None]
 
 

@@ -102,8 +102,8 @@ def _scaled(
 def dequantize_iq3_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 98) bytes to (n, 256) weights `sign * d * (scale + 1/2) / 2 * coordinate`, in groups of 4.
 
-    An index has 8 bits. For each 32 weights, a 32-bit word has four times 7 sign bits, each for 8 weights, and above
-    them a 4-bit scale.
+    An index has 8 bits. For each 32 weights, a 32-bit word has four fields of 7 sign bits, each field for 8 weights,
+    and above them a 4-bit scale.
     """
     block = blocks.view(layout.IQ3_XXS)[:, 0]
     bits = (block["signs"][..., None] >> np.array([0, 7, 14, 21], dtype=np.uint32) & np.uint32(127)).astype(np.uint8)
@@ -247,5 +247,6 @@ def _digits(packed: NDArray[np.uint8], n: int) -> NDArray[np.uint8]:
 
 
 def _trits(scale: NDArray[np.float16], quants: NDArray[np.uint8]) -> NDArray[np.float32]:
-    with np.errstate(invalid="ignore"):  # any bytes are valid: a scale may be infinite or NaN, and a quant 0
+    # An infinite scale times a weight of 0 (quant 1) is an invalid operation, and so is a signalling NaN.
+    with np.errstate(invalid="ignore"):
         return scale.astype(np.float32)[:, None] * (quants.astype(np.float32) - np.float32(1))

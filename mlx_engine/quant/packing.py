@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return `1 / scale`, or 0 for a scale of 0, so that a block of zeros gets quants of 0.
 
-    The inverse of a subnormal scale overflows to infinity. `clear_unless_finite` then sets the quants to 0, which is
-    correct, because such a scale is 0 in float16.
+    The inverse of a scale of at most 2**-128 overflows to infinity. `clear_unless_finite` then sets the quants to 0,
+    which is correct, because so small a scale is 0 in float16.
     """
     with np.errstate(over="ignore"):
         return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
@@ -67,7 +67,7 @@ def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
 def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Multiply values (n, ...) of n blocks by the scales (n, n_groups) of the equal groups in each block.
 
-    Any bytes are valid, so a scale may be infinite, NaN, or so large that a product overflows.
+    The bytes of a file are not checked, so a scale may be infinite, NaN, or so large that a product overflows.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         weights: NDArray[np.float32] = scales[..., None] * values.reshape(*scales.shape, -1)
@@ -76,7 +76,7 @@ def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> ND
 
 def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
     """Multiply the scales (n, n_groups) of groups by the float16 factor (n,) of their block."""
-    with np.errstate(invalid="ignore"):  # any bytes are valid: the factor may be infinite or NaN, and a scale 0
+    with np.errstate(invalid="ignore"):  # the factor may be infinite or NaN, and a scale 0
         return factor.astype(np.float32)[:, None] * scales
 
 

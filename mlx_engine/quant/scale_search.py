@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 # Magnitudes below `SMALLEST` are stored as 0, because a float16 factor times a quant is at least 6e-8. Magnitudes above
-# `LARGEST` are clipped, because the largest weight that a block can store is near 6e7.
+# `LARGEST` are clipped, because the largest weight that a block can store is near 3e8 (Q6_K).
 SMALLEST, LARGEST = np.float32(1e-20), np.float32(1e30)
 LARGEST_HALF = np.float32(65504)
-# float16 numbers below 2**-14 are subnormal: multiples of 2**-24. The factors of weights around 0.1 are this small.
+# float16 numbers below 2**-14 are subnormal: multiples of 2**-24. In Q6_K, weights around 0.1 have such small factors.
 SUBNORMALS, SUBNORMAL_STEP = np.float32(2.0**-14), np.float32(2.0**-24)
 # The largest scale and minimum of a group in an affine block, 6 bits.
 MOST = np.float32(63)

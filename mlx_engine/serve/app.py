@@ -206,10 +206,10 @@ class Endpoint:
 
 
 async def refuse(response: Response, receive: Receive, send: Send, wait: Callable[[], Awaitable[None]]) -> None:
-    """Send the response to a request that failed. If the response closes the connection, first discard incoming data.
+    """Send the response to a request that failed. If the response closes the connection, discard incoming data.
 
-    Closing a socket with unread data resets the connection, and the client may lose the reply. Data is discarded for a
-    limited time; `wait` is awaited before each piece.
+    Closing a socket with unread data resets the connection, and the client may lose the reply. So between the body and
+    the end of the response, data is discarded for a limited time; `wait` is awaited before each piece.
     """
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
@@ -241,7 +241,7 @@ async def health(models: Models, body: bytes, respond: Respond) -> None:
 
 
 async def ready(models: Models, body: bytes, respond: Respond) -> None:
-    """Report whether a request would be answered, by status 200 or 503, and with several models the state of each."""
+    """Report whether a request would be answered, by status 200 or 503; if models can be unloaded, also the states."""
     state = models.readiness
     states = {} if models.is_alone else {"models": {model.name: model.state for model in models}}
     await respond(json_response({"status": state, **states}, 200 if state == "ok" else 503))

@@ -1,6 +1,6 @@
 """The state of one HTTP call: its requests, and how far their answers are.
 
-The event loop reads this state. The engine thread sends it an update after each step of the scheduler.
+The event loop reads this state, and updates it after each step of the scheduler with the data of the engine thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Call:
         requests: the requests, in the order of the prompts.
         accepted: a future that is done when the scheduler has accepted or refused the requests; if refused, the future
             has the error.
-        error: the error that refused the requests or ended one of them, or None.
+        error: the error that refused the requests, or ended one or all of them; or None.
         received: when the body had been read and the model was loaded, in seconds of the server's clock.
         tokenized: when all prompts had been encoded.
         client_id: the id that the client gave the HTTP request, or None.
@@ -109,7 +109,7 @@ class Call:
         """Wait until all answers have ended.
 
         Raises:
-            Exception: the error that ended a request.
+            Exception: the call's `error`.
         """
         while not self.has_ended:
             await self.changed()

@@ -1,6 +1,7 @@
 """The routes /v1/embeddings and /v1/rerank: vectors of texts, and the relevance of documents to a query.
 
-Their requests run in the scheduler together with generating requests, as many at a time as the server has slots.
+The texts of an HTTP request run in the scheduler, beside requests that generate text. If there are more texts than
+slots, the texts run in groups, one group after the other; a group has at most one text per slot.
 """
 
 from __future__ import annotations

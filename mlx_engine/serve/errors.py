@@ -161,6 +161,6 @@ def api_error(error: Exception, prompt: str) -> ApiError:
 
 
 def _without_folder(text: str) -> str:
-    """Remove the folder from the path in a message, because clients must not learn the server's paths."""
+    """Remove the folder from a path that begins a message, because clients must not learn the server's paths."""
     place, colon, rest = text.partition(": ")
     return f"{PurePath(place).name}{colon}{rest}" if PurePath(place).is_absolute() else text

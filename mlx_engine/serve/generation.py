@@ -41,7 +41,7 @@ class Form(NamedTuple):
     """What differs between the routes that generate text.
 
     Attributes:
-        parse: parses and checks a body.
+        parse: parses a body, and checks the types of its parameters.
         reply: the class of the replies.
         prompt: the name of the parameter that has the prompt.
     """
@@ -61,8 +61,9 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    One place in the slots or the queue is reserved before the body is parsed, and one per answer after it. The body is
-    parsed only when the request has a turn (see `limits.Turns`), because parsed data takes more memory than the bytes.
+    Before the body is parsed, one place in the slots or the queue is reserved; when the number of answers is known, one
+    place per answer. The body is parsed only when the request has a turn (see `limits.Turns`), because parsed data
+    takes more memory than the bytes.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # raises 503 if the engine accepts no requests
@@ -86,7 +87,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
 
 
 def _parsed(service: Service, body: bytes, form: Form) -> Body:
-    """Return the checked parameters of a request; called in a thread, except to generate from a small body.
+    """Return the checked parameters of a request; called in a thread, except by `generate` for a small body.
 
     Raises:
         ApiError: a parameter is invalid, or the model does not support it.
@@ -110,7 +111,7 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
         "fingerprint": service.fingerprint,
         "types": types_of(service.engine.backend),
         "explains_cache": service.explains_cache,
-        "bandwidth": lambda: service.bandwidth,  # read late: it may be measured while the answer is generated
+        "bandwidth": lambda: service.bandwidth,  # read late: it may not be measured yet
         "clock": service.clock,
     }
 

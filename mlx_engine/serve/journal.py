@@ -49,7 +49,7 @@ class Journal:
     """Appends lines to a file. A line that cannot be written is lost and counted, and the next one is tried.
 
     Attributes:
-        written: a counter of the lines in the file.
+        written: a counter of the lines that this process has written.
         lost: a counter of lost lines, by reason: the queue was full, the disk failed, or the server had an error.
     """
 
@@ -58,7 +58,7 @@ class Journal:
 
         Args:
             path: the file. If it does not exist, it is created so that only its owner can read it.
-            warn: called once, with a text, when a line could not be written for the first time.
+            warn: called once, with a text, when the first line is lost because of the queue or the disk.
             queue: the number of lines that may wait for the disk.
 
         Raises:
@@ -145,7 +145,7 @@ def _is_torn(path: Path) -> bool:
 # Options that are not written: those that change no token, and `sampling`, whose fields are written as options.
 LEFT_OUT = ("sampling", "logprobs", "timeout", "prediction")
 
-# The options of `load` that a line may have; `replay` passes them to `load`.
+# The options of `load` that a line may have; the command `replay` passes them to `load`.
 LOAD_OPTIONS = ("activations", "kv_type", "allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
 
 
@@ -169,10 +169,10 @@ class Choice(msgspec.Struct, frozen=True):
     """An answer.
 
     Attributes:
-        token_ids: its tokens; for a cancelled request, the tokens until then.
+        token_ids: its tokens; for a cancelled or failed request, the tokens until then.
         logprobs: their log-probabilities: little-endian float32, as base64.
         digest: SHA-256 of token ids and log-probabilities, see `loop/logprobs.py`.
-        finish_reason: the reason why it ended; null if it was cancelled.
+        finish_reason: the reason why it ended; null if it was cancelled or failed.
     """
 
     token_ids: list[int]
@@ -207,7 +207,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         error: the type of the error, if it failed.
         version: the version of mlx_engine.
         backend: the backend.
-        slots: the largest number of answers that ran at the same time.
+        slots: how many answers the server could run at the same time.
         model: the model.
         prompt_ids: the tokens of the prompt.
         options: keyword arguments of `Options.of` that are not at their defaults, and the seed that was used.
@@ -262,7 +262,7 @@ def plain_options(options: Options) -> dict[str, Any]:
 
 
 def parse_entry(line: bytes, where: str) -> Entry:
-    """Return a line of a journal.
+    """Return the entry of a journal's line; `where` is the place of the line, for errors.
 
     Raises:
         FormatError: the line is damaged.
@@ -383,8 +383,8 @@ def read_journal(path: Path) -> Iterator[Line]:
 def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> Iterator[Result]:
     """Run requests, `slots` answers at the same time, and yield a result for each as it ends.
 
-    A request with more answers than `slots` gets one slot per answer. Requests that did
-    not finish are run up to the last token of their longest answer.
+    A request with more answers than `slots` gets one slot per answer. Requests that did not finish are run up to the
+    last token of their longest answer.
     """
     by_slots = defaultdict(list)
     for number, entry in entries:

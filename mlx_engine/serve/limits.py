@@ -1,4 +1,4 @@
-"""Bounds on reading requests: a limited rate for bodies, and a limited number of threads that parse and encode.
+"""The API key; and bounds on reading requests: the rate of large bodies, and the threads that parse and encode.
 
 The event loop, the engine thread and the threads that parse and encode share the GIL. Reading requests must leave the
 GIL free for most of the time, so that `/health` is answered and tokens are generated. A turn is the permission to parse
@@ -93,8 +93,9 @@ TURNS, LARGE_TURNS = 2, 1
 # Bytes of a body above which a request is large.
 LARGE = 1 << 16
 
-# The most large requests that may wait for a turn; and the most short requests of routes that reserve no place in the
-# queue before their turn (`is_bounded`). The slots and the queue bound all other short requests.
+# A large request is refused if this many large requests already wait for a turn. A short request is refused if this
+# many short requests wait, but only on routes that reserve no place in the queue before their turn (`is_bounded`): the
+# slots and the queue bound the short requests of the other routes.
 MOST_WAITING = 16
 
 # Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py), and takes
@@ -117,8 +118,8 @@ class Bodies:
 
         Each time it has received LARGE bytes, the function waits for SECONDS_PER_PIECE and for other large bodies; a
         smaller body never waits. It raises ApiError if all large bodies that are being read have more than `most` bytes
-        together, without the first LARGE bytes of each. It calls `check` before each message after the first; an
-        exception that `check` raises ends the reading.
+        together; the messages of a body before the one that exceeds LARGE bytes are not counted. It calls `check`
+        before each message after the first; an exception that `check` raises ends the reading.
         """
         n_read = n_held = n_since = 0
 
@@ -161,7 +162,7 @@ class Turn:
 
     Attributes:
         is_large: whether the request is large.
-        has_left: whether the client has disconnected.
+        has_left: whether the client has disconnected, or the turn's `with` block has ended.
         begun: set when the turn begins.
     """
 

@@ -173,7 +173,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
 
 
 class CountRequest(MessagesRequest, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/messages/count_tokens, which has no limit of tokens."""
+    """The body of POST /v1/messages/count_tokens, which needs no `max_tokens`."""
 
     max_tokens: int = 0
 

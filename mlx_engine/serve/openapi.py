@@ -145,7 +145,7 @@ OPERATIONS = [
 
 
 class Limits(NamedTuple):
-    """The bounds of the served model. With several models, all bounds except `names` differ, so they are None.
+    """The bounds of the served model. With several models, or one that can be unloaded, all but `names` are None.
 
     Attributes:
         names: the names of all models; None if any name is served.
@@ -168,7 +168,7 @@ class Limits(NamedTuple):
         """Return the bounds.
 
         Raises:
-            ApiError: the server has a single model, which is not loaded.
+            ApiError: the server has a single model, which is never unloaded, but is not loaded yet.
         """
         service = models.default.service
         names = None if service.any_model else [name for model in models for name in model.service.models]
@@ -192,7 +192,7 @@ def document(models: Models) -> Schema:
     """Return the document for the served model, or for all served models.
 
     Raises:
-        ApiError: the only model is not loaded.
+        ApiError: as `Limits.of`.
     """
     parts = [(op.request, op.reply, op.chunk, op.failure) for op in OPERATIONS]
     ordered = sorted({kind for part in parts for kind in part if kind is not None}, key=lambda kind: kind.__name__)

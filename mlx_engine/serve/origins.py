@@ -1,10 +1,11 @@
 """Accept or refuse requests by their headers Host, Origin and Content-Type.
 
 Any web page can make the browser send requests to a server on the user's machine. Browsers add the header Origin to all
-requests but reads (GET), so other origins are refused. Without a preflight request, which is refused too, a page can
-send a body as plain text, but not as JSON. A page can read the replies only by DNS rebinding: the attacker changes the
-DNS entry of the page's host to the address of the server, so that the browser treats both as one site. The header Host
-then has the name of the page's host, so names that are not this server's are refused.
+requests except reads (GET), so requests with another page's origin are refused, also preflight requests. Without a
+preflight request, a page can send a body as plain text, but not as JSON, so a body must be declared as JSON. A page can
+read the replies only by DNS rebinding: the attacker changes the DNS entry of the page's host to the address of the
+server, so that the browser treats both as one site. The header Host then has the name of the page's host, so names that
+are not this server's are refused.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
 
 
 def check_origin(headers: Headers, origins: Collection[str]) -> None:
-    """Check that a request does not come from a web page other than this server's own and those in `origins`.
+    """Check that a request with a header Origin comes from this server's own page, or from a page in `origins`.
 
     Raises:
         ApiError: the request comes from another web page.

@@ -201,7 +201,7 @@ class Reading(NamedTuple):
 
 
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
-    """The body of a request of any of the APIs. It has the options of `DECLARED`, whose defaults are None."""
+    """The body of a request that generates text, in any API. It has the options of `DECLARED`, None by default."""
 
     # Whether a token limit that exceeds the context or the KV cache is reduced instead of refused: clients of some APIs
     # always send the same large number.

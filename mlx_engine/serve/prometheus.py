@@ -98,7 +98,7 @@ class Metrics:
             "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by position.", "position"
         )
         self._first = Histogram("time_to_first_token_seconds", "From the submission to the first token.", FIRST_TOKEN)
-        about = "Time of the passes for the next token or, with speculation, tokens of a request's first answer."
+        about = "Time of the passes between tokens of a request's first answer; one value for tokens of the same pass."
         self._between = Histogram("inter_token_latency_seconds", about, BETWEEN_TOKENS)
         self._whole = Histogram("e2e_request_latency_seconds", "From the submission to the last token.", REQUEST)
         self._queue = Histogram("request_queue_time_seconds", "From the submission to a slot.", REQUEST)

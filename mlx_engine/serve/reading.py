@@ -1,4 +1,7 @@
-"""Shared by /v1/responses and /v1/messages: read a request as messages and tools, write an answer as events."""
+"""Shared by /v1/responses and /v1/messages: read a request as messages and tools, write an answer as events.
+
+Chat completions use only `thinking_variables` and `ignored_effort`.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ class Chat:
         self._turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def end_turn(self) -> None:
-        """End the assistant's turn: its next part begins a new turn."""
+        """End the assistant's turn: the next part of an answer begins a new turn."""
         self._is_open = False
 
     def begun_answer(self) -> str:
@@ -105,7 +108,7 @@ class Chat:
             between: the text between two parts.
 
         Raises:
-            ApiError: the content has another form, or has an image, a document or sound.
+            ApiError: the content has another form, or has an image, a document, sound or video.
         """
         if isinstance(content, str):
             return content
@@ -225,7 +228,7 @@ class Part:
 
 
 class PartsReply(Reply):
-    """The reply with one answer, which is a list of parts.
+    """A reply with one answer, which is a list of parts.
 
     Args:
         tools: the tools that the answer may call, in the form of /v1/chat/completions.
@@ -246,7 +249,7 @@ class PartsReply(Reply):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the token limit or the time has cut the answer off."""
+        """Whether the token limit has cut the answer off. Requests have no timeout."""
         return self.finish_reason not in (None, "stop")
 
     @property

@@ -1,11 +1,11 @@
 """The models of a server by name. `Models` loads a model when a request needs it, and unloads models to make room.
 
-All of this runs in the event loop. If a request names a model that is not loaded, the model is put into a queue. A task
-loads the models of the queue in order, each in its own engine thread. If the next model does not fit into the memory
-beside the loaded ones, unused models are unloaded, the least recently used first. If all loaded models are in use, the
-least recently used one is held: its new requests wait and put it into the queue, too, and it is unloaded when its
-running requests have ended. So no answer is interrupted. If the memory is still in use after MOST_SECONDS, the requests
-that wait for the next model are refused.
+Its methods run in the event loop, but files are read in threads. If a request names a model that is not loaded, the
+model is put into a queue. A task loads the models of the queue in order, each in its own engine thread. If the next
+model does not fit into the memory beside the loaded ones, unused models are unloaded, the least recently used first. If
+all loaded models are in use, the least recently used one is held: its new requests wait and put it into the queue, too,
+and it is unloaded when its running requests have ended. So no answer is interrupted. If the memory is still in use
+after MOST_SECONDS, the requests that wait for the next model are refused.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ServedModel:
         new_worker: returns a worker, which loads the model with the given function.
         describe: returns what /v1/models shows of the model's files; called in a thread, because it reads them.
         exists: whether the model's files are still there.
-        state: whether the model is loaded, being loaded or unloaded, on disk, or failed to load.
+        state: whether the model is loaded, being loaded or unloaded, on disk, or failed: see `reason`.
         reason: why the model could not be loaded, or why its engine thread has died.
         nbytes: the bytes that the model takes while it is loaded.
         n_using: the number of requests that use the model now.
@@ -81,7 +81,7 @@ class ServedModel:
         waiting: requests that wait until the model is loaded, or until it is no longer held.
         n_loads: how often the model has been loaded.
         changed: an event that is set, and replaced by a new one, when the state changes.
-        about: the result of `describe`; None as long as the files have not been read.
+        about: the result of `describe`, or why it failed; None until the files are read, and again after each load.
     """
 
     service: Service
@@ -175,8 +175,10 @@ class Models:
 
     Attributes:
         default: the model for requests that name none.
-        metrics: counts the errors of requests.
-        on_started: called when the first attempt to load the default model has ended, with or without success.
+        metrics: counts errors and disconnected clients; with a single model, these are the model's own metrics.
+        on_started: called when the first attempt to load the default model has ended, with or without success; called
+            at once if the default model is not loaded at the start. If a model that is never unloaded (`is_alone`)
+            cannot be loaded, the server ends instead.
         memory: the bytes that all loaded models may take together.
         idle_seconds: seconds without a request after which a model is unloaded; None for never.
         is_closing: whether new requests are refused because the server stops.
@@ -247,7 +249,7 @@ class Models:
     # ---- the server: its start, its end, and its state ----
 
     def start(self) -> None:
-        """Begin to load the default model."""
+        """Begin to load the default model, if it is loaded at the start."""
         if self.is_alone:
             worker = self.default.service.worker
             on_ready = worker.on_ready
@@ -343,7 +345,7 @@ class Models:
             return parse(body, Asked)
 
     def find(self, name: str | None) -> ServedModel:
-        """Return the model of a name; the default model if it is None.
+        """Return the model of a name; the default model if `name` is None, or is unknown and any name is served.
 
         Raises:
             ApiError: there is no such model.

@@ -511,8 +511,8 @@ def timings(
         rows_per_step: the mean number of tokens, of all requests, in each of these passes.
         bytes_read: bytes of weights, keys and values that these passes read, computed from the sizes of the arrays.
         bandwidth_share: bytes per second that the passes after the first token read, divided by the memory bandwidth
-            measured when the server started; null if that is unknown or there were no such passes. The share can exceed
-            1 if the machine was busy while the bandwidth was measured.
+            measured when the model was first loaded; null if the bandwidth is unknown or there were no such passes. The
+            share can exceed 1 if the machine was busy while the bandwidth was measured.
         preemptions: how often an answer lost its pages and was computed again.
 
     Args:

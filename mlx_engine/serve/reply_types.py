@@ -89,14 +89,14 @@ KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
 class ProposedTokens(Reply):
-    """How many tokens of a drafter passes have run, and how many of these were right."""
+    """How many of a drafter's proposed tokens were run in passes, and how many of these were right."""
 
     proposed: int
     accepted: int
 
 
 class SpeculationReceipt(Reply):
-    """How many proposed tokens passes have run, and how many of these were right: in all, and by drafter.
+    """How many proposed tokens were run in passes, and how many of these were right: in all, and by drafter.
 
     `drafter` is "lookup", "draft" or "mtp", or several names joined by "+"; `drafters` has the numbers of each.
     """
@@ -427,7 +427,7 @@ class Health(Reply):
 
 
 class Readiness(Reply):
-    """The reply of /ready; with several models it has the state of each."""
+    """The reply of /ready; if models can be unloaded, it has the state of each."""
 
     status: Literal["ok", "loading", "closing", "stalled", "dead", "failed"]
     models: dict[str, str] | msgspec.UnsetType = msgspec.UNSET

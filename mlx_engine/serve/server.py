@@ -1,4 +1,4 @@
-"""The uvicorn server, with limits on its connections. It listens while the model loads, and stops after the answers.
+"""The uvicorn server, with limits on its connections. It listens while the model loads, and ends after running answers.
 
 uvicorn waits without a limit for the headers of a request, and for a client that does not read its reply. Each such
 client would occupy a file descriptor, so this module closes its connection. uvicorn also accepts connections until no
@@ -48,8 +48,8 @@ CODES = {408: "request_timeout", 431: "headers_too_large"}
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The largest number of connections, even with more descriptors, because each takes 6 KB and is checked ten times a
-# second.
+# The largest number of connections, even with more descriptors, because each connection takes 6 KB and is checked ten
+# times a second.
 MOST_CONNECTIONS = 4096
 # Connections that asyncio accepts in one turn of its loop, before any callback runs.
 ACCEPTED_AT_ONCE = 16

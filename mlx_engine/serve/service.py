@@ -33,7 +33,7 @@ class Service:
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
         max_body: the largest body of a request in bytes.
-        keep_alive_seconds: the time without new text after which a stream gets a comment.
+        keep_alive_seconds: the time without new text after which a stream gets a comment or an event without text.
         hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
         explains_cache: whether a reply says where its prompt differs from the prefix cache. This reveals whether other
@@ -43,7 +43,7 @@ class Service:
         recorder: writes the journal; None for none.
         context_len: the most tokens of a prompt and its answer together; None is the model's context.
         sampling: defaults of sampling options, in place of the API's defaults.
-        created: when the model was loaded, in Unix seconds.
+        created: when this object was made, in Unix seconds; shown as the model's date.
         bodies: the bodies of requests that are being read.
         turns: limits how many requests are parsed and encoded at the same time.
     """
@@ -88,7 +88,7 @@ class Service:
         return list(self._named)
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter that is selected by the model name in a request; None for a model without adapters."""
+        """Return the adapter that the model name in a request selects, or BASE; None for a model without adapters."""
         if not self.adapters:
             return None
         return BASE if name is None else self._named.get(name, ("", BASE))[1]
@@ -144,7 +144,7 @@ class Service:
     def most_ids(self) -> int:
         """The largest number of ids that /detokenize accepts: the model's context, or 131,072 if that is larger.
 
-        This limits the time of one request to about a tenth of a second.
+        This limits the time of one request.
         """
         context: int = self.engine.config.context_length
         return max(context, 1 << 17)

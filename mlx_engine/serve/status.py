@@ -39,7 +39,7 @@ class AnswerStatus(msgspec.Struct, frozen=True):
         n_written: tokens of the answer.
         max_tokens: the largest number of tokens of the answer.
         n_pages: pages that the answer holds, alone or shared, over all groups of layers.
-        n_preemptions: how often the request lost pages to an older one.
+        n_preemptions: how often an answer to its request lost its pages and was computed again.
     """
 
     number: int
@@ -55,7 +55,7 @@ class AnswerStatus(msgspec.Struct, frozen=True):
 
 
 class PageGroup(msgspec.Struct, frozen=True):
-    """The pages of the layers with the same attention window. Each page is counted once.
+    """The numbers of pages of the layers with the same attention window. Each page is counted once.
 
     Attributes:
         window: the window, None for layers that attend to every token.
@@ -99,8 +99,8 @@ class PrefixNode(msgspec.Struct, frozen=True):
 class PrefixStatus(msgspec.Struct, frozen=True):
     """The prefix cache: the most recently used nodes, each after its parent, and counters.
 
-    `nodes`, `n_nodes` and `n_tokens` are None if the cache shares only whole pages, because they would reveal where
-    prompts of different clients begin to differ.
+    `nodes`, `n_nodes` and `n_tokens` are None if the cache shares only whole pages. It does so to hide where prompts of
+    different clients begin to differ, and these values would reveal it.
     """
 
     nodes: tuple[PrefixNode, ...] | None
@@ -133,11 +133,11 @@ class Status(msgspec.Struct, frozen=True):
         page: tokens per page.
         running: the answers with a slot, in the order of arrival.
         waiting: the first answers of the queue.
-        n_waiting: all answers of the queue.
+        n_waiting: the number of all answers of the queue.
         pages: the pages of each group of layers.
         prefix: the prefix cache, None if there is none.
         steps: the last steps, oldest first.
-        n_steps: all steps so far.
+        n_steps: the number of all steps so far.
     """
 
     slots: int
@@ -167,7 +167,7 @@ class Monitor:
         Args:
             bandwidth: returns the memory bandwidth in bytes per second, or None as long as it is unknown.
             text_of: decodes token ids of the prefix tree. None keeps the texts of requests out of the status.
-            interval: the least number of seconds between two statuses that `after` returns.
+            interval: the least number of seconds between two statuses that `after` returns while there is work.
             clock: the clock of `interval`.
         """
         self._bandwidth, self._text_of, self._interval, self._clock = bandwidth, text_of, interval, clock

@@ -34,11 +34,11 @@ class Load(NamedTuple):
     """The use of the engine after a step.
 
     Attributes:
-        running: answers with a slot.
-        waiting: answers without a slot.
-        kv_usage: the share of the pages of keys and values that answers or the prefix cache hold, 0 to 1; of several
-            groups of layers the largest.
-        pages: pages that answers hold, without pages that only the prefix cache holds.
+        running: the number of answers with a slot.
+        waiting: the number of answers without a slot.
+        kv_usage: the share of the pages of keys and values that answers or the prefix cache hold, 0 to 1. With several
+            groups of layers, this is the largest share of any group.
+        pages: the number of pages that answers hold, without pages that only the prefix cache holds.
         disk: counters of prefixes on disk, which the writing thread updates; None if none are kept on disk.
     """
 
@@ -113,7 +113,8 @@ class StepUpdate(NamedTuple):
 class Worker:
     """Runs requests in the engine thread, which `start` starts.
 
-    All methods are called in the event loop, except those whose names begin with `_run`.
+    All methods are called in the event loop, except `_post` and those whose names begin with `_run`: the engine thread
+    calls these.
 
     Attributes:
         engine: the engine; None until it is loaded.
@@ -125,7 +126,8 @@ class Worker:
         fault: the error that ended the thread, or None.
         begun: an event that is set when the model has been loaded, or the thread has died.
         is_closing: whether new requests are refused because the server stops.
-        on_update, on_fault: called in the event loop after each step, and when the thread has died.
+        on_update: called in the event loop for each update of the thread, for example after a step.
+        on_fault: called in the event loop when the thread has died.
     """
 
     def __init__(
@@ -146,8 +148,8 @@ class Worker:
             queue: the largest number of answers that wait for a slot.
             on_ready: called in the event loop when the model has been loaded, unless `close` has been called.
             measure: called once in the thread, when the model has been loaded; requests that arrive meanwhile wait.
-            snapshot: called in the thread after each step; a result that is not None goes to the readers of
-                `snapshots`.
+            snapshot: called in the thread for each update, for example after a step; a result that is not None goes to
+                the readers of `snapshots`.
             cores: the cores that the workers of several models share; None if there is one worker.
             clock: returns seconds, for the time of the last step and for rates.
         """
@@ -187,7 +189,7 @@ class Worker:
         self._updated.set()
 
     async def stop(self, seconds: float = 10.0) -> None:
-        """End the thread after its step, and wait for it at most `seconds`."""
+        """End the thread after its step, wait for it at most `seconds`, and end all calls with an error."""
         self.close()
         with self._wake:
             self._is_stopping = True

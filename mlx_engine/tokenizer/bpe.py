@@ -26,9 +26,9 @@ _KEY = "tokenizer.ggml.merges"
 class Merges(Sequence[tuple[str, str]]):
     """The merges of a GGUF file, by rank. If a merge is listed twice, the first rank counts.
 
-    The file stores each merge as `left right`. Tokens contain no space, because byte-level BPE writes spaces as `Ġ`.
-    Merges are split on access: in addition to the library's copy, a list of the 151,387 split pairs of Qwen2 would take
-    25 MB.
+    The file stores each merge as `left right`. Tokens contain no space: byte-level BPE writes spaces as `Ġ`, and
+    Gemma 4 as U+2581. Merges are split on access. A list of the split pairs of Qwen2, 151,387 merges, would take 25 MB
+    in addition to the library's copy.
 
     Raises:
         TokenizerError: the file has no merges, or an entry is not a pair.
@@ -90,12 +90,14 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
 
 
 def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges) -> Sequence[tuple[str, str]]:
-    """Return the merges, without those that make the spelling of a control token in plain text a control token.
+    """Return the merges, without those that would turn plain text such as `</s>` into a control token.
 
-    If a merge produces a control, unknown, unused or undefined token, all merges that join or produce one are left out.
+    If a merge produces a control, unknown, unused or undefined token, all merges that join or produce such tokens are
+    left out.
 
     Raises:
-        TokenizerError: some merges produce such tokens, and some merge produces no token.
+        TokenizerError: the result of a merge is not in the vocabulary. This is checked here only if merges are left
+            out; otherwise the library checks it.
     """
     kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
     unmade = {vocabulary.tokens[i] for i in kept}
@@ -126,8 +128,9 @@ class Split:
     A pre-tokenizer is one or several regular expressions, applied in sequence: each splits the pieces of the previous
     one into its matches and the text between them.
 
-    Source: llama.cpp src/llama-vocab.cpp at 00ad355e for the names, and for `gpt-2`, `smollm` and `default`; the
-    `tokenizer.json` of Qwen2, Qwen3.5 and Llama 3 for the others, which llama.cpp rewrites without `(?i:)`.
+    Source: llama.cpp src/llama-vocab.cpp at 00ad355e for the names, and for the patterns of `gpt-2`, `smollm`
+    and `default`; the `tokenizer.json` of Qwen2, Qwen3.5 and Llama 3 for the other patterns, which llama.cpp rewrites
+    without `(?i:)`.
     """
 
     patterns: tuple[str, ...]
@@ -205,9 +208,9 @@ def _pattern(step: Any) -> str | None:
 # `tokenizers` has no SPM (its Unigram maximises the score of the whole text instead). BPE gives the same result if
 # every split of a token into two tokens is a merge, and merges are ordered by the score of the merged token. For equal
 # scores SPM merges the leftmost pair, and BPE the merge of lower rank. To get the same result, merges of equal score
-# are ranked by the length of the result (longest first), then by the length of the left part (longest first). Then both
-# merge a run of equal characters from the left. This matters for spaces: in Llama's vocabulary, all tokens of two to
-# sixteen spaces have the same score.
+# are ranked by the length of the result (longest first), then by the length of the left part (longest first). Then SPM
+# and BPE both merge a run of equal characters from the left. This matters for spaces: in Llama's vocabulary, all tokens
+# of two to sixteen spaces have the same score.
 
 
 def spm(

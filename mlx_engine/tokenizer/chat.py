@@ -7,8 +7,8 @@ A marker that the template writes becomes one id; the same characters in a messa
 message spells a marker, the whole rendered text is encoded at once, without a split between messages, so the ids are
 those of transformers.
 
-In a *marked text*, MARK precedes every marker that the template wrote. The same characters without MARK are from a
-message, and are encoded as plain text.
+In a *marked text*, MARK precedes every marker that the template wrote or the model generated. The same characters
+without MARK are from a message, and are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Markers:
     Attributes:
         tokenizer: the tokenizer.
         ids: the id of each marker, by its text.
-        always: the markers that are user-defined tokens, which `encode` finds in any text.
+        always: the markers that are user-defined tokens, which `Tokenizer.encode` finds in any text.
     """
 
     tokenizer: Tokenizer
@@ -57,8 +57,8 @@ class Markers:
     def of(cls, tokenizer: Tokenizer, roles: Iterable[str] = ()) -> Markers:
         """Return the control tokens, and the user-defined tokens that the template writes.
 
-        A template may compose a token, as in `'<|' + role + '|>'`. `roles` are the roles of the messages; the roles of
-        OpenAI's API are always included.
+        A template may compose a token around a role, as in `'<|' + role + '|>'`. `roles` are the roles of the messages;
+        the roles of OpenAI's API are always included.
         """
         template, known = tokenizer.chat_template or "", {*ROLES, *roles}
 

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from mlx_engine.errors import ChatTemplateError, OptionError, shown
 
 Message: TypeAlias = Mapping[str, Any]
-"""A role, and a content: text, or a list of `{"type": "text", "text": ...}` and, of an assistant, `{"type": "thinking",
-"thinking": ...}`. Also `name`, `reasoning_content` (or `reasoning`), `tool_calls` (of an assistant) and `tool_call_id`
-(of a tool)."""
+"""A role and a content. The content is text, or a list of parts `{"type": "text", "text": ...}`; the content of an
+assistant may also have parts `{"type": "thinking", "thinking": ...}`. Other keys are `name`,
+`reasoning_content` (or `reasoning`), `tool_calls` (of an assistant) and `tool_call_id` (of a tool)."""
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 """The roles of OpenAI's API. Some templates have others."""
@@ -39,8 +39,8 @@ def messages_for_template(messages: Sequence[Message], template: str, where: str
     """Return the messages in the form that this template expects; `where` names the template's file.
 
     Text parts are joined with spaces, as transformers' server does, and other parts are left out, unless the template
-    reads parts. The role `developer` becomes `system` unless the template has this word. Absent fields (None, or an
-    empty list) are left out, except a content of None in a message with calls.
+    reads parts. The role `developer` becomes `system` unless the template has the word `developer`. Absent
+    fields (None, or an empty list) are left out, except a content of None in a message with calls.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
@@ -91,8 +91,8 @@ def joined_parts(content: str | Sequence[Mapping[str, Any]]) -> str:
 class SpokenCalls(str):
     """The content of an answer with its tool calls as text, in the model's own format.
 
-    Control tokens in the syntax of the calls count as written by the template. Those in the text before the calls, or
-    in the values of arguments, are plain text.
+    Control tokens in the syntax around the calls are treated as if the template had written them: they are encoded as
+    control tokens. Control tokens in the text before the calls, in names or in arguments are encoded as plain text.
     """
 
     def __new__(cls, text: str, calls: Sequence[Mapping[str, Any]], write: Callable[..., str]) -> SpokenCalls:
@@ -110,7 +110,7 @@ class SpokenCalls(str):
         return SpokenCalls(text + own, calls, write)
 
     def changed(self, change: Callable[[str], str]) -> SpokenCalls:
-        """Apply `change` to the text before the calls and to all values of the calls."""
+        """Apply `change` to the text before the calls, and to the names, ids and arguments of the calls."""
         text, calls, write = self._given
         return SpokenCalls(change(text) if text else "", _map(calls, change), write)
 
@@ -120,7 +120,10 @@ STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
-    """Apply `change` to every text of a message except its role and its types."""
+    """Apply `change` to every text of a message, except its role and the types of its parts and calls.
+
+    In the arguments of calls, keys are changed too.
+    """
     return {key: value if key == "role" else _map(value, change) for key, value in message.items()}
 
 
@@ -147,7 +150,10 @@ def map_values(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
-    """Change the texts of a value. Keys and types are changed only inside the arguments of a call (`is_data`)."""
+    """Change the texts of a value. With `is_data`, also change keys, and values of the key "type".
+
+    `is_data` holds inside the arguments of calls, and for tools, documents and variables.
+    """
     if isinstance(value, SpokenCalls):
         return value.changed(change)
     if isinstance(value, str):
@@ -258,7 +264,7 @@ class ChatPrompt:
         """Return the input of this template; `where` names the template's file.
 
         Raises:
-            OptionError: a part has another form, or the template does not read one of the variables.
+            OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
             ChatTemplateError: there are tools, documents or tool calls, and the template does not read them.
         """
         messages = messages_for_template(self.messages, template, where)

@@ -36,8 +36,8 @@ def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
 
     Ambiguous metadata is interpreted as in llama.cpp: the meaning of pre-tokenizer names; the pre-tokenizer `default`,
     with a warning, if the file names none; the texts of end-of-generation tokens; and the defaults of SPM (a BOS, a
-    space before the text, ids 1, 2 and 0 for BOS, EOS and unknown). There is one exception: a token that merges produce
-    from plain text is a text token, even if it is called `</s>` (Qwen has such a token).
+    space before the text, ids 1, 2 and 0 for BOS, EOS and unknown). There is one exception: in byte-level BPE, a normal
+    token that merges produce from plain text stays a text token, even if it is called `</s>` (Qwen has such a token).
 
     Raises:
         TokenizerError: the metadata has no tokenizer, an inconsistent one, or one that is not implemented.
@@ -81,7 +81,7 @@ def _spm(read: Metadata) -> Tokenizer:
     tokens = read.strings(_TOKENS)
     types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
-        # User-defined tokens are matched against unnormalised text; newer files already store their spaces as such.
+        # User-defined tokens are matched against unnormalised text; newer files store spaces in them as spaces.
         tokens[i] = tokens[i].replace(SPACE_MARK, " ")
     _check_bytes(read, tokens, types)
     scores = read.numbers("tokenizer.ggml.scores", count=len(tokens), kinds="fiu")
@@ -158,7 +158,7 @@ def _vocabulary(
 
 
 def _usual(token_id: int | None, usual: int, role: TokenType, types: NDArray[np.int8]) -> int | None:
-    """Return `token_id`. If it is None, return SPM's usual id if the token with this id has the type of the role."""
+    """Return `token_id`. If it is None, return SPM's usual id if the token with this id has the type `role`."""
     return usual if token_id is None and usual < len(types) and types[usual] == role else token_id
 
 
@@ -176,7 +176,7 @@ def _ids(read: Metadata, tokens: list[str]) -> dict[str, int]:
 
 
 def _types(read: Metadata, count: int, ends: Iterable[int], text: Container[int] = ()) -> NDArray[np.int8]:
-    """Return the token types of the file. `ends`, the end tokens, become control tokens, except those in `text`."""
+    """Return the types in the file. `ends`, the end tokens, become control tokens, except normal tokens in `text`."""
     given = read.numbers("tokenizer.ggml.token_type", count=count, kinds="iu")
     types = np.full(count, TokenType.NORMAL, np.int8) if given is None else type_array(given)
     for token_id in ends:

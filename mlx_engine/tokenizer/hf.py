@@ -185,7 +185,7 @@ class Loaded:
         special: for each added token, by its id in decimal, whether it is special.
         parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
         unknown: the token for unknown characters.
-        first: the first id that the post-processor adds before a text, if any.
+        first: the first id that the post-processor adds to an empty text, if any.
         last: the ids that the post-processor adds after a text.
         trims: whether any added token also matches the white space around it.
         byte_fallback: whether unknown characters are written as tokens of their bytes.
@@ -332,7 +332,7 @@ class _FolderConfig:
 
     @property
     def chat_template(self) -> str | None:
-        """Return the chat template from its own file or the configuration (of several, the one named `default`)."""
+        """The chat template, from its own file or the configuration; if there are several, the one named `default`."""
         path = self.folder / "chat_template.jinja"
         if path.exists():
             return _read(path, MAX_TEMPLATE_BYTES).replace("\r\n", "\n")

@@ -105,8 +105,8 @@ def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[st
     Args:
         template: the source of the template.
         inputs: variables by name: `messages`, `tools`, `documents` and others.
-        names: variables of all inputs.
-        characters: the largest length of a text.
+        names: variables that all inputs share, by name.
+        characters: the largest number of characters of a rendered text.
 
     Raises:
         OverflowError: a rendered text exceeds `characters`.

@@ -88,7 +88,7 @@ class Tokenizer:
 
     @property
     def pre(self) -> str | None:
-        """The pre-tokenizer's name in a GGUF file, which SPM may lack; None for Gemma 4 and for a `tokenizer.json`."""
+        """The pre-tokenizer's name in a GGUF file; None for Gemma 4, a `tokenizer.json`, and SPM without a name."""
         return self._vocabulary.pre
 
     @property
@@ -123,12 +123,12 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template, Jinja source."""
+        """The chat template, as Jinja source; None if the model has none."""
         return self._vocabulary.chat_template
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
-        """The format of answers as a response template of Hugging Face; None for GGUF files."""
+        """The format of answers as a response template of Hugging Face; None if there is none, as in GGUF files."""
         return self._vocabulary.response_template
 
     @cached_property
@@ -277,7 +277,7 @@ class Tokenizer:
 
     @cached_property
     def delimiter_ids(self) -> frozenset[int]:
-        """Tokens that delimit parts of an answer and that plain text never contains.
+        """Tokens that delimit the parts of an answer, so that the text of a part contains none of them.
 
         These are control and unknown tokens, the tokens that end a generation, and the user-defined tokens that the
         chat template writes, such as "<tool_call>".

@@ -28,7 +28,7 @@ MAX_TEMPLATE_BYTES = 1_000_000
 """The largest chat template, in UTF-8. Published templates have up to 30 kB."""
 
 MAX_TOKEN = 1024
-"""The largest number of characters of a token, because trying all splits takes quadratic time. Qwen 2 has up to 128."""
+"""The largest number of characters of a token, because trying all splits takes quadratic time. Qwen 2 needs 128."""
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """The spelling of SPM's byte tokens."""
@@ -245,7 +245,7 @@ Source: llama.cpp src/llama-vocab.cpp, the end-of-generation list in `llama_voca
 """
 
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-"""GGUF keys, each with the id of one such token."""
+"""GGUF keys; the value of each is the id of a token that ends a generation."""
 
 
 class TokenType(IntEnum):

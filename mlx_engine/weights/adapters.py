@@ -41,7 +41,7 @@ CONFIG, PEFT_FILE, MLX_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_NAME = re.compile(r"^(.*)\.lora_(A|B)(?:\.default)?(?:\.weight)?$")
 PEFT_PREFIX = "base_model.model."
 MLX_NAME = re.compile(r"^(.*)\.lora_(a|b)$")
-# The end of a module's name from the component before the layer's number on: "layers.3.mlp.up_proj".
+# The part of a module's name that begins with the component before the layer's number: "layers.3.mlp.up_proj".
 IN_LAYER = re.compile(r"(?:^|\.)((?:\w+)\.\d+\..*)$")
 # Values of PEFT's `init_lora_weights` that change the weights of the model before training.
 CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -66,8 +66,8 @@ HARMLESS = (
 # alpha / rank and later ones ignore alpha, so its meaning is unknown.
 OF_MLX = ("rank", "scale", "dropout", "keys")
 
-# Parts of the GGUF names of matrices in a mixture of experts. They cannot have adapters, because one kernel runs the
-# whole mixture.
+# Parts of the GGUF names of matrices in a mixture of experts. These matrices cannot have adapters, because one kernel
+# runs the whole mixture.
 OF_EXPERTS = ("_exps.", "_shexp.", "ffn_gate_inp")
 
 Floats = NDArray[np.float32]
@@ -79,7 +79,7 @@ class Adapter:
     """The matrices of an adapter.
 
     Attributes:
-        name: selects the adapter in a request.
+        name: the name by which a request selects the adapter.
         path: its folder.
         pairs: A (r, K) and B (N, r) by the GGUF name of the linear layer. B is already multiplied by the factor.
     """
@@ -175,7 +175,7 @@ def _first_column(width: int, rank: int) -> int:
 
 
 def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, Path]:
-    """Return the adapters' folders by name. A list has entries NAME=PATH, or PATH, whose last part is then the name.
+    """Return the adapters' folders by name. In a list, an entry is NAME=PATH, or PATH alone: its last part is the name.
 
     Raises:
         OptionError: a name is empty, occurs twice, or is "base", or `given` is a single path and no list.
@@ -333,7 +333,7 @@ def _is_target(module: str, targets: str | Sequence[str] | None) -> bool:
 
 
 def _patterns(path: Path, config: Mapping[str, Any], key: str) -> Mapping[re.Pattern[str], Any]:
-    """Return the setting `key`, values by pattern; as in PEFT, a pattern matches the end of a module's name."""
+    """Return the values of the setting `key` by pattern; as in PEFT, a pattern matches the end of a module's name."""
     found = config.get(key) or {}
     try:
         return {re.compile(rf"(?:.*\.)?(?:{pattern})$"): value for pattern, value in found.items()}

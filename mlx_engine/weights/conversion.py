@@ -86,7 +86,7 @@ AUTO_MIN_DIM = 32
 
 @dataclass(frozen=True)
 class Conversion:
-    """The types that linear layers are converted to on load; embedding tables and norms are then never converted.
+    """The types that linear layers are converted to on load. Embedding tables and norms are never converted on load.
 
     Attributes:
         quant: "keep", or the type for all linear layers and the head.
@@ -143,7 +143,7 @@ class Conversion:
     def type_of(self, name: str, shape: tuple[int, ...], stored: GGMLType) -> tuple[GGMLType, str]:
         """Return the type of a linear layer after loading, and why it is not converted.
 
-        The reason is "" if the layer is converted, and if `quant` and `layers` do not ask to convert it.
+        The reason is "" if the layer is converted, or if neither `quant` nor `layers` asks for a type.
         """
         given = self.given(layer_type(name))
         quant = self.quant if given is None else given

@@ -75,7 +75,7 @@ class Names:
     are_transposed: bool = False
 
     def blocks(self, i: int) -> list[str]:
-        """Return the modules of layer i that may contain router and experts: `block`, and `mlp` as mlx-lm writes."""
+        """Return the modules of layer i that may contain router and experts: `block`, and `mlp` for mlx-lm."""
         return [f"{self.stem}layers.{i}.{block}".removesuffix(".") for block in dict.fromkeys((self.block, "mlp"))]
 
     @property

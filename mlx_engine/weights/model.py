@@ -200,8 +200,8 @@ class Architecture:
         gguf: the `general.architecture` that is written when a folder is converted to GGUF.
         config: the config class.
         model: the model class, called with (config, parameters, backend).
-        plan: returns the config and the expected tensors of a checkpoint; raises UnsupportedConfigError if a setting is
-            missing, invalid or not implemented.
+        plan: a function that returns the config and the expected tensors of a checkpoint; it raises
+            UnsupportedConfigError if a setting is missing, invalid or not implemented.
     """
 
     title: str
@@ -386,7 +386,8 @@ def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
     Raises:
         OptionError: the file has no setting with one of the names.
         SourceError, FormatError: the file cannot be opened, or is damaged.
-        ModelError: the architecture, or a setting that is not named, is not implemented.
+        ModelError: the quantisation of a folder is not implemented. If `allow_settings` has names, also: the
+            architecture, or a setting that is not named, is not implemented.
     """
     check_allowed(allow_settings)
     checkpoint = open_checkpoint(path)

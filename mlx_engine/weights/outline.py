@@ -236,8 +236,8 @@ class Outlined:
         """
         if not backend.holds_some_experts:
             message = (
-                f"experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; {backend.name} reads "
-                "experts where a mapped file has them"
+                f"experts_memory needs a backend with compiled kernels, or mlx, metal or cuda; {backend.name} cannot "
+                "bound the memory of experts"
             )
             raise OptionError(message, option="experts_memory", expected="none", found=most)
         total, config = self.sizes.n_experts, cast(Any, self.model.config)
@@ -268,9 +268,9 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     return Outlined(planned.make(planned.config, parameters, made), sizes, planned.held_share)
 
 
-# Peak memory of a token's activations in a pass, in multiples of N + K of the widest matrix.
+# The most float32 activations per token that a pass holds at one time, in multiples of the largest N + K of a matrix.
 ACTIVATIONS = 3
-# The share of the memory that nothing else of the model needs which experts take if not all of them fit.
+# If not all experts fit, they take this share of the memory that the rest of the model leaves free.
 EXPERTS_SHARE = 0.9
 # An expansion is reported if it needs at least this many bytes more than the file has.
 WORTH_A_LINE = 1 << 26

@@ -19,8 +19,8 @@ BUFFER = re.compile(
     r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$"
     r"|^gpt_neox\.layers\.\d+\.attention\.(?:masked_)?bias$"
 )
-# Layers of multi-token prediction (MTP): the name of their separate module, and the number of any layer. Some files
-# number MTP layers after the model's layers.
+# Patterns by which `is_mtp` finds layers of multi-token prediction (MTP): the name of a separate module, and the number
+# of a layer, because some files number MTP layers after the model's layers.
 MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
@@ -58,7 +58,7 @@ class Plan:
         tensors: the tensors of the model, and how the checkpoint stores them.
         unused: names of tensors that a file may have, but that the model does not read.
         in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
-        gguf_only: the values of tensors that only GGUF files have, to encode the fields of `in_tensors`; by name.
+        gguf_only: the values, by name, of tensors that only GGUF files have: they encode settings without a GGUF key.
         extra: the tensors of a layer of multi-token prediction; empty unless the checkpoint has all of them.
     """
 

@@ -96,7 +96,7 @@ TENSORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weig
 
 
 def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
-    """Return the plan with LongRoPE's divisors.
+    """Return the plan with LongRoPE's divisors; a plan with another rule is returned unchanged.
 
     From a GGUF file they are read into the config. From a folder they are added to the tensors that a conversion to
     GGUF writes.

@@ -12,7 +12,8 @@ import numpy as np
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# The weights outside of the layers that only some ranks read. Every rank reads the other weights, which are small.
+# Weights outside of the layers. The first stage reads those of FIRST; the last stage reads those of LAST, and the
+# embedding table for a tied head. Every stage reads the rest, which is small.
 FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
 LAST = re.compile(r"(output_norm|output)\.")
 _LAYER = re.compile(r"blk\.(\d+)\.")

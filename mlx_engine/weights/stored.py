@@ -86,8 +86,8 @@ class TensorLayout:
         """Return the model's tensor from the stored tensor: a view of its bytes if possible.
 
         Raises:
-            UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights, or a block spans two
-                groups of `columns`.
+            UnsupportedTypeError: the tensor is stored transposed and its type has blocks of several weights; or a block
+                spans two groups of `columns`.
         """
         if self.flipped:
             # A block has consecutive weights of a row, so a transposed matrix cannot keep the blocks: expand them.

@@ -51,7 +51,7 @@ class Row:
         after: the number of rows after this tensor in the larger tensor.
         gguf: the name in GGUF files, if it differs from the table's key. With `before` or `after`, GGUF files too
             have the larger tensor, under this name.
-        plus: added to the values of a Hugging Face folder to get the model's values.
+        plus: the number that is added to the values of a Hugging Face folder to get the model's values.
         times: GGUF files store the model's values times this factor.
         kind: the kind of layers that have this tensor, one of the config's `kinds` (of mixers) or `ffn_kinds`; None if
             every layer has the tensor.
@@ -121,7 +121,7 @@ def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
 
 
 def _has(config: Any, row: Row) -> bool:
-    """Return whether the files of a config have the tensor of a row, or may have it."""
+    """Return whether files with this config have the tensor of a row, or may have it."""
     return row.when is None or bool(getattr(config, row.when))
 
 

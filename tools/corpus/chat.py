@@ -115,7 +115,7 @@ def repeat(rng: random.Random) -> tuple[str, str]:
 
 
 def recall(rng: random.Random) -> tuple[str, str]:
-    """Return a question that states who has which thing and asks for one of these facts, and the answer."""
+    """Return a question that states colors, names or owners of things and then asks for one of them, and the answer."""
     count, kind = rng.randint(2, 3), rng.randrange(4)
     nouns, names, colors = set[str](), set[str](), rng.sample(COLORS, count)
     while len(nouns) < count:

@@ -2,11 +2,11 @@
 
 A plot is a text file in `plots/`. Its lines are:
 - `topic`: the end of a phrase that asks for this story, such as "who planted a seed" after "a fox";
-- `when`: possible beginnings of the first sentence, separated by `/`;
+- `when`: possible beginnings of the first step, separated by `/`;
 - `case`: values of placeholders that belong together; a story uses one of these lines;
 - `*` or `?`: the beginning of a step. Steps with `*` are in every story, steps with `?` only in some. The lines below
   are alternatives, templates with placeholders such as `{a}`, of which a story uses one. `|` separates the sentences of
-  a line. The first step introduces the main character by `{who}`.
+  a line. The first step names the main character by `{who}`, because it may be the step that introduces the character.
 """
 
 from __future__ import annotations

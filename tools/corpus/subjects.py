@@ -1,7 +1,8 @@
 """The possible subjects of stories: so many that a model must copy the subject from the request.
 
-A fixed fraction of the nouns and names is held out from training: no document asks for a held-out noun or name, or has
-it as a character. So an evaluation with these subjects shows whether the model copies, and not what it has memorised.
+A fixed fraction of the nouns and of the invented names is held out from training: no request asks for a story about
+them, and no main character or friend has them. So an evaluation with these subjects shows whether the model copies, and
+not what it has memorised.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ if the keys are also the values. A page is a number of consecutive slots, and ea
 queries of a sequence are those of its last tokens. Masks are not stored, float32 keys and values are not copied, and KV
 heads are not repeated. There are two tasks, which give the same bits:
 
-- decode (up to SMALL_BATCH query tokens in the pass): a chunk is one block of keys, so that several threads share a
-  long sequence
-- prefill (more query tokens): a chunk is a span of the queries of one sequence, over all its blocks of keys
+- decode (up to SMALL_BATCH query tokens in the pass): a chunk is one block of keys of one KV head, so that several
+  threads share a long sequence
+- prefill (more query tokens): a chunk is a span of the queries of one sequence that use one KV head, over all blocks of
+  keys
 
 The order of summation does not depend on the number of queries or sequences of a pass, on pages, or on which keys are
 new in the pass:
@@ -16,8 +17,8 @@ new in the pass:
 - A score is `scale * dot(query, key)`, with the dot product in the order of `tile.py`; with a soft cap it becomes
   `cap * tanh(score / cap)`.
 - The weight of a key is 2 to the power of its score minus the largest score of the block. The weights of a block are
-  added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then halves of the 16 sums are added to
-  halves.
+  added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then sums that are 8, 4, 2 and 1 apart
+  are added.
 - Values are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`.
 - Blocks are joined in their order. With m the larger of the largest score so far and the block's largest score,
   `sum = fma(new, 2 ** (largest of the block - m), sum * 2 ** (largest so far - m))`.
@@ -266,7 +267,10 @@ def attend_block(
 
 @jit
 def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: int, by_value: int) -> None:
-    """Expand rows j to `stop - 1` (row 0 is at `rows`); prefetch later rows, and the rows `by_value` bytes after."""
+    """Expand rows j to `stop - 1` (row 0 is at `rows`), and prefetch later rows.
+
+    If `by_value` is not 0, also prefetch the rows that begin `by_value` bytes after the expanded rows.
+    """
     row = row_bytes(kind, width)
     for at in range(j * row, stop * row, LINE_BYTES):
         prefetch(raw(rows), at + _AHEAD)
@@ -553,7 +557,7 @@ def attend(
         softcap: the scores become `softcap * tanh(score / softcap)`; 0 means no soft cap.
         sinks: address of (H,), one more logit for each query head, without a value; 0 means none.
         parts: address of memory for the results of blocks: `H * (E + 16)` floats for each pair of a query token and a
-            block with visible keys. It is used only if R is at most `SMALL_BATCH`.
+            block in which any query of its sequence sees a key. It is used only if R is at most `SMALL_BATCH`.
         out: address of (R, H, E).
     """
     job = words(address)[JOB:]

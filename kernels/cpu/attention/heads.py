@@ -88,6 +88,8 @@ def norm_rope_pair(
 ) -> None:  # fmt: skip
     """Norm the heads of queries (T, H, E) and keys (T, G, E), and rotate them by their tokens' positions.
 
+    A norm whose weight is 0 is left out.
+
     Args:
         address: address of the pool's control block.
         block: address of the block's words (`layout.py`).

@@ -90,7 +90,10 @@ def tanh(x: Any) -> Any:
 
 @intrinsic
 def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
-    """Return `a * 2**n` for whole n: add n to the exponent bits of a. The result must be normal; 2**-127 becomes 0."""
+    """Return `a * 2**n` for whole n: add n to the exponent bits of a.
+
+    The result must be a normal number. Only 2**-127 is also allowed; the function returns 0 for it.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = args

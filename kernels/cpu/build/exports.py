@@ -163,7 +163,10 @@ def compiled(translator: Translator, part: str) -> bytes:
 
 
 def _export(module: Any, name: str, kind: Any, mangled: str) -> None:
-    """Add a C function that calls the Numba function `mangled`, whose ABI has two more arguments, for exceptions."""
+    """Add a C function that calls the Numba function `mangled`.
+
+    Numba's ABI has two more arguments: an address for the result, and one for an exception.
+    """
     context = cpu_target.target_context
     inner = ir.Function(module, context.call_conv.get_function_type(kind.return_type, kind.args), mangled)
     arguments = [context.get_value_type(argument) for argument in kind.args]

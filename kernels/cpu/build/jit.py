@@ -17,8 +17,8 @@ from ...cached import cached_property
 from .library import ENTRIES, features, folder
 
 config.CACHE_DIR = str(folder())
-# Without this, Numba would add features of this machine's processor: AVX-512 to the features of a named processor, and
-# AMX where the system does not permit it.
+# Without this setting, Numba would compile for all features of this machine's processor: for AVX-512 even if
+# NUMBA_CPU_NAME names a processor without it, and for AMX even if the system does not permit it.
 config.CPU_FEATURES = features()
 
 # With the error model "numpy", division by zero follows IEEE 754 and does not raise: callers in compiled code could not

@@ -39,13 +39,17 @@ def _end(control: Any, thread: int) -> Any:
 
 @jit
 def scratch_of(control: Any, thread: int) -> Any:
-    """Return the address of a thread's scratch memory; number THREADS is for the thread that submits a job."""
+    """Return the address of a thread's scratch memory.
+
+    The thread that submits a job is thread 0. It has a second scratch memory, number THREADS, which chunks do not
+    overwrite.
+    """
     return control[SCRATCH] + thread * SCRATCH_BYTES
 
 
 @jit
 def work(control: Any, me: int) -> Any:
-    """Process chunks of this thread's range, then of the other ranges, until no chunk is left; return how many.
+    """Process chunks, first of this thread's range, then of the others, until none is left; return their number.
 
     A thread that comes too late finds no chunks. If the next job has begun by then, the thread processes chunks of the
     next job. This is safe, because a job is replaced only after all its chunks are done.

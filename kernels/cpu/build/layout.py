@@ -1,8 +1,8 @@
 """The binary interface between Python and the compiled kernels: descriptors of blocks, jobs and programs, and sizes.
 
 A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. The names below
-are the positions of words in a descriptor. This module needs no compiler: a process that loads machine code from disk
-imports only this module and `library.py`.
+are the positions of words in a descriptor. This module needs no compiler, so a process that loads machine code from
+disk can import it, like `library.py` and `pool.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def input_row(n: int) -> int:
 def product_floats(n: int) -> int:
     """Return the floats of scratch memory that a product with n columns needs for each token.
 
-    Tokens in fixed point for tiles of AMX have 40 words for 32 columns; other tokens take `input_row` floats at most.
+    Tokens in fixed point for tiles of AMX take the space of 40 floats for 32 columns (`fixed_tile.TOKEN_WORDS`); other
+    tokens take `input_row` floats at most.
     """
     return max(whole_vectors(n + n // 4), input_row(n))
 
@@ -54,8 +55,8 @@ TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37
 LINE = 16
 # The system adds about 50 microseconds to a sleep.
 SLEEP_MICROSECONDS = 20
-# Size in bytes of a scratch memory. There is one per thread of the pool, and one more for the thread that submits a
-# job (`jobs.scratch_of`).
+# Size in bytes of a scratch memory. Each thread of the pool has one; the thread that submits a job has two
+# (`jobs.scratch_of`).
 SCRATCH_BYTES = 4 << 20
 
 # ---- a block: linear layers that share one input ----
@@ -103,23 +104,24 @@ PROGRAM_TOKENS = 32
 # The most vectors that any format multiplies with rows as they are stored. Scratch memory has space for these vectors
 # after the norm.
 PANEL_TOKENS = 18
-# Up to this number of tokens, one thread prepares the input of gemm, and attention runs its decode task.
+# Up to this number of tokens, one thread prepares the input of gemm, attention runs its decode task, and a short
+# convolution is a single chunk.
 SMALL_BATCH = 8
 # A core reads four streams of memory faster than one stream (benchmarks/ways.py). So a gemv chunk has rows from up to
 # MAX_WAYS ranges of its matrix.
 MAX_WAYS = 4
-# A gemv chunk has this number of bytes of stored rows. If the matrices of a block have at most this size together, one
-# thread alone multiplies a small batch with them.
+# A gemv chunk has about this number of bytes of stored rows. If the matrices of a block have at most this size
+# together, one thread alone multiplies a small batch with them.
 # benchmarks/chunks.py measured it: distributing smaller chunks costs more time than a more even distribution saves.
 CHUNK_BYTES = 64 * 1024
 # Chunks of long jobs are larger: 1 / LONG_JOB of the job's bytes, up to MOST_CHUNK_BYTES. This makes decode of a 0.6B
 # model 3 to 5 % faster. With such chunks in all jobs, a small model would be slower, because threads would have too few
 # chunks.
 MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
-# A gemm chunk has GEMM_ROWS rows (with a gate, half of each matrix) and up to GEMM_TOKENS vectors: STRETCH columns of
-# 64 expanded rows fit into a core's L2 cache. With more rows, the vectors would be read less often; with more vectors,
-# the rows would be expanded less often. A job that would have fewer than GEMM_CHUNKS chunks per thread has chunks of
-# fewer rows, because threads wait for the last chunk of a job.
+# A gemm chunk has GEMM_ROWS rows (with a gate, half as many of each matrix) and up to GEMM_TOKENS vectors: STRETCH
+# columns of 64 expanded rows fit into a core's L2 cache. With more rows, the vectors would be read less often; with
+# more vectors, the rows would be expanded less often. A job that would have fewer than GEMM_CHUNKS chunks per thread
+# has chunks of fewer rows, because threads wait for the last chunk of a job.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
 # Up to this number of vectors, gemm expands only four rows at a time: the rows then stay in the L1 cache, while the
 # vectors are read from the L2 cache.
@@ -138,12 +140,13 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # - EX_ROUTER: address of the router's block; EX_ROUTER_NORM, EX_ROUTER_EPS: an RMS norm of the router's input (0: none)
 # - EX_COUNT: the number of experts X; EX_USED: the number of experts per row
 # - EX_NORMALIZE: whether the weights of a row are divided by their sum; EX_SUM_EPS: a float64 added to this sum
-# - EX_WIDTH: D; EX_INNER: the largest F; EX_POST_NORM, EX_POST_EPS: an RMS norm of the sum of the experts (0: none)
+# - EX_WIDTH: the width D of a row; EX_INNER: the largest inner width of an expert; EX_POST_NORM, EX_POST_EPS: an RMS
+#   norm of the sum of the experts (0: none)
 # - EX_SCALES: address of factors (X,) of the weights, or 0
 # - EX_SHARED, EX_SHARED_DOWN, EX_SHARED_WEIGHT: blocks of a shared expert: gate and up, down, its weight (0: none)
 # - EX_ADDS: whether the residual is added; EX_SIGMOID: whether scores are sigmoids, not a softmax
 # - EX_CHOICE_BIAS: address of a bias (X,) that affects only the choice of experts, or 0
-# - EX_GROUPS, EX_GROUPS_USED: the number of groups of experts, and how many groups may be chosen from, or 0
+# - EX_GROUPS, EX_GROUPS_USED: the number of groups of experts, and in how many of them a row's experts may be; or 0
 # - EX_WEIGHS_INPUTS: whether the weight multiplies an expert's input, not its output (only with one expert per row)
 # - EX_STATE, EX_NEXT: 0, unless a thread reads the experts that are not in memory: address of the state (below), and of
 #   the words of the next layer's mixture or 0
@@ -159,8 +162,8 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # - STATE_FAILED: whether reading has failed
 # - STATE_WRITE, STATE_READ: addresses of the C functions `write` and `read`
 # - STATE_PIPE, STATE_ANSWERS: the pipes to the thread and from it; STATE_ANSWER: ANSWER_WORDS words for its answers
-# From STATE_ROWS on there are four words for each expert, by word: whether the expert is in memory; whether a pass uses
-# it (USE_...); how many tokens have chosen it; whether the mixture before has guessed it.
+# From STATE_ROWS on there are four arrays with a word for each expert: whether the expert is in memory; whether a pass
+# uses it (USE_...); how many tokens have chosen it; whether the previous mixture has guessed that it will be chosen.
 (
     STATE_NOTE, STATE_NUMBER, STATE_FAILED, STATE_WRITE, STATE_READ, STATE_PIPE, STATE_ANSWERS, STATE_ANSWER,
 ) = range(8)  # fmt: skip
@@ -168,16 +171,18 @@ ANSWER_WORDS = 8
 STATE_ROWS = STATE_ANSWER + ANSWER_WORDS
 # An expert that is wanted may be replaced in memory until it is held.
 USE_NONE, USE_WANTED, USE_HELD = range(3)
-# A note is the number of the mixture times NOTE_KINDS plus one of these: few tokens have chosen experts, which are
-# multiplied in the order in which they are read; many have, and their experts are multiplied in ascending order; the
-# experts of the next mixture are guessed; the kernel waits for an expert. A negative note ends the thread.
+# A note is the number of the mixture times NOTE_KINDS plus one of these. NOTE_FEW: few tokens have chosen experts,
+# which are multiplied in the order in which they are read. NOTE_MANY: many tokens have chosen experts, which are
+# multiplied in ascending order. NOTE_GUESS: experts of the next mixture have been guessed. NOTE_WAITS: the kernel waits
+# for an expert. A negative note ends the thread.
 NOTE_FEW, NOTE_MANY, NOTE_GUESS, NOTE_WAITS, NOTE_KINDS = range(5)
 
 
 def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int, *, waits: bool = False) -> int:
     """Return how many floats of memory a mixture needs: for rows, logits, weights, and int64s per (row, expert).
 
-    With `waits`, experts may be read while the mixture runs. The results of few tokens are then kept for each pair.
+    With `waits`, experts may be read while the mixture runs. For few tokens, the result of each (row, expert) is then
+    kept until the end.
     """
     results = width * n_used if waits and n_tokens <= PROGRAM_TOKENS else width
     per_token = (width, width, inner, results, n_experts, n_used, 2 * n_used, 2 * n_used)
@@ -210,7 +215,7 @@ SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 #   sigmoid)
 # - LAYER: the layer whose keys or states are used
 # - COS, SIN: addresses of the rotary tables; N_HEADS, N_KV_HEADS: numbers of heads
-# - ROW_WIDTH: the head dim, or the width of copied, multiplied or scaled rows
+# - ROW_WIDTH: the head dim, or for operations without heads the width of the rows
 # - STEP_SCALE (also the factor of SCALE), STEP_SOFTCAP: bits of float64 numbers; 0 is no soft cap
 # - STEP_SINKS: address of sinks (H,), or 0
 (
@@ -265,8 +270,8 @@ KV_TYPES = {"f32": KV_F32, "f16": KV_F16, "bf16": KV_BF16, "q8_0": KV_Q8_0}
 BLOCK = 128
 # Words of a sequence: the address of its page table, which has the slot of each page's first token; the number of its
 # tokens, including those of the pass; how many of its last tokens are new, and of how many the output is wanted. A job
-# sets the other words: the sequence's first row, first chunk, first block of keys, first row of results of blocks, and
-# number of blocks.
+# sets the other words: the sequence's first row, first chunk and first block of keys, the row at which the results of
+# its blocks begin, and its number of blocks.
 (
     SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
 ) = range(10)  # fmt: skip

@@ -477,7 +477,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def _write(file: Path, code: bytes) -> None:
-    """Write the code atomically, because other processes may write the same file. Ignore errors, as of a full disk."""
+    """Write the code atomically, because other processes may write the same file. Ignore errors, like a full disk."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with draft(file) as part:

@@ -154,7 +154,7 @@ def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any, scratch: An
 
 @intrinsic
 def invoke(typing: Any, entry: Any, arguments: Any) -> Any:
-    """Call the function at an address with a tuple of int64s and float64s. The caller does not contain its code."""
+    """Call the function at an address with a tuple of int64s and float64s. The function is never inlined."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = [builder.extract_value(args[1], i) for i in range(len(signature.args[1]))]

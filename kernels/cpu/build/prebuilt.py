@@ -43,7 +43,8 @@ class Target(NamedTuple):
 
 _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# The target is LLVM's cortex-a76, which has not only dot products but also float16 arithmetic and atomic instructions.
+# The code of "arm64-dot" is for LLVM's cortex-a76, so it may use not only dot products but also float16 arithmetic and
+# atomic instructions.
 _DOT = frozenset({"asimd", "asimddp", "asimdhp", "atomics"})
 # {name: target}, for each machine the fastest first. Measured in fixed point on a Zen 5: x86-64-v4-vnni takes 0.86 of
 # the prefill time of x86-64-v4. x86-64-v3 is compiled for `haswell`, because this code takes 0.86 of the decode time of

@@ -42,7 +42,10 @@ def register_lanes() -> int:
 
 @cache
 def has_multishift() -> bool:
-    """Return whether the processor that Numba compiles for has AVX-512 VBMI, which permutes 64 bytes at once."""
+    """Return whether the processor that Numba compiles for has the instruction vpmultishiftqb of AVX-512 VBMI.
+
+    The probe reverses 64 bytes: for a processor with AVX-512 VBMI, LLVM compiles it to vpermb.
+    """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_BYTES))
     return "vpermb" in text
 
@@ -221,7 +224,10 @@ def load_splat(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
-    """Load the float16 at byte `at` into every lane as float32: copied first, because processors convert vectors."""
+    """Load the float16 at byte `at` into every lane as float32.
+
+    The float16 is copied to all lanes before the conversion, because processors convert whole vectors.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)

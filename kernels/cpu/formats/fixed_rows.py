@@ -8,7 +8,7 @@ A register holds 16 columns of several rows, 16 bytes per row: two rows with AVX
 the sums of a row are added within its 16 bytes. There are two forms of operands:
 
 - *pairs*: the bytes of a row become int16, those of even columns in one register and those of odd columns in another,
-  by a shift or a mask; one instruction multiplies two columns of every row
+  by a shift or a mask; on x86-64 one instruction multiplies the int16 and adds the products of each two
 - *digits*, on arm64 with sdot and on x86-64 with VNNI: the quants of rows stay bytes, and a token's quant is two bytes,
   `256 * high + low`
 
@@ -54,7 +54,7 @@ DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
 PAIR = 2
 # The most tokens that are multiplied with rows as they are stored; for more tokens, tiles (`fixed_tile.py`) are faster.
 # Measured on a Xeon, CPU time of one thread, tile divided by stored rows: for 8 tokens 0.65 for Q8_0, 0.75 for Q4_K and
-# 0.55 for Q6_K with VNNI, and 0.87 for Q8_0 with AVX2; for 4 tokens 1.23.
+# 0.55 for Q6_K with VNNI, and 0.87 for Q8_0 with AVX2; for 4 tokens 1.23 for Q8_0 with AVX2.
 TOKENS = PAIR if QUADS else 4
 RECORD_BYTES = 96
 # Byte offsets in a record: as floats the scale, the total and the totals of each 16 columns; as integers the sum of the
@@ -378,7 +378,8 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
         stored: how quants are stored: BYTES, ...
         kind: a sum of HALVES and BIASED (`panels.py`), or 0.
         minus: the number that is subtracted from every quant.
-        together: number of blocks of 32 columns per call; each has the quants of 8 rows. NIBBLES_OF_64 has two blocks.
+        together: number of blocks of 32 columns per call. The call gets the quants of 8 rows for each block; with
+            NIBBLES_OF_64 it always gets those of two blocks at once, and `together` is 1.
     """
     n_blocks = 2 if stored == NIBBLES_OF_64 else together
     per_block = 2 if kind & HALVES else 1

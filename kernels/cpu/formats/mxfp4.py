@@ -2,8 +2,8 @@
 
 A block is a byte e, which stands for the factor 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0.
 The kernels use integer levels, which are twice the values of these floats, and the scale 2 ** (e - 128). A weight is
-`scale * level`. Weights below 2 ** 128 are exact in float32; larger weights, which need e >= 253, become infinite. The
-NumPy references are in `blocks_numpy.py`.
+`scale * level`. Weights of a magnitude below 2 ** 128 are exact in float32; all others, which need e >= 253, become
+infinite. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ is `scale * quant + offset`.
 
 To build a panel, 8 x 8 words of 4 bytes (four int8 quants) are transposed, so that a vector has the same 4 columns of 8
 rows. Shifts then make two words, with two int16 each, from each word: columns 4 i and 4 i + 2, and columns 4 i + 1 and
-4 i + 3. For sdot (QUADS) and for AMX (TILES) a word keeps its four int8 columns.
+4 i + 3. For sdot (QUADS), and for AMX (TILES) in formats without HALVES, a word keeps its four int8 columns, and only
+the first 8 of the 16 words of a row are used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """CPU kernels of the format Q2_K: unpack 84-byte blocks of a GGUF file to float32 weights.
 
 A block has 16 groups of 16 weights. It consists of 16 bytes, each with a group's scale in the low four bits and the
-group's minimum in the high four bits; 64 bytes of quants; and two float16 factors, d and dmin. 32 bytes have the quants
-of 128 weights: the lowest two bits are the quants of the first 32 weights, the next two bits those of the next 32, ...
+group's minimum in the high four bits; 64 bytes of quants; and two float16 factors, d and dmin. Each 32 bytes of quants
+belong to 128 weights: the lowest two bits are the quants of the first 32 weights, the next two bits those of the next
+32, ...
 A weight is `(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The NumPy
 references are in `blocks_numpy.py`.
 """

@@ -25,9 +25,9 @@ _POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
 WIDE = register_lanes() == LANES
 # The numbers of input vectors for which there are kernels. A panel of another size would be no faster than two panels.
 PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
-# {lanes of a register: the most pairs of two or four rows that are multiplied together}. The sums of all pairs are in
-# registers; weights, scales and elements of the panel need the others. AVX-512 has 32 registers of 16 lanes, AVX2 16 of
-# 8, NEON 32 of 4. A single row is multiplied with panels of any size.
+# {lanes of a register: the most pairs of a row and an input vector, if two or four rows are multiplied together}. The
+# sums of all pairs are in registers; weights, scales and elements of the panel need the other registers. AVX-512 has 32
+# registers of 16 lanes, AVX2 16 of 8, NEON 32 of 4. A single row is multiplied with panels of any size.
 _PAIRS = {16: 18, 8: 4, 4: 4}
 
 
@@ -64,9 +64,9 @@ def add_products(
         scale_vectors: number of SIMD vectors of stored scales per row and block.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
-    # AVX2 has registers for all sums and for the weights of one row, but not of all rows, so a fence separates the
-    # rows. No fence is needed if a piece is a single SIMD vector of weights: then all rows use the same element of the
-    # panel, which LLVM should load only once.
+    # AVX2 has registers for all sums and for the weights of one row, but not for the weights of all rows, so a fence
+    # separates the rows. There is no fence if a piece is a single SIMD vector of weights: then all rows use the same
+    # element of the panel, which LLVM should load only once.
     is_tight = register_lanes() == 8 and n_weights > 1
 
     @intrinsic

@@ -5,7 +5,8 @@ row's experts are added in ascending order of the experts, so the bits of a row 
 
 If only some experts are in memory, a thread reads the others from the file (`EX_STATE`). The kernel tells this thread
 which experts it will multiply, and which the next layer will probably choose. A pass of few tokens multiplies the
-experts in memory first, and each other expert when it has been read. The outputs are added in the same order as above.
+experts in memory first, and each other expert when it has been read. It keeps the outputs until the end, and adds them
+in ascending order of the experts, too.
 """
 
 from __future__ import annotations
@@ -246,7 +247,7 @@ def _note(state: int, kind: int) -> None:
 
 @jit
 def _want(state: int, ids: Any, n_pairs: int, n_experts: int, waits: bool) -> None:
-    """Tell the thread which experts the pass has chosen. Of few tokens all are held at once."""
+    """Tell the thread which experts the pass has chosen. If tokens are few (`waits`), hold all of these experts."""
     s, uses = words(state), STATE_ROWS + n_experts
     for i in range(n_pairs):
         write(s, uses + ids[i], USE_HELD if waits else USE_WANTED)
@@ -278,7 +279,8 @@ def _any_held(state: int, n_experts: int) -> Any:
 def _hold(state: int, n_experts: int, e: int) -> Any:
     """Hold expert e, after waiting until it is in memory; return e, or -1 if reading fails."""
     s = words(state)
-    # The thread first marks an expert as absent and then reads whether it is held; here the order is the reverse.
+    # The thread (`mark_expert`) first marks an expert as absent and then reads whether it is held. Here the order is
+    # the reverse, so the thread and the kernel cannot both miss the mark of the other.
     write(s, STATE_ROWS + n_experts + e, USE_HELD)
     while read(s, STATE_FAILED) == 0:
         if read(s, STATE_ROWS + e) != 0:
@@ -303,7 +305,7 @@ def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
 def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, scores: int, ids: int, rest: int) -> None:
     """Tell the thread which experts the router of mixture `of`, in the next layer, chooses for this layer's input x.
 
-    The next layer's own input is similar, so most of its experts are among them.
+    The next layer's own input is similar, so most of the experts that it will choose are among these.
     """
     n_experts, n_used = of[EX_COUNT], of[EX_USED]
     weight, bias, eps = of[EX_NORM_WEIGHT], of[EX_NORM_BIAS], np.float32(number(of[EX_NORM_EPS]))

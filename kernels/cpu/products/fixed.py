@@ -108,9 +108,9 @@ def _add_panel(
 ) -> None:
     """Add the products of the rows of one panel of matrix m over DEPTH columns, from `column` on.
 
-    The rows are PANEL_ROWS from row `first` on, or those before row `end`. They are multiplied with the tokens of
-    groups `group` to `last - 1`. `y` is the address of the products, PANEL_ROWS floats for each token. Scratch memory
-    is FORMAT_SCRATCH bytes, then a panel of rows.
+    The panel has PANEL_ROWS rows from row `first` on, but no rows from row `end` on. It is multiplied with the tokens
+    of groups `group` to `last - 1`. `y` is the address of the products, PANEL_ROWS floats for each token. Scratch
+    memory is FORMAT_SCRATCH bytes, then a panel of rows.
     """
     n, n_columns, panel, t = min(PANEL_ROWS, end - first), job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
     kind = job[m + PANEL_KIND]
@@ -146,7 +146,8 @@ def multiply_fixed(job: Any, chunk: int, scratch: int) -> None:
     sums[: ceil_div(end - begin, PANEL_ROWS) * n_matrices * size] = 0
     if TILES:
         configure_tiles(ceil_div(job[T], ceil_div(job[T], TOKENS)))
-    # All panels of the same columns are multiplied first, while the tokens' panels are in the L2 cache.
+    # All panels of the same columns are multiplied before the next columns, so that these columns of the tokens' panels
+    # stay in the L2 cache.
     for column in range(0, job[K], DEPTH):
         at = place
         for first in range(begin, end, PANEL_ROWS):

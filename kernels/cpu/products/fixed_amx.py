@@ -1,4 +1,4 @@
-"""The tile of AMX for activations in fixed point: 32 rows and up to 12 tokens, multiplied as signed bytes.
+"""The tile of AMX for activations in fixed point: 32 rows and up to 12 tokens, multiplied as bytes.
 
 The arithmetic is that of `fixed_tile.py`, and so are the bits: the sums of a block are exact integers. A quant of a
 token is two digits, `256 * high + low`. A tile register has 16 lines of 64 bytes. An instruction multiplies a tile of
@@ -10,9 +10,10 @@ both scales, is added to y.
 Formats with a scale for 16 columns use the tile of `fixed_tile.py`, because AMX would not be faster: each instruction
 would multiply 16 columns in the time of 64, and there are twice as many sums.
 
-Sums can leave a tile register only through memory. An instruction takes 16 cycles, its result is ready after 52, and
-writing the result takes as long. So the code is a pipeline: while 16 rows are multiplied, the sums of the other 16 are
-written, and sums that were written before are added to y, a quarter of the tokens between two instructions.
+Sums can leave a tile register only through memory. A multiplication occupies the tile unit for 16 cycles, but its
+result is ready only after 52, and then has to be written. So the code is a pipeline: while 16 rows are multiplied, the
+sums of the other 16 are written, and sums that were written before are added to y, a quarter of the tokens between two
+instructions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _QUARTER = TOKENS // 4
 
 
 def _amx(builder: Any, name: str, *operands: Any) -> None:
-    """Call an instruction of AMX; a Python number is that of a tile register."""
+    """Call an instruction of AMX. An operand that is a Python integer is the number of a tile register."""
     values = [ir.Constant(_I8, operand) if isinstance(operand, int) else operand for operand in operands]
     call_llvm(builder, f"llvm.x86.{name}", ir.VoidType(), values)
 

@@ -51,8 +51,9 @@ PREPARED = 16
 PARTS = LANES // PART
 # Number of floats of these tiles' sums, which are kept in memory between two sweeps (`tile.py`).
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
-# Floats from a part of an expanded row to that of the next one. Parts of 4,096 bytes would use the same sets of the L1
-# cache (`input_row`); the two parts of AVX2 use different ones.
+# Floats from a part of an expanded row to the same part of the next row. At a distance of 4,096 bytes, all rows would
+# use the same sets of the L1 cache (`input_row`). With AVX2 the distance is 2,048 bytes, so adjacent rows use different
+# sets.
 _PART_ROW = STRETCH // PARTS + (LANES if PARTS == 1 else 0)
 # Bytes of the rows that are expanded together.
 _EXPANDED = 4 * GEMM_ROWS * PARTS * _PART_ROW

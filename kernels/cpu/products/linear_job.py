@@ -96,8 +96,8 @@ def put_ranges(job: Any, m: int, first: int, n: int, apart: int, products: Any, 
 def put_row(job: Any, m: int, t: int, first: int, n: int, products: Any, at: int) -> None:
     """Write `activation(product + bias) + residual` of input row t and n rows of matrix m, from row `first` on.
 
-    With a gate, the products must already be results of `gate_row`. They begin at `products[at]`, are padded to whole
-    vectors, and are changed in place.
+    The products begin at `products[at]`, are padded to whole vectors, and are changed in place. With a gate, they must
+    already be results of `gate_row`.
     """
     place = 4 * (t * job[N] + job[m + COLUMN] + first)
     y = floats(job[Y] + place)

@@ -1,6 +1,6 @@
 """The sum of the exponentials of a row of logits, in float64: the divisor of softmax. Reference: `order_numpy.py`.
 
-The order of summation is fixed: lane i % 16 adds element i, then halves of the lanes are added to halves. The
+The order of summation is fixed: lane i % 16 adds element i, then lanes that are 8, 4, 2 and 1 apart are added. The
 exponential uses only additions, multiplications and a rounding to integers, but no fused multiply-add, which NumPy
 lacks. So all processors and NumPy give the same bits.
 """

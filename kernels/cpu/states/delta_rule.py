@@ -218,7 +218,7 @@ def delta_net(
     Args:
         address: address of the pool's control block.
         block: address of the rule's words (`layout.py`); E and P are multiples of 16.
-        x: address of queries, keys and values, contiguous rows.
+        x: address of contiguous rows, each with the queries, keys and values of a token.
         gate: address of the gate, (T, H * P).
         gate_row: elements from one row of the gate to the next.
         beta: address of beta, (T, H).

@@ -219,11 +219,13 @@ def state_space(
 ) -> None:  # fmt: skip
     """Compute the state space of Mamba2, multiply its output with the SiLU of its gate, and norm it.
 
+    If SPACE_NORM is 0, there is no norm.
+
     Args:
         address: address of the pool's control block.
         block: address of the state space's words (`layout.py`); P is a multiple of 16.
         n_rows: T.
-        x: address of inputs, B and C, contiguous rows.
+        x: address of T contiguous rows, each with the inputs, B and C of a token.
         gate: address of the gate, (T, H * P).
         gate_row: elements from one row of the gate to the next.
         step: address of the time step, (T, H).

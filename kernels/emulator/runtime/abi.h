@@ -47,7 +47,7 @@ typedef struct {
 // Values of `argument` below: the operation has no argument; the operation needs all lanes.
 enum { MSL_NO_ARGUMENT = -1, MSL_ALL_LANES = -2 };
 
-// `argument` must be the same for all lanes that take part: the delta of simd_shuffle_down.
+// `argument` must be the same for all lanes that take part. An example is the delta of simd_shuffle_down.
 void msl_exchange(const void* value, unsigned bytes, int argument, const char* what, const char* file, unsigned line,
                   msl_exchanged* found);
 void msl_inactive(unsigned lane);   // end the threadgroup, because the last operation reads an inactive lane

@@ -10,8 +10,8 @@
 // not accessible, so that an overflow faults.
 #define STACK_BYTES (128 * 1024ul)
 
-// Each stack begins this number of bytes lower than the one before: addresses a power of two apart share cache sets, so
-// stacks of equal alignment would evict each other.
+// In a SIMD-group, each lane's stack begins this number of bytes lower in its place than that of the lane before:
+// addresses a power of two apart share cache sets, so stacks of equal alignment would evict each other.
 #define STAGGER_BYTES 320ul
 
 static char* stacks;

@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
   access write, read;
   accessor also;  // another thread that has read
-  unsigned written_by;  // the last group that wrote, by atomics, too; counted from 1
+  unsigned written_by;  // 0: never written (atomics count); threadgroup memory: 1 + the last group that wrote; else 1
 } history;  // of one byte
 
 typedef struct {

@@ -25,7 +25,7 @@ typedef struct {
   const void* value;  // the value that it passes to a SIMD-group operation
   unsigned bytes;
   int argument;
-  unsigned memory;  // the memory that the barrier orders at which it waits
+  unsigned memory;  // the memory that is ordered by the barrier at which the thread waits
 } fibre;
 
 // The values of a SIMD-group operation. They are valid after its lanes continue, until the lanes wait again.
@@ -94,7 +94,7 @@ void races_next_phase(unsigned memory);
 void races_settle(void);          // report pending writes; called before another thread runs
 void races_trace(uintptr_t address);  // add a note with the last thread that wrote this byte
 void races_note_unwritten(void);      // add a note for each output with unwritten bytes
-void races_forget_pending(void);  // drop the pending write of a thread that has ended before its store
+void races_forget_pending(void);  // report the pending write of a thread that has ended before its store, as a race
 
 // tensors.c
 void tensors_begin(void);

@@ -10,8 +10,8 @@
 #include <string.h>
 
 #define MAX_SIMDGROUPS (MSL_MAX_THREADS / MSL_SIMD_WIDTH)
-// A mistake ends its threadgroup, so that consequences of the mistake are not reported. Other threadgroups continue,
-// until this number of threadgroups has failed.
+// A mistake other than a race ends its threadgroup, so that consequences of the mistake are not reported. Other
+// threadgroups continue, until this number of threadgroups has failed.
 #define MAX_FAILED_GROUPS 32
 
 fibre* volatile running;

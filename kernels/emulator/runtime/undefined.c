@@ -1,5 +1,5 @@
 // The functions that clang's checks of undefined behaviour (UBSan) call in the build "undefined". They get the place in
-// the text, report the mistake and end the threadgroup.
+// the text, report the mistake and end the threadgroup. An implicit conversion is only a note.
 #include "runtime.h"
 
 #include <stdio.h>

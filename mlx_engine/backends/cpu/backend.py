@@ -4,8 +4,8 @@
 one call of a kernel. NumPy computes the operations without a kernel, and shapes that a kernel does not support.
 
 For up to 32 tokens, all layers of a model run in one call: `lowering.py` turns the definition of the layers into the
-steps of a `CompiledProgram`. Before a call, the addresses of scratch memory, cos/sin tables and page tables are written
-into the descriptors that the steps refer to.
+steps of a `CompiledProgram`. Before a call, the addresses of cos/sin tables and page tables are written into the steps
+and into the descriptors that the steps refer to. The address of scratch memory is an argument of the call.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class CompiledBackend(SimdBackend):
         # Descriptors of blocks, mixtures of experts and head norms, by their parameters.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
-        # Keeps a bounded number of experts in memory; None if the number of no mixture is bounded.
+        # Keeps a bounded number of each mixture's experts in memory; None if no mixture has a bound.
         self.expert_cache: ExpertCache | None = None
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
         # Descriptors of convolutions, delta rules and state spaces.
@@ -120,7 +120,7 @@ class CompiledBackend(SimdBackend):
         return float(out[0])
 
     def prepare(self, weight: Weight) -> Native:
-        """Return a view of the mapped file if the kernels multiply the matrix as stored; dequantise all others."""
+        """Keep matrices that kernels multiply as stored, mostly as views of the file; dequantise all other weights."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
@@ -230,7 +230,10 @@ class CompiledBackend(SimdBackend):
     holds_some_experts = True
 
     def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
-        """Return the matrices as views of the file. Kernels get them from an `ExpertCache`, op by op from the file."""
+        """Return the matrices as views of the file, which `expert_linear` reads.
+
+        Kernels that compute a whole mixture read the matrices in an `ExpertCache` instead.
+        """
         held = HeldExperts(self.stack([read(e) for e in range(n)]))
         held.n_slots = n_slots
         return held
@@ -463,7 +466,7 @@ class CompiledBackend(SimdBackend):
         return self._gate_rows(KINDS[activation], None, x)
 
     def _gate_rows(self, kind: int, x: Native | None, gate: Native) -> Native:
-        """Return `activation(gate)` (T, N), times x if given; `kind` is the activation's number, 0 for the sigmoid."""
+        """Return `activation(gate)` (T, N), times x if given, or clamped SwiGLU; `kind` selects it, 0 the sigmoid."""
         gate, out = strided_rows(gate), aligned(*gate.shape)
         x = None if x is None else strided_rows(x)
         at, row = (0, 0) if x is None else (address(x), x.strides[0] // 4)
@@ -591,8 +594,8 @@ class CompiledProgram(Program):
     """All layers of a model as steps of the compiled kernels.
 
     A pass of up to `PROGRAM_TOKENS` tokens runs all steps in one call; a longer pass makes a call per step. If ranks
-    share the model, each exchange between them ends a call. The steps have the addresses of cos/sin tables, and of the
-    KV stores of one pool.
+    share the model, each exchange between them ends a call. The steps have the addresses of cos/sin tables. `_layers`
+    has those of the KV stores of one pool.
     """
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:

@@ -84,8 +84,9 @@ class Block:
     """Linear layers with the same input, encoded for the compiled kernels. The outputs of a token form one row.
 
     Without an activation, the row has the outputs of all layers, one after the other. With an activation, two layers
-    are gate and up, and the output is `activation(gate) * up`; a single layer has the output `activation(up)`. `norm`
-    is applied to the input, and `post` to the output. With `fixed`, quantised matrices are multiplied in fixed point.
+    are gate and up, and the output is `activation(gate) * up` or clamped SwiGLU; a single layer has the output
+    `activation(up)`. `norm` is applied to the input, and `post` to the output. With `fixed`, quantised matrices are
+    multiplied in fixed point.
     """
 
     def __init__(

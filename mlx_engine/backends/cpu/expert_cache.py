@@ -1,12 +1,14 @@
 """A bounded number of experts in memory: a thread reads others from the file, in place of those that are used least.
 
-Kernels and thread share a state for each mixture (`STATE_ROWS` in `kernels/cpu/build/layout.py`). Before the products a
-kernel marks the chosen experts there and writes a note to a pipe; after that it marks what the router of the next
-mixture would choose for the same hidden states. The thread reads the chosen experts first and then the guessed ones.
-Kernels wait for the thread only if all chosen experts that are left are missing.
+Kernels and thread share a state for each mixture (`STATE_ROWS` in `kernels/cpu/build/layout.py`). Before its products,
+a kernel marks the chosen experts there, and writes a note to a pipe. If the pass has few tokens, the kernel then also
+marks the experts that the router of the next mixture would choose for the same hidden states. The thread reads the
+chosen experts first, and then these guessed ones. In a pass of few tokens, a kernel multiplies experts in the order in
+which they are read, and waits for the thread only if all chosen experts that it has not multiplied yet are missing.
 
-An expert that a pass holds is never replaced. A pass of many tokens uses nearly all experts of each mixture, one after
-another; those that are missing pass through two slots, so that the experts that are used most stay in memory.
+A held expert is never replaced. A pass of few tokens holds every chosen expert until it has been multiplied, and a pass
+of many tokens only the expert that is being multiplied. A pass of many tokens uses nearly all experts of each mixture,
+one after another; those that are missing pass through two slots, so that the experts that are used most stay in memory.
 
 Reads bypass the system's page cache, which would keep a second copy. One read of a whole matrix at a time reaches the
 peak rate of the disk: the system splits it into many requests.
@@ -40,7 +42,7 @@ PASSAGES = 2
 
 
 class HeldExperts(tuple[Linear, ...]):
-    """The linear layers of the experts of a mixture, which are views of a mapped file; n_slots can be in memory."""
+    """The linear layers of the experts of a mixture, views of a mapped file; `n_slots` of them can be in memory."""
 
     n_slots: int
 
@@ -58,12 +60,13 @@ class ExpertCache:
         self._start()
 
     def add(self, block: ExpertBlock, n_slots: int) -> None:
-        """Keep as many experts of a mixture as take the bytes of `n_slots` experts in the file.
+        """Keep some experts of a mixture in memory: at least one, and at most as many as fit into a bound.
 
-        The layer of this mixture follows the layer of the mixture that was added before.
+        The bound is the bytes that `n_slots` experts take in the file. Mixtures are added in the order of their layers.
 
         Raises:
-            ModelError: experts are not multiplied as the file stores them.
+            ModelError: experts are not multiplied as the file stores them, or are stored in several types.
+            SourceError: the file cannot be opened, or has been replaced.
         """
         self._reader.add(block, n_slots)
         self._blocks.append((block, n_slots))
@@ -99,7 +102,7 @@ def _end(reader: _Reader, thread: threading.Thread, process: int) -> None:
     """End the thread; do nothing in a forked process, whose parent has the thread."""
     if os.getpid() == process:
         reader.end()
-        if thread is not threading.current_thread():  # which may run the garbage collection that calls this
+        if thread is not threading.current_thread():  # this thread itself may collect the cache as garbage
             thread.join()
 
 
@@ -107,7 +110,8 @@ class _Mixture:
     """The experts of a mixture.
 
     Attributes:
-        state: the words that kernels and the thread share; the four arrays (X,) after it are views of it.
+        state: the words that kernels and the thread share. The arrays `in_memory`, `is_used`, `n_chosen` and
+            `is_guessed`, (X,) each, are views of it.
         residents: which experts are in memory.
         following: the mixture of the next layer, or None.
         has_many: whether many tokens have chosen experts in the current pass.
@@ -272,11 +276,14 @@ class _Reader:
         return None
 
     def _slot(self, mixture: _Mixture, expert: int, kept: np.ndarray) -> int | None:
-        """Return a slot without an expert, taking it from an expert outside of `kept`; None if there is none."""
+        """Return a slot for `expert`: a free one, or that of an expert that is dropped; None if none can be dropped.
+
+        In a pass of few tokens, only experts outside of the mask `kept` are dropped.
+        """
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
             return free
-        # The next mixture may still have the mark of a prompt, whose slots are too few for guesses.
+        # The next mixture may still have `has_many` of an earlier prompt, but `passages` are too few slots for guesses.
         if not mixture.has_many or mixture is not self._current:
             while (coldest := residents.coldest(kept)) is not None:
                 slot = int(residents.slots[coldest])
@@ -304,7 +311,7 @@ class _Reader:
         return True
 
     def _load(self, mixture: _Mixture, expert: int, slot: int) -> None:
-        """Read an expert; leave off if it was guessed, and the pass does not choose it."""
+        """Read an expert. Stop early if it was guessed but then not chosen, or if the thread must end."""
         memory, added = mixture.memory[slot], []
         for start, (words, range_) in zip(mixture.starts, mixture.matrices[expert], strict=False):
             while self._news.poll(0) and not self._is_ended:
@@ -326,10 +333,10 @@ class _Reader:
         return self._current is not None and self._current.following is mixture
 
     def _read(self, range_: MappedRange, memory: np.ndarray) -> None:
-        """Read the memory pages of a file that have a range.
+        """Read a range of a file, from the beginning of its first memory page on.
 
         Raises:
-            SourceError: the file is shorter, has been replaced or cannot be read.
+            SourceError: the file has become shorter, or cannot be read.
         """
         file, first, done = self.files[str(range_.path)], range_.first // mmap.PAGESIZE * mmap.PAGESIZE, 0
         needed = range_.first % mmap.PAGESIZE + range_.nbytes
@@ -338,7 +345,7 @@ class _Reader:
                 n = os.preadv(file, [memory[done:].data], first + done)
             except OSError as error:
                 raise SourceError(f"{range_.path}: an expert cannot be read ({error.strerror})") from error
-            if n < mmap.PAGESIZE and done + n < needed:  # the file's last page is read only in part, also once more
+            if n < mmap.PAGESIZE and done + n < needed:  # the file ends: reading again gives no more
                 what = f"ends before byte {range_.first + range_.nbytes:,}, the end of an expert; restore the file"
                 raise SourceError(f"{range_.path}: {what}")
             # The system reads whole blocks of the disk, except at the end of the file.

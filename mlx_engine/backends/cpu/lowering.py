@@ -151,20 +151,20 @@ class PassBatch(NamedTuple):
 
 
 class CannotCompileError(Exception):
-    """A definition of layers needs an operation that the kernels do not have, or reads the elements of an array."""
+    """A definition of layers needs an operation or a shape that the kernels lack, or reads the elements of an array."""
 
 
 @dataclass
 class Lowering:
     """Collects the steps of a program: each method with the name of an operation of `Backend` adds its step.
 
-    The fields after `steps` become fields of `Lowered`, which describes them.
+    `Lowered` describes the fields after `steps`, except `states` and `tap`.
     """
 
     backend: CompiledBackend
     batch: PassBatch
     steps: list[dict[int, Any]] = field(default_factory=list)
-    # By layer: number of KV heads, head dim, number of arrays of the store. Then the layers that have a state.
+    # By layer: number of KV heads, head dim, number of arrays of the store. `states` has the layers with a state.
     kv: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     states: set[int] = field(default_factory=set)
     ropes: dict[int, Rope] = field(default_factory=dict)
@@ -544,7 +544,7 @@ class Lowered:
 
     Attributes:
         steps: (steps, STEP_WIDTH) int64, the encoded steps.
-        x: the buffer of the input, which is the hidden states before the first layer.
+        x: the buffer of the input: the hidden states before the first layer, perhaps with further inputs of the layers.
         y: the location of the result.
         floats: number of scratch floats per token for all values.
         inputs: number of scratch floats per token for packing the inputs of the widest product.
@@ -574,7 +574,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
     Args:
         backend: makes the descriptors of blocks.
         layers: the definition.
-        width: the width of the first layer's input.
+        width: the width of the definition's input, see `Backend.compile`.
         want: the tokens whose results are wanted.
 
     Raises:

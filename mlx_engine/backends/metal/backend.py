@@ -57,8 +57,8 @@ KEPT_PLACES = 3
 class MetalBackend(MlxBackend):
     """The `mlx` backend with our kernels. Matrices are split into quants and scales once, when they are loaded.
 
-    After `head_norm_rope`, queries are a transposed view of an array (H, T, E), and new keys and values are a `Half`
-    each.
+    After the kernel `head_norm_rope`, queries are a transposed view of an array (H, T, E), and new keys and values are
+    a `Half` each.
     """
 
     fixes_bits = True
@@ -86,7 +86,7 @@ class MetalBackend(MlxBackend):
         return mx.array(weight.dequantize()) if matrix is None else matrix
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Convert the experts' matrices to the format of `mx.gather_qmm`.
+        """Convert the experts' matrices to the format of `mx.gather_qmm`, or to floats if it cannot express their type.
 
         The GPU can then choose experts itself, and the host need not wait for the router.
         """

@@ -183,7 +183,7 @@ class Tuner:
 def tuner(executor: ExecutorName) -> Tuner | None:
     """Return the tuner of this machine's GPU.
 
-    Return None for the emulator, because its times say nothing about a GPU, and if tuning is off.
+    Return None if tuning is off, and for the emulator, because its times say nothing about a GPU.
     """
     if executor == "emulator" or os.environ.get(VARIABLE) == "off":
         return None

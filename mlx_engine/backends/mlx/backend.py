@@ -5,9 +5,9 @@ operations build a graph, which MLX evaluates when a result is needed. A chosen 
 `embed` accepts this array as an id. So the next pass can be built and submitted before the host has the id of the
 chosen token.
 
-With float16 or bfloat16 activations, arrays have the same types as in mlx-lm: hidden states, weights, scales, keys and
-values, and the results of products have the type of activations. Norms, softmax and rotation compute in float32
-internally. The states of linear attention and all logits are float32.
+With float16 or bfloat16 activations, arrays have the same types as in mlx-lm: hidden states, weights, scales, the
+results of products and, by default, keys and values have the type of activations. Norms, softmax and rotation compute
+in float32 internally. The states of linear attention and all logits are float32.
 
 Sampling is the algorithm of `backends/sampling.py` in lazy operations, so that the host need not wait. Probabilities
 are float64 on the CPU. MLX has no float64 on GPUs, so they are float32 there. If the random number is within rounding
@@ -335,7 +335,7 @@ class MlxBackend(Backend):
         return mx.zeros((n_arrays, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write in place. MLX also writes in place on the device, because no other array uses the store's memory."""
+        """Write in place. On the device, MLX does not copy the store either, because no other array uses its memory."""
         where = indices(slots)
         store[0, :, where] = stored_rows(k.transpose(1, 0, 2), self.kv_type)
         if len(store) == 2:

@@ -1,4 +1,4 @@
-"""Quantised matrices for MLX's own products: MLX's types, and Q8_0 repacked without changing its values.
+"""Quantised matrices for MLX's own products: MLX's types, and GGUF's Q8_0, Q4_0 and Q4_K repacked in MLX's format.
 
 In MLX's affine format, `weight = scale * quant + bias`, with unsigned quants. Q8_0 has `weight = d * q` with signed
 bytes q. Flipping the sign bit of q gives the unsigned byte `q + 128`. So `scale = d` and `bias = -128 d` give the same

@@ -1,8 +1,8 @@
 """The backend `scalar`: every operation in plain Python, element by element. All other backends are tested against it.
 
 Arrays are nested lists of floats: (T, D) is a list of T lists of D floats. Python floats are float64, so sums and
-products are float64. NumPy is used only to convert weights, inputs and results. This backend is deliberately
-unoptimised: read it to learn what an operation computes, but use another backend to run models.
+products are float64. NumPy is used only to convert weights, inputs, results, and keys and values. This backend is
+deliberately unoptimised: read it to learn what an operation computes, but use another backend to run models.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Operation:
     """All calls of one role in the profiled passes.
 
     Attributes:
-        samples: milliseconds of all its calls in a pass, one per pass.
+        samples: for each pass, the milliseconds of all its calls in this pass.
         n_calls, needed: number of calls and their cost, summed over all passes.
     """
 
@@ -164,7 +164,7 @@ class Line:
         ms: `measured` without profiling overhead.
         floor: time at the machine's limit, or None if the limit is unknown.
         bound: "memory" or "arithmetic"; "calls" if the limit is negligible compared with the time; None if the limit
-            is unknown, or the corrected time is 0.
+            is unknown, or the correction reduced the time to the limit.
     """
 
     op: Operation
@@ -180,7 +180,7 @@ class Line:
 
     @property
     def reached(self) -> float | None:
-        """The time at the limit divided by the measured time."""
+        """The time at the limit divided by `ms`."""
         return None if self.floor is None or self.bound is None or self.ms <= 0 else self.floor / self.ms
 
 
@@ -223,7 +223,10 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
 
 
 def _usual(beyond: Sequence[tuple[float, float]]) -> float:
-    """Return the median over all calls of (time - time at the limit); `beyond` has it per operation, with its calls."""
+    """Return the median over all calls of (time - time at the limit).
+
+    `beyond` has this difference for a call of each operation, ascending, and the number of the operation's calls.
+    """
     half, seen = sum(n for _, n in beyond) / 2, 0.0
     for ms, n in beyond:
         seen += n
@@ -251,7 +254,7 @@ def ranked(
 
 
 def gain_of(row: dict[str, float | str | None]) -> float:
-    """Return the sort key of a row of the ranking."""
+    """Return the gain of a row of the ranking, or its time if the limits are unknown."""
     gain = row["ms"] if row["gain_ms"] is None else row["gain_ms"]
     return float(gain or 0.0)
 
@@ -276,7 +279,7 @@ def between(n_calls: float, by_round: Mapping[str, float], *, lazy: bool) -> str
 
 
 def advice(line: Line, bits: float | None) -> str:
-    """Return the advice for an operation; `bits` per weight if it reads a weight matrix."""
+    """Return the advice for an operation; `bits` are its bits per weight, None if it reads no weight matrix."""
     per_call = line.ms / line.op.calls * 1e3
     if line.floor is None:
         return f"The limits of this device are unknown: {line.op.calls:,.0f} calls of {per_call:,.0f} us."

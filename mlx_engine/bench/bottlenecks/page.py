@@ -188,7 +188,7 @@ def breakdown(phase: Report) -> str:
 
 
 def operations(phase: Report, limited: bool) -> str:
-    """Return the table of operations with their rates."""
+    """Return the table of operations with their rates; with `limited` also the columns about the machine's limits."""
     rows = [["operation", "calls", "ms", "share", "us per call", "MB", "GB/s", "GFLOP/s", "bound by", "of the limit"]]
     shown, rest = split(sorted(phase["operations"], key=lambda op: -op["ms"]))
     for op in shown:
@@ -205,7 +205,7 @@ def operations(phase: Report, limited: bool) -> str:
 
 
 def layers(phase: Report) -> str | None:
-    """Return the table of the fastest, median, slowest and first layer; the others take similar times."""
+    """Return the table of the fastest, median, slowest and first layer."""
     known = phase["layers"]
     if not known:
         return None
@@ -229,7 +229,7 @@ def steps(rows: list[Report]) -> str:
     for row in rows:
         table.append([f"step {row['step']}" if row["step"] else "prefill", *(ms(row[name]) for name in names)])
     plain = [row["plain"] for row in rows[1:]]
-    text = "ms, medians of all rounds; a norm of 0 is computed with the projection."
+    text = "ms, medians of all rounds; a norm of 0 means that it is computed with the projection."
     if plain and min(plain) > 0:
         text += f" Longest plain step over shortest: {max(plain) / min(plain):.2f}."
     return f"{aligned(table)}\n\n{text}"
@@ -241,7 +241,7 @@ def figure(of: Report) -> str:
 
 
 def ms(value: float | None) -> str:
-    """Format milliseconds with three significant digits or decimals."""
+    """Format milliseconds with three decimals below 10, two below 100, else one."""
     if value is None:
         return "-"
     digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1

@@ -26,7 +26,8 @@ class ShardOptions:
         typer.Option(
             "--shard",
             metavar="pipeline|tensor",
-            help="Share the model with the other processes that mlx.launch has started: by layers, or each layer.",
+            help="Share the model with the other processes that mlx.launch has started. pipeline: each has some "
+            "layers; tensor: each has a slice of every matrix.",
             show_default="off",
         ),
     ] = None

@@ -144,8 +144,8 @@ class cooperative_tensor {
   MSL_FUNC iterator end() { return {this, get_capacity()}; }
   MSL_FUNC const_iterator begin() const { return {this, 0}; }
   MSL_FUNC const_iterator end() const { return {this, get_capacity()}; }
-  // The element of this tensor that corresponds to an element of the cooperative tensor of `other`. For an element of a
-  // matrix and a tensor of row results, it is the result of the element's row.
+  // `other` is an iterator at an element of another cooperative tensor. Return an iterator at the corresponding element
+  // of this tensor: if this tensor has the results of rows, at the result of the row of that element.
   template <class Other>
   MSL_FUNC iterator map_iterator(Other other) {
     return {this, mapped(other)};

@@ -13,8 +13,7 @@ MSL_FUNC constexpr T msl_static_cast(const U& value) {
 
 // ---- arguments of two types ----
 
-// The type that Metal's overloads for float and half choose: half for arguments that are half or integers, and float if
-// an argument is float.
+// The type that Metal's overloads for float and half choose: half for a half and an integer, otherwise float.
 template <class A, class B>
 using msl_common_t = conditional_t<(is_same_v<A, half> && !is_same_v<B, float> && !is_same_v<B, bfloat>) ||
                                        (is_same_v<B, half> && !is_same_v<A, float> && !is_same_v<A, bfloat>),
@@ -66,7 +65,7 @@ template <class T>
 MSL_FUNC T mad(T a, T b, T c) {
   return a * b + c;
 }
-// The next number in a type with as many bits as U.
+// The number of type T that is next to x in the direction of y. U is the unsigned integer with as many bits as T.
 template <class U, class T>
 MSL_FUNC T msl_nextafter(T x, T y) {
   if (x != x || y != y) return x + y;

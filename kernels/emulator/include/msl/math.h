@@ -1,8 +1,9 @@
 // Floating-point functions. The result is computed in float32 and rounded once to the type of the argument.
 //
 // A GPU's `fast` functions are less exact than its `precise` functions, by errors that Apple does not document. Here
-// all functions are exact to about the last bit, with the same bits on every processor (runtime/math.c). Functions that
-// call a builtin of clang, such as sqrt, are rounded correctly.
+// functions are exact to about the last bit, with the same bits on every processor (runtime/math.c). Exceptions are
+// sinpi, cospi and tanpi, whose product with pi is rounded. Functions that are one builtin of clang, such as sqrt, are
+// rounded correctly.
 #pragma once
 
 namespace metal {

@@ -179,7 +179,8 @@ MSL_LARGE_FUNC void msl_check_same(const msl_met& met, G get, const msl_matrix& 
   }
 }
 
-// Check static extents: they must equal the extents that the operation needs.
+// Check static extents: an axis must be as long as the operation needs. Without `whole_rows` or `whole_columns`, it may
+// also be longer.
 template <class T>
 MSL_FUNC void msl_check_extents(const msl_matrix& matrix, bool whole_rows, bool whole_columns) {
   static_assert(T::msl_rank == 2, "matmul2d: expected a tensor of two axes");
