@@ -4,8 +4,7 @@
     python -m benchmarks.activations --python PATH --files q4_k_m --rounds 3 --tests tg64 b8 --out new.jsonl
 
 To measure AVX2 code on an AVX-512 processor, set NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c, and
-use a llama.cpp that is built for AVX2. Rows record NUMBA_CPU_NAME, and what instructions
-llama.cpp reports.
+use a llama.cpp that is built for AVX2. Rows record NUMBA_CPU_NAME, and the instructions that llama.cpp reports.
 
 PATH is a Python interpreter that has llama-cpp-python. `--openvino PATH` names an interpreter that has
 `optimum-intel[openvino]` and transformers; OpenVINO is then measured, too, on Q8_0 and Q4_0, in tests without depth and
@@ -112,7 +111,7 @@ def contestants(*, has_peer: bool) -> tuple[Contestant, ...]:
 
 
 def affine_of(source: Path) -> Path:
-    """Return the folder in MLX's 4-bit format, which is made of the source if it is missing."""
+    """Return the folder in MLX's 4-bit format; if it is missing, make it from the source."""
     folder = source.with_name(f"{source.stem.removesuffix('-q8_0')}-{AFFINE}")
     if not folder.exists():
         part = folder.with_suffix(".part")
@@ -127,7 +126,7 @@ def affine_of(source: Path) -> Path:
 def batches(
     n: int, of: Sequence[Contestant], model: str, pythons: dict[str, str], rounds: int
 ) -> tuple[Contest, list[Entry]]:
-    """Run steps of n sequences, the contestants interleaved; return the seconds of all steps, by round."""
+    """Run steps of n sequences, the contestants interleaved; return the contest, and entries with times by round."""
     contest = Contest(Test(n_gen=n * STEPS), tuple(of), rounds, about=f"{n} sequences")
     entries = [Entry(contestant) for contestant in of]
     common = {"model": model, "n_sequences": n, "depth": PROMPT, "spare": SPARE}

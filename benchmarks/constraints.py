@@ -3,8 +3,8 @@
     python -m benchmarks.constraints [--vocab FILE.gguf] [--logprobs] [--temp T] [--backend NAME]
 
 The model has the shape of Qwen3 0.6B, random weights, and a vocabulary that has only short random tokens. `--vocab`
-names a file with a real vocabulary, which must not be larger. Rounds with and without a constraint are interleaved; a
-round decodes a batch of answers, and the median time of its steps counts. `--logprobs` also computes the
+names a file with a real vocabulary, not larger than the model's. Rounds with and without a constraint are interleaved;
+a round decodes a batch of answers, and the median time of its steps counts. `--logprobs` also computes the
 log-probability of every token, as the server does, and with a constraint the total probability of the allowed tokens.
 """
 

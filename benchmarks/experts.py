@@ -12,8 +12,9 @@ The model has the layers of Qwen3-30B-A3B with random weights in Q8_0 (`--type` 
 experts: one channel of the hidden state is the same for every token, and gives each expert's logit a constant. The
 constants are chosen so that the shares of the experts fall geometrically, as `SKEW` describes.
 
-There are two texts of random tokens. In one, tokens are independent. In text, a token often chooses experts that the
-tokens before have chosen; so in the other the embedding of each token resembles that of the token before (`LOCALITY`).
+There are two texts of random tokens. In the first, tokens are independent. In the second, the embedding of each token
+resembles that of the token before (`LOCALITY`), because in real text a token often chooses experts that the tokens
+before have chosen.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ LOCALITY = ((0.98, 0.52), (0.2, 0.48))
 WARM = 128
 OURS, LLAMA, CHOICES = "mlx_engine", "llama.cpp", "choices"
 INDEPENDENT, LOCAL = "independent", "as in text"
-# Bytes of the allowed memory that experts do not take, beyond what the rest of the process took with all memory.
+# With limited memory, experts may take the limit, minus the memory that the rest of the process took without a limit,
+# minus this number of bytes.
 SPARE = 12 << 20
 
 Found = dict[str, Any]
@@ -70,7 +72,7 @@ def main() -> None:
     parser.add_argument("--type", default="q8_0", help="a type of `quantize`, such as q4_K_M")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--share", type=float, default=0.5, help="of the memory that the engine uses if it may use all")
+    parser.add_argument("--share", type=float, default=0.5, help="the limit, divided by the memory used without one")
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
     parser.add_argument("--run", metavar="ENGINE", help=argparse.SUPPRESS)
     parser.add_argument("--text", help=argparse.SUPPRESS)

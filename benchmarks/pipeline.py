@@ -1,9 +1,10 @@
 """Compare a pipeline of ranks, pinned to one core each, with one rank on one core: `python -m benchmarks.pipeline`.
 
-Both generate 8 sequences at once. They are interleaved, and the ratio is the median over rounds. The peak memory of
-each rank (VmHWM) and a time line of the last passes are printed, too. Other programs on the machine disturb this
-measurement much, because a rank that waits for MLX's ring uses its core. So a second ratio compares CPU times: of the
-single rank, and of the busiest of several ranks. It is the speedup on free cores if no rank ever waited.
+Both generate 8 sequences at once, one after the other in each round; the ratio is the median over rounds. The peak
+memory of each rank (VmHWM) and a time line of the last passes are printed, too. Other programs on the machine disturb
+this measurement much, because even a waiting rank needs its core: MLX's ring polls its sockets. So a second ratio
+compares the CPU time of the single rank with that of the busiest of several ranks. It is the speedup on free cores if
+no rank ever waited.
 
 `--prompt` sets how many tokens are in the cache of each sequence; without `--split`, layers are divided so that the
 ranks are balanced for about 1,000 tokens.
@@ -102,7 +103,7 @@ def main() -> None:
     """Parse the options, and print ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="shape:qwen3-0.6b")
-    parser.add_argument("--quant", default="keep", help="conversion of linear layers, as of the command line")
+    parser.add_argument("--quant", default="keep", help="conversion of linear layers, as on the command line")
     parser.add_argument("--split", default=None, help="layers of each rank; by default decided by speed")
     parser.add_argument("--prompt", type=int, default=PROMPT, help=f"tokens of each prompt; by default {PROMPT}")
     parser.add_argument("--ranks", type=int, default=2)

@@ -53,7 +53,7 @@ BACKEND, MEMORY = "parallel", 1 << 40
 # The number of tokens of a prompt, of prompts, and of generated tokens. Passes are short, so that other programs do not
 # disturb all of them. The first pass of each kind is not counted.
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
-# How often one process and two ranks over loopback are measured.
+# How often the inputs of the plan are measured: one process, and two ranks over loopback and over a relay.
 REPEATS = 3
 # A link that takes no time: bits per second, and seconds.
 NO_DELAY = (1e12, 0.0)
@@ -175,7 +175,7 @@ def best(of: Setup, n: int, link: tuple[float, float] | None = None) -> Times:
 
 
 def together(of: Setup, alone: Times) -> float:
-    """Return the factor by which a token takes longer while a process on each core computes one: they share memory."""
+    """Return the factor by which a token takes longer while every core computes one, because the cores share memory."""
     command = ["-m", "benchmarks.planned", "--worker", str(of.path), "--split", str(of.n_layers)]
     command += ["--at", str(time.time() + LOADING)]
     with ranks(command, usable_cores()) as started:

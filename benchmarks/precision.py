@@ -1,4 +1,4 @@
-"""Measure the error and the KL divergence of a model's logits for each type of activations and of keys and values.
+"""Measure the error and the KL divergence of a model's logits with i16 activations, and for each --kv-type.
 
     python -m benchmarks.precision MODEL ...            appends to benchmarks/results/precision.jsonl
     python -m benchmarks.precision MODEL --only i16 q8_0 --out new.jsonl

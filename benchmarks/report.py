@@ -165,7 +165,7 @@ def measured(row: Row) -> str:
 
 
 def compared_with_llama(rows: Sequence[Row]) -> Iterator[Line]:
-    """Yield speed, bandwidth, the start of a process and errors, compared with llama.cpp at its fastest setting."""
+    """Yield speed, start and errors, compared with llama.cpp, and the bandwidth of decode with that of the machine."""
     rows = latest(rows)
     by_test = tests_of(rows)
     for test, title in COMPARED.items():

@@ -56,8 +56,9 @@ PEERS_INTRO = """Every engine computes with the same weights, in its own process
 every engine runs the test once, so that a machine that slows down slows all engines. Prompts are random ids; decode is
 greedy. Tokenisation and a warm-up run are not timed. A rate is the median over the rounds, then the slowest and the
 fastest; the factor is this engine over llama.cpp, then the smallest and the largest factor of a round. llama.cpp runs
-with every listed setting in the first two rounds, and then only with the fastest one; in decode, also with its default.
-Slow engines run once, with a time budget: `~` marks figures extrapolated from fewer tokens than the test has."""
+with every listed setting in the first round, with those that were not much slower in the second, and then only with the
+fastest one; in decode, also with its default. Slow engines run once, with a time budget: `~` marks figures extrapolated
+from fewer tokens than the test has."""
 
 
 def peers(rows: Sequence[Row]) -> str:
@@ -87,7 +88,7 @@ def latest(rows: Sequence[Row]) -> list[Row]:
 
 
 def later(rows: Sequence[Row]) -> str:
-    """Return the contests (tests) measured at another commit than the first one, and the processor if it differs."""
+    """Return the contests (tests) measured at another commit than the first row's, and the processor if it differs."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         if row["commit"] != rows[0]["commit"]:
@@ -330,7 +331,7 @@ often the most likely token is the same, relative to the same file with float32 
 
 
 def precision(rows: Sequence[Row]) -> str:
-    """Return the errors of each type of activations, and of keys and values, by model."""
+    """Return the errors of i16 activations, and of each type of keys and values, by model."""
     newest = {(row["model"], row["setting"]): row for row in rows}
     lines = []
     for (model, setting), row in newest.items():

@@ -3,7 +3,7 @@
     python -m benchmarks.ways                appends to benchmarks/results/ways.jsonl, every sample kept
 
 A plain read, and gemv with a matrix in Q8_0 and in float32, are measured on all threads. Each thread has its own
-matrix, larger than the processor's cache. The two ways of reading are interleaved. MAX_WAYS is in
+matrix, larger than the processor's cache. The two ways are measured alternately, round by round. MAX_WAYS is in
 `kernels/cpu/build/layout.py`.
 """
 
@@ -32,7 +32,7 @@ from mlx_engine.machine.memory import usable_cores
 RESULTS = Path(__file__).parent / "results" / "ways.jsonl"
 
 N_COLUMNS = 1024
-# Bytes of each thread.
+# Bytes of each thread's matrix.
 TOTAL = 96 * 2**20
 ROUNDS = 25
 IN_ORDER, INTERLEAVED = "in_order", "in_turns"
@@ -116,7 +116,7 @@ def kinds(threads: int) -> dict[str, dict[str, list[Callable[[], Any]]]]:
 def add(
     made: dict[str, dict[str, list[Callable[[], Any]]]], what: str, held: np.ndarray, *ways: tuple[Any, ...]
 ) -> None:
-    """Add one thread's calls. They have only the address of the array `held`, so they keep a reference to it."""
+    """Add one thread's calls. Some have only the address of the array `held`, so all calls keep a reference to it."""
 
     def call(function: Callable[..., Any], arguments: list[Any], held: np.ndarray = held) -> Callable[[], Any]:
         return lambda: (function(*arguments), held)[0]

@@ -55,7 +55,7 @@ def answer(peer: Peer, request: Request) -> Answer:
     if request["do"] == "read_rates":
         return dict(peer.read_rates())
     if request["do"] == "logits":
-        # Every engine has NumPy, but this module must import nothing before an engine is opened.
+        # Not at the top: without the engine, NumPy may be missing, too, and `serve` must then reply "absent".
         import numpy as np
 
         np.savez(request["out"], *(peer.logits(ids) for ids in request["prompts"]))

@@ -1,8 +1,9 @@
 """Define and run the contests. A contest is a test with its contestants, which are engines with settings.
 
 Every contestant runs once per round, so that a machine that slows down slows all of them. llama.cpp runs with several
-settings, because the fastest setting depends on the machine and the test. After two rounds, only the fastest setting
-continues, and in decode also llama.cpp's default. Slow engines run once, with a time budget.
+settings, because the fastest setting depends on the machine and the test. Settings that are much slower stop after the
+first round (`SLOWER`). After two rounds, only the fastest setting continues, and in decode also llama.cpp's default.
+Slow engines run once, with a time budget.
 """
 
 from __future__ import annotations

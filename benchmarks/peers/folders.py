@@ -75,7 +75,9 @@ def main() -> None:
     parser.add_argument("--model", action="append", help=f"a folder; may be given several times; else {MODELS}")
     parser.add_argument("--backend", default="auto", help="this engine's backend")
     parser.add_argument("--python", help="the interpreter that has transformers, if not this one")
-    parser.add_argument("--quick", action="store_true", help="few tokens, to try the benchmark itself; nothing is kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="few tokens, to try the benchmark itself; rows are kept only with --out"
+    )
     parser.add_argument("--out", type=Path, help=f"append to this file instead of {RESULTS.name}")
     options = parser.parse_args()
     options.python = interpreters({TRANSFORMERS: options.python} if options.python else {})

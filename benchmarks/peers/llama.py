@@ -1,9 +1,9 @@
 """Run llama.cpp for the benchmarks, through llama-cpp-python's C interface, so that only llama.cpp's work is timed.
 
-llama.cpp's defaults are kept (batches of 2,048 tokens in micro-batches of 512, 16-bit KV cache), except flash attention
-and the number of threads, whose fastest setting depends on the machine, and, on request, a float32 KV cache of several
-sequences. With several sequences, each has its own part of the KV cache. This is llama.cpp's default and is faster,
-because in a unified cache every sequence reads the cells of all sequences.
+llama.cpp's defaults are kept (batches of 2,048 tokens in micro-batches of 512, 16-bit KV cache), with three exceptions.
+Flash attention and the number of threads are set, because their fastest values depend on the machine. With several
+sequences, the KV cache has float32 on request, and each sequence has its own part of it. Separate parts are llama.cpp's
+default, and are faster: in a unified cache every sequence reads the cells of all sequences.
 
 `python -m benchmarks.peers.llama MODEL PROMPT` prints the next token, as `cli.py generate --max-tokens 1` does: load,
 tokenise, prefill, choose a token, print it.

@@ -1,4 +1,4 @@
-"""The interfaces of a measured engine, of one sequence and of several, and the loops that time all engines.
+"""The interfaces of a measured engine, for one sequence and for several, and the loops that time all engines.
 
 This module imports nothing but the standard library, because an engine may have its own interpreter.
 """
@@ -56,7 +56,7 @@ class Peer(ABC):
         return {}
 
     def read_rates(self) -> dict[str, list[float]]:
-        """Return the bytes per second at which the weights can be read, as `Entry` in `contests.py` has them.
+        """Return the bytes per second at which the weights can be read: `in_order` in one stream, `fastest` in eight.
 
         Empty if the engine cannot measure this.
         """

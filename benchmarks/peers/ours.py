@@ -94,7 +94,10 @@ class Ours(Peer):
         return self._sampler(forward_logits(self._model, SequenceInput(ids[rest:], self._kv)))
 
     def fill(self, ids: Sequence[int]) -> None:
-        """Write random numbers as keys and values, which takes seconds; read the ids if a layer keeps anything else."""
+        """Write random numbers as keys and values, which takes seconds.
+
+        Read the ids instead if layers differ, or have windows, latents or states.
+        """
         layers, n, stores = self._model.kv_layers, len(ids), self._kv.pool.stores.layers
         first = layers[0]
         if (
