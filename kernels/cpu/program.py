@@ -259,7 +259,7 @@ def run_steps(
     """Run steps first to last - 1 of a program.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         program: address of the program's words (`layout.py`).
         first: the first step.
         last: the step after the last one.

@@ -124,7 +124,9 @@ class Run:
     poison: int
     time_limit: float
     print_from: Sequence[int]
-    alignment: int = ALIGNMENT  # of buffers that end at unmapped memory: with 1 there is no gap
+    # The alignment of buffers placed before unmapped memory; with 1, no bytes lie between a buffer's end and the
+    # unmapped memory.
+    alignment: int = ALIGNMENT
     trace: tuple[int, int] | None = None  # (output, byte): the last thread that wrote the byte is reported in a note
     m5: bool = False  # whether cooperative tensors have the layout of an M5
 
@@ -255,7 +257,10 @@ def _output(run: Run, shape: Sequence[int], dtype: str, alignment: int) -> Buffe
 
 
 def _input(run: Run, parameter: Parameter, memory: Memory, alignment: int) -> tuple[Buffer, int]:
-    """Return a buffer with an input, or an input's shape, strides or ndim, and the offset of element 0 in bytes."""
+    """Return (buffer, offset of element 0 in bytes).
+
+    The buffer has what the parameter asks for: the input, or the input's shape, strides or ndim.
+    """
     if parameter.role == "input":
         buffer = pool.readable(memory.first, memory.size, memory.source, at_end=run.at_end, alignment=alignment)
         return buffer, memory.origin - memory.first

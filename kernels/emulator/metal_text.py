@@ -353,8 +353,8 @@ class MetalFunction:
         function: the function's name in C++, such as `softmax<float, 4>`.
         parameters: the parameters in order.
         arrays: the number of threadgroup arrays in the body.
-        is_typed: whether an instantiation gives no template arguments, so that C++ deduces them from the types of the
-            arguments.
+        is_typed: whether an instantiation repeats the parameters but gives no template arguments. C++ then deduces the
+            template arguments from the types of the parameters.
     """
 
     name: str
@@ -424,8 +424,8 @@ def read_metal(file: Path | None, text: str, folders: Sequence[Path]) -> MetalTe
     functions, constants, code = _parsed(without_twins(expanded))
     if not functions:
         raise CompileError(
-            f"{name}: expected functions `kernel void NAME(...)`, found none; a kernel's body alone is a kernel of "
-            "kernels.emulator.metal_kernel"
+            f"{name}: expected functions `kernel void NAME(...)`, found none; to run the body of a kernel alone, "
+            "use kernels.emulator.metal_kernel"
         )
     return MetalText(code, functions, constants, sources)
 
@@ -494,7 +494,8 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
     return functions, tuple(constants), _legal("".join([*pieces, text[last:]]))
 
 
-_PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")  # removed: no effect here, and macros in them are not expanded
+# Pragmas are removed: they have no effect here, and the preprocessor leaves macros in them unexpanded.
+_PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")
 _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")  # also on parameters of helper functions
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 

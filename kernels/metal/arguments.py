@@ -71,13 +71,13 @@ def q8_0(kernel: str, weight: StoredMatrix) -> None:
 
 
 def same(kernel: str, name: str, found: int, expected: int) -> None:
-    """Check that `found` equals `expected`.
+    """Check that the number of something, such as "columns of k", is `expected`.
 
     Raises:
         ValueError: the numbers differ.
     """
     if found != expected:
-        raise ValueError(f"{kernel}: expected {name} {expected}, found {found}")
+        raise ValueError(f"{kernel}: expected {expected} {name}, found {found}")
 
 
 def described(found: mx.array) -> str:

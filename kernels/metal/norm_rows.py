@@ -46,7 +46,8 @@ def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = Fals
     K = x.shape[-1]
     V = arguments.vectors("norm_rows", x, K)
     arguments.array("norm_rows", "norm_weight", norm_weight, (K,), *arguments.ACTIVATIONS)
-    arguments.same("norm_rows", f"columns modulo {BLOCK}", K % BLOCK, 0)
+    if K % BLOCK:
+        raise ValueError(f"norm_rows: expected K to be a multiple of {BLOCK}, found K = {K}")
     threads, group = grid(V)
     rows, factors = launch(
         KERNEL,

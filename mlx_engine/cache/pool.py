@@ -238,9 +238,9 @@ def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, lo
     Without a window, the last page of each sequence may be almost empty. So the sequences need at most
     `n_sequences - 1` pages more than one sequence of `n_tokens` tokens.
 
-    With a window (or chunks of the same size), a sequence keeps at most `window - 1 + longest_pass` tokens. The first
-    of these tokens may be anywhere in its page, so each sequence needs one page more than the number that these tokens
-    fill.
+    With a window of W tokens, or chunks of W tokens (stored as the window -W, see `first_visible`), a sequence keeps at
+    most `W - 1 + longest_pass` tokens. The first of these tokens may be anywhere in its page, so each sequence needs
+    one page more than the number that these tokens fill.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:

@@ -192,7 +192,8 @@ class KVSequence:
         needed = [of_group[first:] for of_group, first in zip(pages, firsts, strict=True)]
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):
-            # Add the references before the page for the copy is allocated, because this may reclaim cached pages.
+            # Add the references first: the allocation of the page for the copy may reclaim cached pages, among them
+            # these.
             self.pool.retain(group, of_group)
         if state is not None:
             self.state.adopt(state)

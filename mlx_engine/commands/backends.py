@@ -46,7 +46,8 @@ def backends(
     print(f"{'auto':<10}selects {auto()} on this machine")
     for row in rows:
         if "decode" in row:
-            print(f"\nOne token of {model} on {row['name']}, as dispatched on Metal:")
+            counted = "MLX's operations counted as on Metal"
+            print(f"\nGPU dispatches of one token of {model} on {row['name']} ({counted}):")
             print("".join(f"  {note}\n" for note in row["decode"].get("notes", ())), end="")
             print("\n".join(cost_lines(row["decode"])))
 

@@ -298,7 +298,7 @@ class Matcher:
         self._part = "reasoning" if self._at == len(opening) else "opening"
 
     def _close(self, piece: bytes, closing: bytes) -> None:
-        """Advance by a token of the reasoning, with which the closing marker may end."""
+        """Advance by a token of the reasoning; the token may complete the closing marker."""
         self._tail += piece
         if closing in self._tail:
             self._part, self._tail = "line feeds", b""

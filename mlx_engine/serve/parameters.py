@@ -27,8 +27,6 @@ from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.reading import ignored_effort, thinking_variables
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
-# For each parameter that is not implemented, the JSON Schema of the values that have no effect and are accepted.
-# `without_noops` checks the values, and `openapi.py` publishes the schemas.
 Schema = Mapping[str, Any]
 
 ANY: Schema = {}
@@ -38,7 +36,9 @@ def _one_of(*values: object) -> Schema:
     return {"enum": [*values, None]}
 
 
-# Labels, and hints for services with several users or machines, which do not affect the computation.
+# LABELS and the NOOPS_OF_ tables: for each parameter that is not implemented, a JSON Schema of the values that are
+# accepted because they have no effect. `without_noops` checks the values, and `openapi.py` publishes the schemas.
+# LABELS are labels, and hints for services with several users or machines, which do not affect the computation.
 LABELS = {
     "user": ANY,
     "metadata": ANY,
@@ -189,7 +189,7 @@ class Reading(NamedTuple):
         about: keyword arguments of the class of the reply.
         choice: which tools of the prompt an answer must or may call.
         begun: the given beginning of the answer, which generation continues.
-        begun_in: the parameter that has this text.
+        begun_in: the parameter that error messages name if the answer cannot be continued.
     """
 
     prompts: Sequence[Any]
@@ -348,7 +348,8 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         _require(not without_stream, "stream_options", "needs stream: true")
 
 
-# How long the model thinks, where its template has efforts or a switch.
+# How much the model thinks, if its chat template reads an effort. "none" also turns thinking off in a template that has
+# a switch for it.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -410,7 +411,8 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         if not self.continue_final_message:
             return found
         last, n = self.messages[-1], len(self.messages) - 1
-        # Only the text is continued, because templates do not write a turn's reasoning and calls before an open text.
+        # Only the text is continued: templates do not write the reasoning of a turn before an unfinished text, so the
+        # reasoning is reported as ignored.
         left_out = tuple(f"messages[{n}].{name}" for name in ("reasoning_content", "reasoning") if last.get(name))
         return found._replace(begun=last["content"], ignored=(*found.ignored, *left_out))
 
@@ -478,7 +480,10 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_scored(self) -> int | None:
-        """The number of alternatives for each token of the prompt: a scored echo needs those of `logprobs`, too."""
+        """The number of alternatives for each token of the prompt.
+
+        This is the larger of `prompt_logprobs` and, if an echo is scored, `logprobs`; None if neither applies.
+        """
         needs = [n for n in (self.prompt_logprobs, self.logprobs if self.is_scored else None) if n is not None]
         return max(needs, default=None)
 

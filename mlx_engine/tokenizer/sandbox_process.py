@@ -65,7 +65,8 @@ REFUSED = "the template cannot write these messages; change their order or roles
 # Environment variables that a sandbox process gets: the time zone for `strftime_now`, the paths of shared libraries,
 # and a variable that Windows needs. Templates cannot read any others, such as API keys.
 KEPT = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
-# Options of Python: ignore the user's environment and site-packages (a request has the path), write no byte code.
+# Options of Python: ignore the user's environment and site-packages (each request sends this process's `sys.path`
+# instead), write no byte code, use UTF-8.
 OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
 
 
@@ -160,7 +161,8 @@ class SandboxProcess:
             try:
                 for each in (first, request) if first is not None and is_new else (request,):
                     answer = _exchange(process, each)
-            # Also after an interruption, because the next request would otherwise read the answer to this one.
+            # Stop the process also after an interruption (KeyboardInterrupt): the next request would otherwise read the
+            # answer to this one.
             except BaseException:
                 self._stop()
                 raise

@@ -172,7 +172,8 @@ def test_the_command_says_what_a_token_costs(monkeypatch):
     monkeypatch.setenv(VARIABLE, "emulate")
     result = CliRunner().invoke(app, ["backends", "--model", str(MICRO)])
     assert result.exit_code == 0, result.output
-    told = result.stdout.partition(f"One token of {MICRO} on metal, as dispatched on Metal:\n")[2].splitlines()
+    title = f"GPU dispatches of one token of {MICRO} on metal (MLX's operations counted as on Metal):\n"
+    told = result.stdout.partition(title)[2].splitlines()
     assert told[0].startswith("  7 dispatches per layer: attention, head_norm_rope, kv_write,")
     assert told[1] == "  4 outside the 3 layers: argmax, embed_rows, norm_project, row_sums; 25 in all"
     assert told[2].startswith("  0.21 MB of weights are read, and 1.5 kB of keys and values")

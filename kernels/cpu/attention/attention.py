@@ -534,7 +534,7 @@ def attend(
     """Compute attention (R, H, E) of queries over the pages of a KV store.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         decode: address of the task `attend_decode`.
         prefill: address of the task `attend_prefill`.
         q: address of (R, H, E): the last queries of each sequence, end to end.

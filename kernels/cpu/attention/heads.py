@@ -91,7 +91,7 @@ def norm_rope_pair(
     A norm whose weight is 0 is left out.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         block: address of the block's words (`layout.py`).
         n_tokens: T.
         positions: address of the tokens' positions, int64 (T,).
@@ -125,7 +125,7 @@ def put_pair(
     """Write keys and values (T, G, E) to the tokens' slots of a store (2, G, slots, E).
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         span: address of the task `put_span`.
         n_tokens: T.
         n_heads: G.

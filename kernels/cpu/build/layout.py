@@ -39,7 +39,7 @@ LINE_BYTES = 64
 # Activation functions of a product, or of the gate of a gated FFN; 0 is none. CLAMPED_SWIGLU is for a gate only.
 SILU, GELU, CLAMPED_SWIGLU, GELU_ERF, RELU2 = 1, 2, 3, 4, 5
 
-# ---- a pool's control block ----
+# ---- a thread pool's control block ----
 
 # Words of the control block, which all threads of a pool share. Words that several threads write are on cache lines of
 # their own.

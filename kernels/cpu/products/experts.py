@@ -335,7 +335,7 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     all rows use it; its weight is the sigmoid of a product, or 1.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         block: address of the words of the mixture (`layout.py`).
         n_tokens: T.
         x: address of the input, (T, D).

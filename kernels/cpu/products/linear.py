@@ -197,7 +197,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
     """Run a block: norm, products with every matrix of the table, bias, activation, norm of the output, residual.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         block: address of the block's words (`layout.py`).
         n_tokens: T.
         x: address of the input, (T, K).
@@ -237,8 +237,8 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
 def embed(address: int, matrix: int, n_columns: int, ids: int, n: int, out: int) -> None:
     """Write row `ids[i]` of a matrix, expanded to float32, to row i of `out` (n, n_columns).
 
-    All arguments but `n_columns` and `n` are addresses: of the pool's control block, of the matrix's words, and of the
-    arrays `ids` (n,) and `out`.
+    All arguments but `n_columns` and `n` are addresses: of the thread pool's control block, of the matrix's words, and
+    of the arrays `ids` (n,) and `out`.
     """
     control, rows = words(address), words(ids)
     scratch = scratch_of(control, control[THREADS])

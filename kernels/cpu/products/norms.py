@@ -104,7 +104,7 @@ def norm_add(address: int, of: int, n_rows: int, width: int, x: int, residual: i
     """Write `residual + norm(x)` of contiguous rows, in one thread.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         of: address of the norm's three words: the address of its weight, its epsilon (bits of a float64), and the
             address of its bias, or 0; 0 for no norm.
         n_rows: number of rows.

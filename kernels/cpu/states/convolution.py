@@ -99,7 +99,7 @@ def short_conv(
     """Write `out = after * f(convolution(before * x))` for rows (T, C); f is SiLU, or without CONV_SILU the identity.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         block: address of the convolution's words (`layout.py`); C is a multiple of 16.
         n_rows: T.
         x: address of the input.
@@ -144,7 +144,7 @@ def gate_rows(
     """Multiply rows with the sigmoid, or another activation function, of a gate.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         task: address of the task `gate_span`.
         kind: 0 for the sigmoid, or the number of an activation function (`layout.py`).
         n_rows: T.

@@ -41,7 +41,7 @@ from ..formats.float32 import dot
 from ..products.activations import silu
 from ..products.norms import rms_norm
 
-# Words of a job. GATE_ROW, BETA_ROW and STEP_ROW are elements from one row to the next.
+# Words of a job. GATE_ROW, BETA_ROW and STEP_ROW are strides: the number of elements from one row to the next.
 X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)
 # Number of tokens whose queries and keys are prepared at a time.
 PIECE = 32
@@ -87,18 +87,18 @@ def _four(
 
     Args:
         m: the states.
-        at: index in m of row 0 of these columns before the token.
-        new_at: index in m where row 0 of these columns is written after the token.
-        apart: elements from one row to the next.
+        at: index in m of the first of these columns in row 0 of the state before the token.
+        new_at: index in m of the first of these columns in row 0 of the state after the token.
+        apart: the number of elements from one row of the state to the next.
         n: E, the number of rows.
         qk: queries and keys.
         q: index in qk of the token's query; the key follows after n elements.
         v: the values.
-        v_at: index in v of these columns of the token's value.
+        v_at: index in v of the token's value in the first of these columns.
         decay: the factor of the matrix, in every lane.
         strength: the factor of the correction (beta), in every lane.
         out: the output.
-        to: index in out of these columns.
+        to: index in out of the first of these columns.
     """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
@@ -201,7 +201,10 @@ def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, 
 
 @task
 def delta_head(job: Any, chunk: int, scratch: int) -> None:
-    """Compute value head `chunk` of all runs."""
+    """Compute value head `chunk` of all runs.
+
+    A run is consecutive rows of one sequence, with the slots of the states before and after them.
+    """
     runs, qk = words(job[RUNS]), floats(scratch)
     for i in range(job[N_RUNS]):
         a = runs[i * RUN_WIDTH :]
@@ -216,7 +219,7 @@ def delta_net(
     """Compute the gated delta rule, norm the output of each head, and multiply it with the SiLU of the gate.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         block: address of the rule's words (`layout.py`); E and P are multiples of 16.
         x: address of contiguous rows, each with the queries, keys and values of a token.
         gate: address of the gate, (T, H * P).

@@ -44,7 +44,7 @@ from ..products.activations import silu
 from ..products.norms import rms_norm
 from .delta_rule import exp_one, softplus
 
-# Words of a job. GATE_ROW and STEP_ROW are elements from one row to the next.
+# Words of a job. GATE_ROW and STEP_ROW are strides: the number of elements from one row to the next.
 X, GATE, GATE_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, ROWS = range(11)
 # Number of tokens whose decays are prepared at a time, and number of tokens in a chunk of the norm.
 PIECE, TOKENS = 32, 8
@@ -57,18 +57,18 @@ def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: in
 
     Args:
         m: the states.
-        source: index in m of the first element to read: row 0 of these columns before the token.
-        to: index in m of the first element to write: row 0 of these columns after the token.
-        apart: elements from one row to the next.
+        source: index in m of the first of these columns in row 0 of the state before the token.
+        to: index in m of the first of these columns in row 0 of the state after the token.
+        apart: the number of elements from one row of the state to the next.
         n: N.
         x: the convolved rows.
         b: index in x of the token's B.
         c: index in x of the token's C.
-        v: index in x of these columns of the token's input.
+        v: index in x of the token's input in the first of these columns.
         of: decays and time steps.
         at: index in `of` of the token's decay; its time step follows.
         out: the output.
-        y: index in `out` of these columns.
+        y: index in `out` of the first of these columns.
     """
     decay, added, sum_ = load_splat(of, at), mul(load_splat(of, at + 1), load(x, v)), zeros()
     for e in range(n):
@@ -222,7 +222,7 @@ def state_space(
     If SPACE_NORM is 0, there is no norm.
 
     Args:
-        address: address of the pool's control block.
+        address: address of the thread pool's control block.
         block: address of the state space's words (`layout.py`); P is a multiple of 16.
         n_rows: T.
         x: address of T contiguous rows, each with the inputs, B and C of a token.

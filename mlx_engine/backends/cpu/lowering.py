@@ -534,7 +534,7 @@ class Lowering:
 
 
 def _bits(number: float) -> int:
-    """Return the bits of a number as float64, as an int64 word of a step."""
+    """Return the bits of a float64 number as an int64, the type of a step's words."""
     return int(np.float64(number).view(np.int64))
 
 
