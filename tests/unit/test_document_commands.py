@@ -29,7 +29,10 @@ NOT_RUN = (
     "report --against",
     "chat",
     "bench -b all",
+    "cache remove",
 )
+# Words of commands that need several processes, an adapter, or a model with experts.
+NOT_HERE = {"--shard", "FILE", "NAME", "--adapter", "--experts-memory"}
 
 
 def commands_of(page: str) -> Iterator[list[str]]:
@@ -97,30 +100,34 @@ def runnable() -> list[list[str]]:
     """Return the commands of all pages that this machine can run, each once."""
     found = {tuple(arguments): arguments for page in PAGES for arguments in commands_of(page)}
     kept = [words for words in found.values() if words != ["COMMAND"] and not shlex.join(words).startswith(NOT_RUN)]
-    return [words for words in kept if len(words) > 1 and not {"--shard", "FILE", "NAME"} & {*words}]
+    return [words for words in kept if len(words) > 1 and not NOT_HERE & {*words}]
 
 
 def here(arguments: list[str], folder: Path) -> list[str]:
     """Return the command with the built-in model, its files in a folder, and quick measurements."""
-    words = [
-        re.sub(r"^(~/models/.*|model\.gguf|(Qwen|google)/[\w.-]+(:\w+)?|shape:.*)$", "builtin", word)
-        for word in arguments
-    ]
+    model = re.compile(r"~/models/.*|(model|small)\.gguf|MODEL|(Qwen|google)/[\w.-]+(:\w+)?|shape:.*")
+    words = ["builtin" if model.fullmatch(word) else word for word in arguments]
     if words[0] == "quantize":
-        words[2] = str(folder / Path(words[2]).name)
+        words[2] = str(folder / Path(arguments[2]).name)
         words = [*words, "--allow-mixed"] if "mlx-4bit" in words or "mlx-8bit" in words else words
     if words[:2] == ["bench", "--sweep"]:
         words = [*words, "--out", str(folder / "out"), "--budget", "1"]
-    if words[0] == "bench":
+    if words[0] == "bench" and "--speculate" not in words:
         words = [*words, "-p", "8", "-n", "4", "-r", "1"]
     if words[0] == "report":
         words = ["report", "-m", "builtin", "--out", str(folder / "report")]
     if words[0] == "plan":
         words[2] = "builtin"
-    if "--batch-file" in words:
-        words[words.index("--batch-file") + 1] = str(folder / "prompts.txt")
-        (folder / "prompts.txt").write_text("Once\nTwice\n")
-    return [word for word in words if word not in ("metal", "--backend", "-b")]
+    if "--reference" in words:
+        words[words.index("--reference") + 1] = "builtin"
+    for i, word in enumerate(words):
+        if re.fullmatch(r"\w+\.(txt|bin|kv)", word):
+            words[i] = str(folder / word)
+            if word.endswith(".txt"):
+                Path(words[i]).write_text("Once upon a time\n" * 40)
+    for option in {"-b", "--backend"} & {*words}:
+        del words[words.index(option) : words.index(option) + 2]
+    return words
 
 
 @pytest.mark.slow
