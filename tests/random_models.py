@@ -33,6 +33,7 @@ _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 _LAYER_NORMS = {"attention.layer_norm_epsilon": 1e-5, **{key: of for key, of in _DECODER.items() if "rms" not in key}}
 # Architectures whose layers are those of others: tests that run all run these with `-m slow`, or a sample of them.
 SAMPLED = (
+    "jais2",
     "deepseek", "llama4", "minicpm3", "mistral4",
     "afmoe", "dots1", "exaone-moe", "solar_open",
     "deepseek2", "ernie4_5-moe", "granitemoe", "hunyuan-moe", "lfm2moe", "qwen3next",
@@ -74,6 +75,7 @@ _SPARSE = {
     "expert_shared_count": 1, "leading_dense_block_count": 1,
 }  # fmt: skip
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "jais2": ("gguf", _LAYER_NORMS),
     "afmoe": ("gguf", {**_SPARSE, "attention.sliding_window": WINDOW}),
     "dots1": ("gguf", {**_SPARSE, "expert_group_count": 3, "expert_group_used_count": 2}),
     "exaone-moe": ("gguf", {

@@ -34,7 +34,7 @@ MLX_LM, LLAMA_CPP = tuple(_MLX_LM.split()), tuple(_LLAMA_CPP.split())
 
 _LACKS: dict[str, str] = {
     "a model file; no mechanism is known to be missing": """
-        baichuan bailing_moe bailingmoe bailingmoe2 codeshell jais2 maincoder orion pangu-embedded plamo plamo3 plm
+        baichuan bailing_moe bailingmoe bailingmoe2 codeshell maincoder orion pangu-embedded plamo plamo3 plm
         xverse""",
     "ALiBi, biases of attention scores by distance": "bloom jais mpt refact",
     "another order of rows in a fused matrix, in a parallel block": "falcon",

@@ -113,6 +113,12 @@ _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SIGNS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN_2 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_SIGNS_AND_SPACES}"
 _LLAMA_3 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_SIGNS_AND_SPACES}"
+# White space is cut into powers of two.
+_SPACES_BY_SIZE = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+_JAIS_2 = (
+    rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_SPACES_BY_SIZE}|\s{{1}}"
+)
 _QWEN_3_5 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -129,8 +135,8 @@ class Split:
     one into its matches and the text between them.
 
     Source: llama.cpp src/llama-vocab.cpp at 00ad355e for the names, and for the patterns of `gpt-2`, `smollm`
-    and `default`; the `tokenizer.json` of Qwen2, Qwen3.5 and Llama 3 for the other patterns, which llama.cpp rewrites
-    without `(?i:)`.
+    and `default`; the same file in llama-cpp-python 0.3.36 for `jais-2`; the `tokenizer.json` of Qwen2, Qwen3.5 and
+    Llama 3 for the other patterns, which llama.cpp rewrites without `(?i:)`.
     """
 
     patterns: tuple[str, ...]
@@ -170,6 +176,7 @@ SPLITS: dict[str, Split] = {
     "lfm2": _llama_3,
     "dbrx": _merging_llama_3,
     "smaug-bpe": _merging_llama_3,
+    "jais-2": Split((_JAIS_2,)),
     "smollm": _digit_by_digit,
     "starcoder": _digit_by_digit,
     "refact": _digit_by_digit,

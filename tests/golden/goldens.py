@@ -24,6 +24,7 @@ DATA = Path(__file__).parents[1] / "data"
 VARIANTS = ("mha", "wide", "mqa", "gqa")
 # Architectures that share their code with others: by default a sample of their cells runs, and `-m slow` runs all.
 SAMPLED = (
+    "jais2",
     "deepseekmoe", "llama4", "minicpm3", "mistral4", "youtu",
     "afmoe", "dots1", "exaonemoe", "solaropen",
     "deepseek2lite", "deepseek3", "glm4moelite", "ernie4_5moe", "granitemoe", "hunyuanmoe", "lfm2moe", "qwen3_next",

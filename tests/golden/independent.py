@@ -19,6 +19,7 @@ from tests.golden.convert import read_safetensors
 ARCH = gguf.MODEL_ARCH
 # model_type -> architecture.
 ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = {
+    "jais2": ARCH.JAIS2,
     "deepseek": ARCH.DEEPSEEK, "llama4_text": ARCH.LLAMA4,
     "minicpm3": ARCH.MINICPM3, "mistral4": ARCH.MISTRAL4, "youtu": ARCH.DEEPSEEK2,
     "afmoe": ARCH.AFMOE, "dots1": ARCH.DOTS1, "exaone_moe": ARCH.EXAONE_MOE, "solar_open": ARCH.GLM4_MOE,
@@ -79,12 +80,14 @@ PERMUTED = (
 )
 # The part of each head that is rotated is a setting.
 PARTLY_ROTATED = (
-    "cohere2", "glm", "glm4", "glm4_moe", "gpt_neox", "llama", "minimax_m2", "nemotron", "phi", "phi3", "qwen3_next",
-    "solar_open", "stablelm",
+    "cohere2", "glm", "glm4", "glm4_moe", "gpt_neox", "jais2", "llama", "minimax_m2", "nemotron", "phi", "phi3",
+    "qwen3_next", "solar_open", "stablelm",
 )  # fmt: skip
 WINDOWED = ("afmoe", "cohere2", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "olmo3")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
-LAYER_NORMS = ("cohere", "cohere2", "gpt_bigcode", "gpt_neox", "nemotron", "olmo", "phi", "stablelm", "starcoder2")
+LAYER_NORMS = (
+    "cohere", "cohere2", "gpt_bigcode", "gpt_neox", "jais2", "nemotron", "olmo", "phi", "stablelm", "starcoder2",
+)  # fmt: skip
 KEYS_OF_EXPERTS = {
     "moe_k": "expert_used_count", "moe_num_experts": "expert_count", "moe_topk": "expert_used_count",
     "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",

@@ -48,6 +48,7 @@ from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.helium import modeling_helium
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe
+from transformers.models.jais2 import modeling_jais2
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.llama import modeling_llama
 from transformers.models.llama4 import modeling_llama4
@@ -79,6 +80,7 @@ from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
+    modeling_jais2,
     modeling_afmoe, modeling_dots1, modeling_exaone_moe, modeling_solar_open,
     modeling_llama4, modeling_minicpm3, modeling_mistral4, modeling_youtu,
     modeling_deepseek_v2, modeling_deepseek_v3, modeling_glm4_moe_lite,
@@ -164,6 +166,7 @@ NEMOTRON = {
     "ssm_state_size": 16, "chunk_size": 16, "tie_word_embeddings": False,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
+    "jais2": {"model_type": "jais2", "tie_word_embeddings": False, "rope_parameters": PLAIN},
     "deepseekmoe": {
         "model_type": "deepseek", **{key: of for key, of in SIGMOIDS.items() if key != "intermediate_size"},
         "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "topk_method": "greedy",

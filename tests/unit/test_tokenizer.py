@@ -78,6 +78,11 @@ def test_digits_are_cut_as_the_pre_tokenizer_says(pre, pieces):
     assert texts(tokenizer, tokenizer.encode("123")) == pieces
 
 
+def test_jais_2_cuts_white_space_into_powers_of_two():
+    pieces = SPLITS["jais-2"].pre_tokenizer().pre_tokenize_str(" " * 23 + "x")
+    assert [end - start for _, (start, end) in pieces] == [16, 4, 2, 2]
+
+
 def test_llama_takes_a_whole_word_that_is_a_token_before_merging():
     special = {"other": NORMAL}  # no merges lead there
     words = {pre: build(byte_level(pre, special=special)) for pre in ("llama-bpe", "qwen2")}

@@ -99,7 +99,7 @@ def test_a_token_of_spaces_is_made_by_merges_where_it_is_not_looked_for_in_text(
 # Names for cuts
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "qwen2", "qwen35", "llama-bpe", "dbrx", "smollm"])
+@pytest.mark.parametrize("name", ["gpt-2", "qwen2", "qwen35", "llama-bpe", "dbrx", "jais-2", "smollm"])
 def test_a_cut_is_known_by_what_it_does(name: str):
     split = SPLITS[name]
     pre_tokenizer = json.loads(split.pre_tokenizer().__getstate__())
