@@ -26,6 +26,7 @@ NOT_RUN = (
     "kernels",
     "bench --concurrency",
     "bench --compare",
+    "bench -m model.gguf --speculate",
     "report --against",
     "chat",
     "bench -b all",
