@@ -46,7 +46,9 @@ MICRO = sorted({path.name for path in DATA.glob("*-micro")} - {f"{name}-micro" f
 OFTEN = {"gemma4moe-micro", "gpt2-micro", "llama-micro", "olmo3-micro"}
 # Those whose layers are cut as others' are: by default only one with a parallel block, and one with two norms.
 RARELY = set(SAMPLED) - {"cohere2", "glm4"}
-TWO_HEADS = {f"{name}-micro" for name in ("cohere2", "exaone4", "mellum", "nanochat", "starcoder2")}
+TWO_HEADS = {
+    f"{name}-micro" for name in ("cohere2", "exaone4", "mellum", "nanochat", "olmoe", "qwen3_next", "starcoder2")
+}
 SLOW = pytest.mark.slow
 # Of the logits of one process, relative in the Frobenius norm. One process is as far from float64.
 TOLERANCE = 1e-6
