@@ -424,9 +424,7 @@ time; the disk's rate was measured with direct reads."""
 
 
 def experts(rows: Sequence[Row]) -> str:
-    """Return the newest measurement of each type as text. Rows of earlier versions have fewer keys."""
-    older: Row = {"type": "q8_0", "text": "independent", "disk": None, "chosen_by_the_token_before": None}
-    rows = [{**older, **row} for row in rows]
+    """Return the newest measurement of each type as text."""
     newest = {row["type"]: row["time"] for row in rows}
     rows = [row for row in rows if row["time"] == newest[row["type"]]]
     lines, of_all, said = list[list[str]](), 0.0, dict[str, str]()
@@ -435,7 +433,7 @@ def experts(rows: Sequence[Row]) -> str:
         rate = statistics.median(rates)
         of_all = of_all if row["is_limited"] else rate
         memory, read = (statistics.median(run[key] for run in row["runs"]) for key in ("memory", "read"))
-        limit = figure(row["disk"] / read) if row["is_limited"] and row["disk"] else ""
+        limit = figure(row["disk"] / read) if row["is_limited"] else ""
         lines.append([
             row["engine"], row["type"], row["text"], figure(memory / 1e9), spread(rates), figure(rate / of_all),
             figure(read / 1e6), limit, "yes" if row["has_same_bits"] else "no",
@@ -450,10 +448,9 @@ def experts_chosen(row: Row) -> str:
     """Return what is known about the choices of the routers, and the rate of the disk."""
     text = f"{row['experts_for_90_percent']:.0f} experts have 90 % of the choices, the first "
     text += f"{row['share_of_the_first']:.1%}; {row['guessed_by_the_layer_before']:.0%} are guessed by the layer before"
-    if row["chosen_by_the_token_before"] is not None:
-        text += f"; {row['chosen_by_the_token_before']:.0%} are choices of the token before, "
-        text += f"{row['chosen_by_the_eight_before']:.0%} of one of the eight before"
-    return f"{text}. The disk reads {row['disk'] / 1e9:.2f} GB/s." if row["disk"] else f"{text}."
+    text += f"; {row['chosen_by_the_token_before']:.0%} are choices of the token before, "
+    text += f"{row['chosen_by_the_eight_before']:.0%} of one of the eight before"
+    return f"{text}. The disk reads {row['disk'] / 1e9:.2f} GB/s."
 
 
 STATES_INTRO = """\

@@ -73,11 +73,11 @@ class Recordings:
 
     def __init__(self, answers: Answers, right: float) -> None:
         self._answers, self._right = answers, right
+        self._seeds = {request: seed for seed, request in enumerate(answers)}
 
     def __call__(self, sequence: AnswerSequence) -> Recorded:
         """Return a drafter; each request has wrong tokens at other positions."""
-        seed = list(self._answers).index(sequence.request)
-        return Recorded(self._answers[sequence.request], self._right, seed)
+        return Recorded(self._answers[sequence.request], self._right, self._seeds[sequence.request])
 
     def end(self, sequence: AnswerSequence) -> None:
         """Keep nothing."""

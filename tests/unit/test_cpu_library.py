@@ -458,3 +458,23 @@ def test_the_kernels_are_right_on_an_avx2_processor():
     # With an empty cache each announcement is printed once.
     said = [line for line in result.stderr.splitlines() if ONCE in line]
     assert len(said) == len(set(said))
+
+
+WITHOUT_TILES = """
+import sys
+import pytest
+from kernels.cpu.formats.panels import TILES
+assert not TILES
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library.TILES not in library.features(), reason="no AMX here: the other tests run without it")
+def test_fixed_point_is_its_definition_without_amx():
+    features = library.features().replace(library.TILES, "-amx-int8")
+    options = ["-p", "no:cacheprovider", "-m", "", "-k", "product_is_its_definition and (Q8_0 or Q4_K or AFFINE4)"]
+    tests = str(Path(__file__).parent / "test_cpu_fixed.py")
+    result = python(WITHOUT_TILES, *options, tests, NUMBA_CPU_FEATURES=features)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search("[1-9][0-9]* passed", result.stdout)
