@@ -52,7 +52,7 @@ PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
 WEIGHT, SHARED_WEIGHT, LATEST = 4.0, 32.0, 128
 # The account of a sequence, in tokens: its value at the start, the amount that each token of the answer adds, and the
 # largest amount that right proposals can save.
-START, PER_TOKEN, MOST_SAVED = 0.5, 0.004, 8.0
+START, PER_TOKEN, MOST_SAVED = 0.75, 0.003, 8.0
 # The trust in the proposals of a sequence, in tokens, is added to its account: the largest trust, the amount that a
 # right first token adds, and the amount that a wrong one takes away. So trust grows if more than two of three first
 # tokens are right. Without trust, a wrong proposal at the start of an answer that repeats its prompt would prevent
