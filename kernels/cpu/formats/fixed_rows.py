@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic
 
 from ..build.jit import inlined, jit
 from ..build.layout import LINE_BYTES
 from ..build.memory import hidden, raw
-from ..build.vectors import call_llvm, everywhere, pair_dot, prefetch, register_lanes, vector
+from ..build.vectors import Vector, call_llvm, everywhere, load_as, pair_dot, prefetch, register_lanes, vector
 from ..build.vectors import lanes as shuffled
 from .panels import BIASED, HALVES, QUADS, quants_32, transposed
 from .quants import side_by_side
@@ -70,18 +70,8 @@ BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64 = range(4)
 _MOVED = UNSIGNED_BYTES if QUADS else BYTES
 
 
-class _Packed(types.Type):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(name="int8x16")
-
-
-packed_16 = _Packed()
-
-
-@register_model(_Packed)
-class _PackedModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, ir.VectorType(_I8, 16))
+# The type of 16 bytes with 32 quants of 4 bits.
+packed_16 = Vector(types.int8, ir.VectorType(_I8, 16))
 
 
 # ---- scales of 8 rows ----
@@ -174,8 +164,7 @@ def load_16(typing: Any, data: Any, at: Any) -> Any:
     """Load 16 bytes from byte `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        base = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return load_at(builder, builder.ptrtoint(builder.gep(base, [args[1]]), _I64), 0, ir.VectorType(_I8, 16))
+        return load_as(context, builder, signature, args, ir.VectorType(_I8, 16))
 
     return packed_16(data, types.int64), generate
 
