@@ -774,15 +774,14 @@ class Engine:
         if self.speculation.is_on:
             # With `whole_pages`, a client must not learn the texts of other clients. If lookup searched these texts,
             # the latency of an answer would reveal them.
-            keeps_others = prefix is not None and not whole_pages
-            how: dict[str, Any] = {
-                "slots": slots,
-                "n_tokens": pool.n_tokens,
-                "kv_memory": of_drafters,
-                "whole_pages": whole_pages,
-                "keeps_others": keeps_others,
-            }
-            options["speculation"] = self.new_speculation(self.speculation.names, **how)
+            options["speculation"] = self.new_speculation(
+                self.speculation.names,
+                slots=slots,
+                n_tokens=pool.n_tokens,
+                kv_memory=of_drafters,
+                keeps_others=prefix is not None and not whole_pages,
+                whole_pages=whole_pages,
+            )
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
     def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
@@ -838,7 +837,7 @@ class Engine:
             pool = pool_of(MTP, self.model.extra)
             passes.append(NextTokens(self.model, self.model.extra, pool, self._extra_share))
         if DRAFT in names and self._draft is not None:
-            share, pool = self._draft.n_parameters / self.n_parameters, pool_of(DRAFT, self._draft.model)
+            share, pool = self._draft.planned.n_parameters / self.n_parameters, pool_of(DRAFT, self._draft.model)
             passes.append(DraftModel(self._draft.model, pool, share, whole_pages=whole_pages))
         lookups = Lookups(keeps_others=keeps_others) if LOOKUP in names else None
         usual = self.speculation.names
@@ -994,10 +993,6 @@ class RequestBuilder:
     def close(self) -> None:
         """Release the checkpoint's file. After this, the tokenizer can no longer be built."""
         self._checkpoint = None
-
-    def begin_with(self, phases: Mapping[str, float]) -> None:
-        """Insert the seconds of these phases before the phases so far."""
-        self.phases = {**phases, **self.phases}
 
     def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
         """Return a request for a scheduler: the prompt as token ids, and `n` empty outputs.
@@ -1362,11 +1357,6 @@ class LoadedDraft:
     planned: Planned
     model: Model = field(init=False)
 
-    @property
-    def n_parameters(self) -> int:
-        """The number of parameters."""
-        return self.planned.n_parameters
-
 
 @dataclass(eq=False)
 class CheckedCheckpoint:
@@ -1506,7 +1496,7 @@ class CheckedCheckpoint:
             backend.warm_up(lambda: forward_logits(loaded.model, SequenceInput([0], loaded.model.scratch_kv(1))))
         ended = time.perf_counter()
         phases = {"load": self.seconds + built - created, "warm_up": created - start + ended - built}
-        self.prompts.begin_with(phases)
+        self.prompts.phases = {**phases, **self.prompts.phases}
         return loaded
 
     def follow(self) -> None:
