@@ -179,12 +179,10 @@ def load(
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
             the activations have this type, else "f32", which is exact. "f16" and "bf16" take half of the memory of
             "f32", and "q8_0" takes about a quarter.
-        speculate: which drafter proposes tokens for speculative decoding, in which a forward pass checks several
-            proposed tokens. No answer changes if results are bit-identical in every batch, see docs/speculation.md.
-            "lookup" finds proposals in earlier text, "draft" uses the draft model, and "mtp" uses the model's own layer
-            for multi-token prediction. "auto" uses the draft model if there is one. It uses "mtp" and "lookup" only if
-            results are bit-identical in every batch, and "lookup" only if the model has so many parameters that looking
-            for proposals takes little time compared with a pass. "off" proposes no tokens.
+        speculate: where proposed tokens come from, which a forward pass checks: "lookup" (earlier text), "draft" (the
+            draft model), "mtp" (the model's own layer for multi-token prediction), "auto" (all that are available and
+            worth their time) or "off". With "auto", no answer changes on backends whose results are bit-identical in
+            every batch, see docs/speculation.md.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model even if it needs more memory than is free.
         experts_memory: the largest number of bytes of experts in memory. All other experts are read from the file when
