@@ -544,11 +544,6 @@ class DiskPrefixes:
         self._buffers = [np.empty(most, dtype=np.uint8) for _ in range(READERS + 1)]
 
     @property
-    def stats(self) -> DiskStats:
-        """The counters of the folder."""
-        return self.folder.stats
-
-    @property
     def piece(self) -> int:
         """The largest number of pages that are read at a time if other requests wait.
 

@@ -511,7 +511,7 @@ class PrefixCache:
         self.stats.cached_tokens += found.length
         if self.disk is not None:
             found = found._replace(from_disk=max(0, min(end, found.length) - first), has_more=has_more)
-            self.disk.stats.tokens += found.from_disk
+            self.disk.folder.stats.tokens += found.from_disk
         return found
 
     def _load(self, disk: DiskPrefixes, ids: np.ndarray, most: int, *, is_busy: bool) -> tuple[int, int, bool]:

@@ -198,10 +198,6 @@ class ModelRunner:
         sequence.unread, chunk.n, chunk.logits = [token], 1 + n, None
         self._keep_hidden(chunk)
 
-    def idle(self) -> None:
-        """Tell the other ranks that there is no work, so that they may sleep until the next pass."""
-        self._model.idle()
-
     def _submit_all(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> list[ScheduledChunk]:
         """Submit passes until `depth` passes are in flight.
 

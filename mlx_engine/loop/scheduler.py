@@ -215,7 +215,7 @@ class Scheduler:
         while self._left:
             self.cancel(self._left.popleft())
         if not self.has_work:
-            self._runner.idle()
+            self._model.idle()  # the other ranks may sleep until the next pass
         return done
 
     def _step(self) -> StepOutput:

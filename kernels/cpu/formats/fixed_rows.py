@@ -36,6 +36,7 @@ from ..build.vectors import lanes as shuffled
 from .panels import BIASED, HALVES, QUADS, quants_32, transposed
 from .quants import side_by_side
 from .scales import ROWS, Scales, floats_8, load_at
+from .sums import no_sums
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -402,17 +403,6 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
     return step
 
 
-def _zeros(n: int) -> Any:
-    @intrinsic
-    def zeros(typing: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return context.make_tuple(builder, signature.return_type, [ir.Constant(_FLOATS, None)] * n)
-
-        return types.UniTuple(floats_8, n)(), generate
-
-    return zeros
-
-
 def _put_products(n: int) -> Any:
     """Make the function that writes the products of 8 rows with n tokens."""
 
@@ -496,7 +486,7 @@ def eight_rows_of_groups(
     of_blocks: Any = _scales_of_blocks(block_bytes, scales.words) if at_once else None
 
     def make(n: int) -> Any:
-        step, zeros, put = _step(n, stored, kind, minus, together), _zeros(n), _put_products(n)
+        step, zeros, put = _step(n, stored, kind, minus, together), no_sums(n, floats_8), _put_products(n)
 
         @inlined
         def add_group(records: int, rows: Any, i: int, p: int, own: Any, offsets: Any, sums: Any) -> Any:
@@ -602,7 +592,8 @@ def eight_rows_by_parts(
     two_scales = _two_scales(tuple(places), tuple(minima) or tuple(places), bool(minima))
 
     def make(n: int) -> Any:
-        zeros, put, part = _zeros(n), _put_products(n), _part(n, stored, kind, quants, two_scales, n_sums)
+        zeros, put = no_sums(n, floats_8), _put_products(n)
+        part = _part(n, stored, kind, quants, two_scales, n_sums)
 
         @jit
         def multiply(
