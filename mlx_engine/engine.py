@@ -1053,14 +1053,9 @@ class RequestBuilder:
             check(text)
             if not text:
                 raise OptionError("input is empty", option="input", expected="at least one character", found=text)
-            end = self.tokenizer.ends
-            if (
-                not end
-                and self.pooling.is_declared
-                and self.pooling.kind == "last"
-                and self.tokenizer.eos_id is not None
-            ):
-                end = (self.tokenizer.eos_id,)
+            end, eos = self.tokenizer.ends, self.tokenizer.eos_id
+            if not end and eos is not None and self.pooling.is_declared and self.pooling.kind == "last":
+                end = (eos,)
             ids = self.checked([*self.ids(text), *end])
         else:
             ids = self.checked(text)

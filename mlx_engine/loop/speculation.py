@@ -208,9 +208,8 @@ class Acceptance:
 
     def lines(self) -> list[str]:
         """Return lines with the share of right tokens for each kind of evidence that occurred."""
-        ends = [f"{low} to {high - 1}" for low, high in pairwise(LENGTHS)]
-        names = [*(end.removesuffix(f" to {end.split()[0]}") for end in ends), f"{LENGTHS[-1]} or more"]
-        found = zip(names, self._right, self._tried, strict=False)
+        names = [str(low) if high == low + 1 else f"{low} to {high - 1}" for low, high in pairwise(LENGTHS)]
+        found = zip([*names, f"{LENGTHS[-1]} or more"], self._right, self._tried, strict=False)
         shares = [f"{name} ids: {right / tried:.0%}" for name, right, tried in found if tried]
         lines = [f"first tokens right after a match of {'; '.join(shares)}"] if shares else []
         for name, kind in KINDS.items():
