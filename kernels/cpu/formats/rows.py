@@ -24,17 +24,35 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
         block_bytes: bytes per block.
         weights: function that returns the weights of the block at a byte offset, as a tuple of vectors.
     """
-    return four_rows_of_groups(block, block_bytes, block, _as_a_piece(weights))
 
+    def make(n_vectors: int) -> Any:
+        n_rows = rows_together(n_vectors)
 
-def _as_a_piece(weights: Callable[..., Any]) -> Any:
-    """Make the function that returns the weights of piece 0 of a block: the whole block."""
+        def weights_of(address: int, at: int, p: int, scales: int) -> Any:
+            return weights(raw(address), at)
 
-    @jit
-    def whole(blocks: Any, at: int, p: int) -> Any:
-        return weights(blocks, at)
+        zeros, add = no_sums(n_rows * n_vectors), add_products(n_rows, n_vectors, block // LANES, weights_of)
+        add_to = add_totals(n_rows, n_vectors)
 
-    return whole
+        @jit
+        def multiply(
+            rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
+            scratch: int,
+        ) -> None:  # fmt: skip
+            """Multiply the n_rows rows that begin at the addresses `rows` with the panel."""
+            i = 0
+            for stretch in range(0, n_columns, STRETCH):
+                sums = zeros()
+                for column in range(stretch, min(stretch + STRETCH, n_columns), block):
+                    for r in range(n_rows):
+                        prefetch(raw(rows[r]), i + ahead)
+                    sums = add(rows, i, 0, 0, panel, first + column * n_vectors, sums)
+                    i += block_bytes
+                add_to(y, at, apart, y_row, sums)
+
+        return multiply
+
+    return _for_panels(make)
 
 
 def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
@@ -217,7 +235,17 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
 
 def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
     """Make the kernel that expands blocks of 32 weights."""
-    return dequantize_pieces(32, block_bytes, _as_a_piece(weights))
+
+    @jit
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
+        """Write the float32 weights of blocks `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`."""
+        for block in range(first, last):
+            low, high = weights(blocks, block * block_bytes)
+            store_parts(out, to, apart, low)
+            store_parts(out, to + step, apart, high)
+            to += 2 * step
+
+    return dequantize
 
 
 def dequantize_pieces(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
