@@ -29,7 +29,7 @@ SEMICOLON = Delimiter(";")
 
 
 class AnswerReader:
-    """Parses the pieces of an answer's text into events. The events do not depend on how the text is cut into pieces.
+    """Parses the pieces of an answer's text into events.
 
     Between the `CallBegin` and the `CallEnd` of a call, all events are `ArgumentsDelta` of this call.
     """
@@ -37,7 +37,6 @@ class AnswerReader:
     def __init__(
         self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool = False
     ) -> None:
-        """Begin an answer. `is_thinking` says whether the prompt ends with the opening marker of the reasoning."""
         self._format, self._tools, self._is_thinking = form, tools, is_thinking
         self._cursor, self._n_read = Cursor(), 0
         self._events: list[Event] = []
@@ -209,16 +208,10 @@ class AnswerReader:
 def _joined(events: Sequence[Event]) -> list[Event]:
     """Join adjacent deltas of the same part, and return the events."""
     found: list[Event] = []
-    for (kind, _), group in groupby(events, key=lambda event: (type(event), getattr(event, "call", None))):
-        some = list(group)
-        if kind is ArgumentsDelta:
-            text = "".join(event.text for event in some if isinstance(event, ArgumentsDelta))
-            found.append(ArgumentsDelta(some[0].call, text))  # type: ignore[union-attr]
-        elif kind in (TextDelta, ReasoningDelta):
-            text = "".join(event.text for event in some if isinstance(event, TextDelta | ReasoningDelta))
-            found.append(kind(text))
-        else:
-            found += some
+    for _, group in groupby(events, key=lambda event: (type(event), getattr(event, "call", None))):
+        some: list[Any] = list(group)
+        is_delta = isinstance(some[0], TextDelta | ReasoningDelta | ArgumentsDelta)
+        found += [some[0]._replace(text="".join(event.text for event in some))] if is_delta else some
     return found
 
 

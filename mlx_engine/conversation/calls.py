@@ -185,6 +185,12 @@ class CallReader:
         self._events.append(CallEnd(self.n_calls - 1))
         self.n_ended, self._is_open = self.n_ended + 1, False
 
+    def _emit_call(self, name: str | None, arguments: str) -> None:
+        """Emit a call whose arguments are complete."""
+        self._begin(name)
+        self._argue(arguments)
+        self._end()
+
     def _rest(self) -> Reading:
         """Emit the rest of malformed arguments unchanged, up to the end of the call."""
         ends = [each for each in (self._form.close or self._form.open,) if each]
@@ -236,29 +242,21 @@ class CallReader:
         if self.n_calls == n:
             if not held and not self._is_marked:
                 raise MalformedError
-            text = _object_text(held or "{}")
-            self._begin(name)
-            self._argue(text)
-            self._end()
+            self._emit_call(name, _object_text(held or "{}"))
         self._events += [TextDelta(", ".join(others))] if others else []
 
     def _arguments(self, name: str | None) -> Reading:
         """Parse arguments: an object, which is emitted piece by piece; a string with an object's JSON text; or null."""
         char = yield from self._char()
-        if char == '"':
-            text = _object_text((yield from self._collected(self._string)))
-            self._begin(name)
-            self._argue(text)
-        elif char == "n":
-            text = _object_text((yield from self._collected(self._value)))
-            self._begin(name)
-            self._argue(text)
-        elif char == "{":
+        if char == "{":
             self._begin(name)
             yield from self._value(self._argue)
+            self._end()
+        elif char in ('"', "n"):
+            text = yield from self._collected(self._string if char == '"' else self._value)
+            self._emit_call(name, _object_text(text))
         else:
             raise MalformedError
-        self._end()
 
     def _value(self, emit: Emit) -> Reading:
         """Emit a JSON value, translated from the syntax of the format."""
@@ -319,10 +317,10 @@ class CallReader:
             if match:
                 self._cursor.at = match.end()
                 emit('"')
-                end = yield from self._cursor.find([closing], lambda text: emit(_escaped(text)))
-                if end is None:
+                match = yield from self._cursor.find([closing], lambda text: emit(_escaped(text)))
+                if match is None:
                     raise MalformedError
-                self._cursor.at = end.end()
+                self._cursor.at = match.end()
                 emit('"')
                 return
         text = yield from self._cursor.run(SCALAR)
@@ -451,9 +449,7 @@ class CallReader:
         else:
             found = _python_calls(text, self.tools)
         for each, arguments in found:
-            self._begin(each)
-            self._argue(arguments)
-            self._end()
+            self._emit_call(each, arguments)
 
 
 class _Value:
