@@ -125,7 +125,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
         ApiError, EngineError: a prompt or an option is invalid, or does not fit the context.
         ClientGoneError: the client has disconnected.
     """
-    engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
+    engine, requests, check = service.engine, list[Request](), partial(check_text, service, turn)
     asked, reading = params.asked(), params.read(engine.tokenizer.chat_template)
     given = {**given, "context_len": service.context_len, "constraint": asked.constraint}
     given["adapter"] = service.adapter(params.model)
@@ -203,25 +203,18 @@ def _count(service: Service, body: bytes, turn: Turn) -> int:
     params, engine = _parsed(service, body, COUNT), service.engine
     # Refuse the sampling options that generation would refuse.
     Options.of(**params.options(service.sampling)).check_vocabulary(engine.config.vocab_size)
-    reading, check = params.read(engine.tokenizer.chat_template), partial(_check, service, turn)
+    reading, check = params.read(engine.tokenizer.chat_template), partial(check_text, service, turn)
     ids = engine.prompts.chat_ids(reading.prompts[0], check=check)
     return len(begun(engine.tokenizer, ids, reading, check=check))
 
 
-def _check(service: Service, turn: Turn, text: str) -> None:
+def check_text(service: Service, turn: Turn, text: str) -> None:
     """Check, before a text is encoded, that the client is connected and the text is not too long."""
     turn.check()
     service.check_length(text)
 
 
-async def _answer(
-    service: Service,
-    params: Body,
-    call: Call,
-    reply: Reply,
-    respond: Respond,
-    prompt: str,
-) -> None:
+async def _answer(service: Service, params: Body, call: Call, reply: Reply, respond: Respond, prompt: str) -> None:
     """Run a call, and respond with its reply, or with a stream that begins at once."""
     try:
         async with service.worker.running(call):

@@ -216,10 +216,10 @@ def _operation(op: Operation) -> Schema:
     if op.request is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(op.request)}}}
     if op.name == "tokenizer":
-        found["parameters"] = [{"name": "model", "in": "query", "required": False, "schema": {"type": "string"}}]
+        found["parameters"] = [{"name": "model", "in": "query", "required": False, "schema": TEXT}]
     if "{name}" in op.path:
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-    media = {"text/plain": {"schema": {"type": "string"}}} if op.reply is None else _json(op.reply)
+        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": TEXT}]
+    media = {"text/plain": {"schema": TEXT}} if op.reply is None else _json(op.reply)
     if op.chunk is not None:
         media = {**media, "text/event-stream": {"itemSchema": _event(op)}}
     responses = {"200": {"description": "The reply.", "content": media}}
@@ -281,10 +281,9 @@ def _limit(schemas: dict[str, Any], of: Limits) -> None:
         "anyOf": [TEXTS["items"], texts, ids, {"type": "array", "minItems": 1, "items": ids}]
     }
     schemas["DetokenizeRequest"]["properties"]["tokens"].update(items=token, **_most("maxItems", of.most_ids))
-    one: Schema = {"type": "string"}
     schemas["TokenizeRequest"]["oneOf"] = [
-        {"properties": {"content": one, "prompt": {"type": "null"}}, "required": ["content"]},
-        {"properties": {"prompt": one, "content": {"type": "null"}}, "required": ["prompt"]},
+        {"properties": {given: TEXT, other: {"type": "null"}}, "required": [given]}
+        for given, other in (("content", "prompt"), ("prompt", "content"))
     ]
     for name in ("TokenizeRequest", "DetokenizeRequest"):
         schemas[name]["properties"]["model"] = of.named()
@@ -375,38 +374,23 @@ def _or_null(schema: Schema) -> Schema:
 
 def _message() -> Schema:
     """Return the schema of a message. An assistant's message may have tool calls, and then needs no content."""
-    part = {
-        "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-        "additionalProperties": False,
-    }
-    function = {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "arguments": {"anyOf": [{"type": "string"}, {"type": "object"}]}},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-    call = {
-        "type": "object",
-        "properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": function},
-        "required": ["function"],
-        "additionalProperties": False,
-    }
-    text = {"anyOf": [{"type": "string"}, ABSENT]}
-    content = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]}
+    closed = {"additionalProperties": False}
+    part = {**_part("text", {"text": TEXT}), **closed}
+    function = {**_object({"name": TEXT, "arguments": {"anyOf": [TEXT, {"type": "object"}]}}), **closed}
+    call = {**_object({"id": TEXT, "type": {"const": "function"}, "function": function}, ["function"]), **closed}
+    text = {"anyOf": [TEXT, ABSENT]}
+    content = {"anyOf": [TEXT, {"type": "array", "minItems": 1, "items": part}]}
     calls = {"type": "array", "minItems": 1, "items": call}
+    properties = {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [content, ABSENT]},
+        "tool_calls": {"anyOf": [calls, ABSENT]},
+        "name": text,
+        "tool_call_id": text,
+        "reasoning_content": text,
+    }
     return {
-        "type": "object",
-        "properties": {
-            "role": {"enum": list(ROLES)},
-            "content": {"anyOf": [content, ABSENT]},
-            "tool_calls": {"anyOf": [calls, ABSENT]},
-            "name": text,
-            "tool_call_id": text,
-            "reasoning_content": text,
-        },
-        "required": ["role"],
+        **_object(properties, ["role"]),
         "anyOf": [
             {"properties": {"content": content, "tool_calls": ABSENT}, "required": ["content"]},
             {"properties": {"role": {"const": "assistant"}, "tool_calls": calls}, "required": ["tool_calls"]},

@@ -134,11 +134,11 @@ class Metrics:
         self._preemptions.add(request.n_preemptions)
         for output in request.outputs:
             self._success.add(1, output.finish_reason or "error")
-        self._first.observe(_since(times.submitted, times.first_token))
-        self._whole.observe(_since(times.submitted, times.ended))
-        self._queue.observe(_since(times.submitted, times.admitted))
-        self._prefill.observe(_since(times.admitted, times.first_token))
-        self._decode.observe(_since(times.first_token, times.ended))
+        self._first.observe(since(times.submitted, times.first_token))
+        self._whole.observe(since(times.submitted, times.ended))
+        self._queue.observe(since(times.submitted, times.admitted))
+        self._prefill.observe(since(times.admitted, times.first_token))
+        self._decode.observe(since(times.first_token, times.ended))
         for seconds in request.metrics.passes[1:]:
             self._between.observe(seconds)
 
@@ -199,7 +199,8 @@ def _with_label(line: str, label: str, value: str) -> str:
     return f'{name}{{{label}="{escaped}"{"," + others if brace else "}"} {rest}'
 
 
-def _since(start: float | None, end: float | None) -> float | None:
+def since(start: float | None, end: float | None) -> float | None:
+    """Return the time between two events; None if one of them has not happened."""
     return None if start is None or end is None else end - start
 
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 from anyio import move_on_after
@@ -214,12 +214,8 @@ class Models:
         self.memory = available_memory() if memory is None else memory
         self.idle_seconds, self.is_closing = idle_seconds, False
         self.on_started: Callable[[], None] = lambda: None
-        self._more, self._is_loaded_at_start, self._most_seconds, self._clock = (
-            more,
-            is_loaded_at_start,
-            most_seconds,
-            clock,
-        )
+        self._more, self._is_loaded_at_start = more, is_loaded_at_start
+        self._most_seconds, self._clock = most_seconds, clock
         self.metrics = self.default.service.metrics if self.is_single else Metrics()
         self._notice = notice
         self._queue, self._has_started = list[ServedModel](), not is_loaded_at_start
@@ -360,9 +356,8 @@ class Models:
             return self.default
         if found is None:
             names = ", ".join(repr(each) for model in self for each in model.service.models)
-            raise ApiError(
-                404, f"no model {cut(name)!r}; this server has {names}", param="model", code="model_not_found"
-            )
+            message = f"no model {cut(name)!r}; this server has {names}"
+            raise ApiError(404, message, param="model", code="model_not_found")
         return found
 
     def _named(self, name: str) -> ServedModel | None:
@@ -656,9 +651,8 @@ class Models:
             service = self.default.service
             return service.metrics.text(service.worker.load)
         found = {model.name: (model.service.metrics, model.service.worker.load) for model in self}
-        return text_of_models(
-            self.metrics, found, {model.name: (model.n_loads, model.state == "loaded") for model in self}
-        )
+        loads = {model.name: (model.n_loads, model.state == "loaded") for model in self}
+        return text_of_models(self.metrics, found, loads)
 
     async def snapshots(self, model: ServedModel) -> AsyncIterator[Any]:
         """Yield the snapshots of a model's engine while the model is loaded, also after it has been loaded again.
@@ -680,22 +674,17 @@ async def _in_daemon(work: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def end(found: T | None, error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast("T", found))
+    def end(set_outcome: Callable[[], None]) -> None:
+        if not done.cancelled():
+            set_outcome()
 
     def run() -> None:
-        found, fault = None, None
         try:
-            found = work()
+            set_outcome = partial(done.set_result, work())
         except Exception as error:
-            fault = error
+            set_outcome = partial(done.set_exception, error)
         with suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(end, found, fault)
+            loop.call_soon_threadsafe(end, set_outcome)
 
     threading.Thread(target=run, name="open-model", daemon=True).start()
     return await done

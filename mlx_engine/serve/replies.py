@@ -6,7 +6,6 @@ cause of a cache miss, so that clients can change their prompts to share a longe
 
 from __future__ import annotations
 
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,8 @@ from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.speculation import speculation_of
 from mlx_engine.serve.call import Call, Progress
-from mlx_engine.serve.errors import ApiError
+from mlx_engine.serve.errors import ApiError, new_id
+from mlx_engine.serve.prometheus import since
 from mlx_engine.serve.sse import DONE, comment, event
 from mlx_engine.tokenizer import Tokenizer
 
@@ -119,41 +119,27 @@ class Reply(ABC):
         lists of objects if the request has several prompts. `ignored` lists parts of the request that the server
         ignores. `constraint` is present if the request has a constraint, and `speculation` if tokens were proposed.
         """
+        call = self._call
         digests = [
-            digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
-            for output, _ in self._call.outputs
+            digest(output.token_ids, [token.logprob for token in output.logprobs or ()]) for output, _ in call.outputs
         ]
-        call, written = self._call, self._clock()
-        times = [
-            timings(
-                request,
-                received=call.received,
-                tokenized=call.tokenized,
-                written=written,
-                bandwidth=self._bandwidth(),
-            )
-            for request in call.requests
-        ]
-        seed = self._call.requests[0].options.sampling.seed
+        about = {"received": call.received, "tokenized": call.tokenized, "written": self._clock()}
+        times = [timings(request, **about, bandwidth=self._bandwidth()) for request in call.requests]
         cache = [
             explained(request, self._tokenizer) if self._explains_cache else {"cached_tokens": request.n_cached}
-            for request in self._call.requests
+            for request in call.requests
         ]
         return {
             "digest": digests[0],
             "digests": digests,
             **self._types,
-            "seed": seed,
+            "seed": call.requests[0].options.sampling.seed,
             "timings": times[0] if len(times) == 1 else times,
             "cache": cache[0] if len(cache) == 1 else cache,
             **({"ignored": list(self._ignored)} if self._ignored else {}),
-            **({"speculation": self._speculation()} if self.n_proposed else {}),
+            **({"speculation": speculation_of([one.drafters for one in call.requests])} if self.n_proposed else {}),
             **self._constraint(),
         }
-
-    def _speculation(self) -> Json:
-        """Return the drafters, and how many tokens of each were run in passes, and how many of these were right."""
-        return speculation_of([request.drafters for request in self._call.requests])
 
     def _constraint(self) -> Json:
         """Return the digest of the constraint, and `allowed`: a probability for each token of each answer.
@@ -210,14 +196,13 @@ class Choices(Reply):
         return comment(self._call.phase)
 
     def news(self) -> bytes:
-        """Return the chunks with text and tokens that are new since the last call."""
         return b"".join(map(event, self.chunks()))
 
     def end(self) -> bytes:
         """Return the last chunks, the last of which has the receipt, and the end of the stream."""
         chunks = self.chunks()
         if self._includes_usage:
-            chunks.append(self.usage_chunk())
+            chunks.append({**self._chunk({}), "choices": [], "usage": self.usage()})
         chunks[-1]["mlx_engine"] = self.receipt()
         return b"".join(map(event, chunks)) + DONE
 
@@ -226,7 +211,6 @@ class Choices(Reply):
         return b"".join(map(event, [*self.chunks(), error.body()]))
 
     def whole(self) -> Json:
-        """Return the reply, when all answers have ended."""
         choices = [
             self._choice(
                 i, "".join(output.pieces[: progress.n_pieces]), self._tokens(i, output, Progress(), progress), progress
@@ -253,26 +237,17 @@ class Choices(Reply):
                 found += map(self._chunk, self._closing(i, progress.finish_reason))
         return found
 
-    def usage_chunk(self) -> Json:
-        """Return the chunk without choices that has the usage."""
-        return {**self._chunk({}), "choices": [], "usage": self.usage()}
-
     def usage(self) -> Json:
         """Return the counts of tokens; end-of-text tokens are counted. A prompt with several answers counts once."""
+        right, wrong = self.n_accepted, self.n_proposed - self.n_accepted
+        proposed = {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}
         return {
             "prompt_tokens": self.n_prompt,
             "completion_tokens": self.n_generated,
             "total_tokens": self.n_prompt + self.n_generated,
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
-            **self._predicted(),
+            **({"completion_tokens_details": proposed} if self.n_proposed else {}),
         }
-
-    def _predicted(self) -> Json:
-        """Return the counts of proposed tokens, if there were any."""
-        if not self.n_proposed:
-            return {}
-        right, wrong = self.n_accepted, self.n_proposed - self.n_accepted
-        return {"completion_tokens_details": {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}}
 
     def _as(self, kind: str) -> Json:
         return {**self._head, "object": kind}
@@ -341,7 +316,6 @@ class ChatReply(Choices):
         return AnswerReader.after(self._tokenizer, self._owners[i].prompt_ids, self._tools)
 
     def whole(self) -> Json:
-        """Return the reply, when all answers have ended."""
         return {**super().whole(), **self._prompt_logprobs(self._call.requests[0])}
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
@@ -454,11 +428,6 @@ class CompletionReply(Choices):
         return {"index": i, "text": text, "logprobs": shown, "finish_reason": None}
 
 
-def new_id(prefix: str) -> str:
-    """Return a new id that begins with a prefix."""
-    return prefix + secrets.token_hex(12)
-
-
 def _delta_of(events: Sequence[Event]) -> Json:
     """Return the new parts of a message: of its reasoning, of its content and of its calls."""
     found: dict[str, str] = {}
@@ -526,14 +495,14 @@ def timings(
     times = request.times
     n_computed = len(request.prompt_ids) - request.n_cached
     n_tokens = sum(len(output.token_ids) for output in request.outputs)
-    prefill, decode = _seconds(times.admitted, times.first_token), _seconds(times.first_token, times.ended)
+    prefill, decode = since(times.admitted, times.first_token), since(times.first_token, times.ended)
     rate = _rate(request.decode_bytes, request.decode_seconds)
     return {
         "tokenize_ms": _ms(tokenized - received),
-        "queue_ms": _ms(_seconds(tokenized, times.admitted)),
+        "queue_ms": _ms(since(tokenized, times.admitted)),
         "prompt_ms": _ms(prefill),
         "predicted_ms": _ms(decode),
-        "write_ms": _ms(_seconds(times.ended, written)),
+        "write_ms": _ms(since(times.ended, written)),
         "total_ms": _ms(written - received),
         "cache_n": request.n_cached,
         "disk_n": request.n_from_disk,
@@ -547,10 +516,6 @@ def timings(
         "bandwidth_share": None if rate is None or bandwidth is None else rate / bandwidth,
         "preemptions": request.n_preemptions,
     }
-
-
-def _seconds(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
 
 
 def _ms(seconds: float | None) -> float | None:
