@@ -202,7 +202,6 @@ class CallReader:
     # Calls as JSON.
 
     def _list(self) -> Reading:
-        """Parse a list of objects with calls."""
         yield from self._take("[")
         while True:
             yield from self._object(None)

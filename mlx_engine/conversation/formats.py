@@ -571,7 +571,6 @@ def _chosen(tokenizer: Tokenizer) -> Format | None:
 
 
 def _probe(n: int, *, has_results: bool) -> list[Json]:
-    """Return a conversation with n calls."""
     name = PROBE["function"]["name"]
     calls = [
         {"id": f"probe_call_{i}", **_function(name, {"city": city, "days": days})}
@@ -624,7 +623,6 @@ def _reading(text: str, calls: Sequence[Json]) -> str | None:
 
 
 def _calls_in(text: str, form: Form) -> list[tuple[str, Json | None]]:
-    """Return the names and arguments of the calls in a text."""
     from mlx_engine.conversation.answer import AnswerReader, message_of
 
     reader = AnswerReader(AnswerFormat(form, form), [PROBE])

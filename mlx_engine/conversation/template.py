@@ -167,7 +167,6 @@ def lost(prompt: ChatPrompt, text: str) -> str | None:
 
 
 def _parts(message: Message) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a message, each with its place."""
     content = message.get("content") or ""
     if isinstance(content, str):
         yield "content", _without_reasoning(content) if message["role"] == ASSISTANT else content
@@ -195,7 +194,6 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return the text of an answer without its reasoning."""
     for markers in MARKERS:
         _, closing, rest = text.rpartition(markers.closing)
         if closing:
@@ -357,7 +355,6 @@ class _Probe:
         return found
 
     def _with_tools(self, known: Dialect) -> Dialect:
-        """Return the dialect with the form of tools, if the template supports tools."""
         if not self._tools:
             return known
         (question,) = _said((USER, ASKED))

@@ -280,7 +280,6 @@ async def converted(
 
 
 def _tokens(service: Service, body: bytes) -> Response:
-    """Return the ids of a text."""
     asked, tokenizer = parse(body, TokenizeRequest), service.engine.tokenizer
     service.check_model(asked.model)
     text, param = asked.text, "content" if asked.prompt is None else "prompt"
@@ -297,7 +296,6 @@ def _tokens(service: Service, body: bytes) -> Response:
 
 
 def _text(service: Service, body: bytes) -> Response:
-    """Return the text of ids."""
     asked, tokenizer, most = parse(body, DetokenizeRequest), service.engine.tokenizer, service.most_ids
     service.check_model(asked.model)
     if len(asked.tokens) > most:

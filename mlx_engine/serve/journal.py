@@ -249,11 +249,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return Options.of(**(given if self.ended == "finished" else {**given, "max_tokens": self.n_tokens}))
 
 
-def choices_of(request: Request, reached: Sequence[Progress]) -> list[Choice]:
-    """Return the answers to a request, each up to its progress."""
-    return [Choice.of(output, progress) for output, progress in zip(request.outputs, reached, strict=True)]
-
-
 def plain_options(options: Options) -> dict[str, Any]:
     """Return the options that are not at their defaults, as JSON types."""
     found = {**asdict(options), **asdict(options.sampling)}
@@ -328,7 +323,7 @@ def _line(request: Request, reached: Sequence[Progress], about: dict[str, Any], 
     entry = Entry(
         prompt_ids=request.prompt_ids,
         options=plain_options(request.options),
-        choices=choices_of(request, reached),
+        choices=[Choice.of(output, progress) for output, progress in zip(request.outputs, reached, strict=True)],
         timings=timings(request, **times),
         **about,
     )

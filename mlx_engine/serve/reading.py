@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from mlx_engine.conversation.answer import AnswerReader
 from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event, ReasoningDelta
-from mlx_engine.loop.output import FinishReason
 from mlx_engine.serve.call import Call, Progress
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.replies import Reply
@@ -243,14 +242,9 @@ class PartsReply(Reply):
         self._read, self._is_open, self._calls = Progress(), False, dict[int, Part]()
 
     @property
-    def finish_reason(self) -> FinishReason | None:
-        """The reason why the answer ended."""
-        return self._call.outputs[0][1].finish_reason
-
-    @property
     def is_cut(self) -> bool:
         """Whether the token limit has cut the answer off. Requests have no timeout."""
-        return self.finish_reason not in (None, "stop")
+        return self._call.outputs[0][1].finish_reason not in (None, "stop")
 
     @property
     def has_calls(self) -> bool:

@@ -588,10 +588,7 @@ class Models:
         if not isinstance(error, EngineError):
             LOGGER.error(f"model {model.name!r} cannot be loaded", exc_info=error)
         self._notice(f"warning: model {model.name} cannot be loaded: {error}")
-        model.nbytes, model.failed_at = 0, self._clock()
-        model.service.worker = model.new_worker(_not_loaded)
-        model.become("failed", known.message)
-        self._refuse(model, self._failure(model, RETRY_SECONDS))
+        self._become_failed(model, known.message)
 
     def _end(self, model: ServedModel, worker: Worker, fault: BaseException) -> None:
         """Record that the engine thread of a loaded model has died; the next request loads the model again."""
@@ -599,11 +596,14 @@ class Models:
             return  # the task that loads or unloads this model handles the error
         LOGGER.error(f"the engine thread of model {model.name!r} has died", exc_info=fault)
         engine, worker.engine = worker.engine, None
+        self._become_failed(model, f"its engine thread has died ({type(fault).__name__}); see the server's log")
+        asyncio.get_running_loop().run_in_executor(None, _close, [engine])
+
+    def _become_failed(self, model: ServedModel, reason: str) -> None:
         model.nbytes, model.is_held, model.failed_at = 0, False, self._clock()
         model.service.worker = model.new_worker(_not_loaded)
-        model.become("failed", f"its engine thread has died ({type(fault).__name__}); see the server's log")
+        model.become("failed", reason)
         self._refuse(model, self._failure(model, RETRY_SECONDS))
-        asyncio.get_running_loop().run_in_executor(None, _close, [engine])
 
     # ---- what is shown ----
 

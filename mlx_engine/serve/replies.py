@@ -217,7 +217,8 @@ class Choices(Reply):
             )
             for i, (output, progress) in enumerate(self._call.outputs)
         ]
-        return {**self._as(self.kind), "choices": choices, "usage": self.usage(), "mlx_engine": self.receipt()}
+        found = {**self._head, "object": self.kind, "choices": choices, "usage": self.usage()}
+        return {**found, "mlx_engine": self.receipt()}
 
     def chunks(self) -> list[Json]:
         """Return the chunks since the last call. An answer begins with those of `_opening`, ends with `_closing`."""
@@ -249,11 +250,8 @@ class Choices(Reply):
             **({"completion_tokens_details": proposed} if self.n_proposed else {}),
         }
 
-    def _as(self, kind: str) -> Json:
-        return {**self._head, "object": kind}
-
     def _chunk(self, choice: Json) -> Json:
-        return {**self._as(self.chunk_kind), "choices": [choice], **self._usage}
+        return {**self._head, "object": self.chunk_kind, "choices": [choice], **self._usage}
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
         """Return the log-probabilities of the tokens between two lengths of an output.
@@ -375,21 +373,21 @@ class CompletionReply(Choices):
         self, call: Call, tokenizer: Tokenizer, *, echoes: Sequence[str] = (), is_scored: bool = False, **about: Any
     ) -> None:
         super().__init__(call, tokenizer, **about)
-        self._echoes, self._is_scored = echoes, is_scored
+        self._echoes, self._is_scored = echoes or [""] * len(call.outputs), is_scored
         self._offsets = [0] * len(call.outputs)
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
-        found = self._text(i, self._echo(i) + text, tokens, len(self._echo(i)))
+        found = self._text(i, self._echoes[i] + text, tokens, len(self._echoes[i]))
         if self._is_scored:
             before, after = self._echo_logprobs(i), found["logprobs"]
             found["logprobs"] = {name: [*before[name], *after[name]] for name in before}
         return {**found, **self._ending(i, progress.finish_reason), **self._prompt_logprobs(self._owners[i])}
 
     def _opening(self, i: int) -> list[Json]:
-        self._offsets[i] = len(self._echo(i))
+        self._offsets[i] = len(self._echoes[i])
         if self._is_scored:
-            return [{**self._text(i, self._echo(i), None, 0), "logprobs": self._echo_logprobs(i)}]
-        return [self._text(i, self._echo(i), None, 0)] if self._echo(i) else []
+            return [{**self._text(i, self._echoes[i], None, 0), "logprobs": self._echo_logprobs(i)}]
+        return [self._text(i, self._echoes[i], None, 0)] if self._echoes[i] else []
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
         """Return the log-probabilities of tokens; after a scored echo, also that of an end-of-text token.
@@ -409,7 +407,7 @@ class CompletionReply(Choices):
             "tokens": [_token_text(self._tokenizer, request.prompt_ids[0]), *found["tokens"]],
             "token_logprobs": [None, *found["token_logprobs"]],
             "top_logprobs": [None, *found["top_logprobs"]],
-            "text_offset": prompt_offsets(self._tokenizer, request.prompt_ids, self._echo(i)),
+            "text_offset": prompt_offsets(self._tokenizer, request.prompt_ids, self._echoes[i]),
         }
 
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
@@ -419,9 +417,6 @@ class CompletionReply(Choices):
 
     def _closing(self, i: int, reason: str) -> list[Json]:
         return [{**self._text(i, "", None, 0), **self._ending(i, reason)}]
-
-    def _echo(self, i: int) -> str:
-        return self._echoes[i] if self._echoes else ""
 
     def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> dict[str, Any]:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
@@ -532,13 +527,13 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.
         agreeing_tokens: tokens that the prompt has in common with an earlier prompt and its answer.
-        cause: why no more tokens were cached; null if the cache had the whole prompt, or nothing after the cached
-            tokens. "disabled": there is no prefix cache. "first_use": no earlier request began with the same token.
-            "differs": the cache continues with another token, because the history was edited or the template differs.
-            "retokenized": the cache continues with the same text in other tokens. "evicted": the next token was cached
-            before, and was evicted. "window": the keys and values that sliding-window layers need were evicted.
-            "state": the model has recurrent states, which are cached only for a shorter prefix. "memory": no page was
-            free for the last cached tokens.
+        cause: why no more tokens were cached; null if the whole prompt was cached, or the cache had no text that
+            continues the cached tokens. "disabled": there is no prefix cache. "first_use": no earlier request began
+            with the same token. "differs": the cache continues with another token, because the history was edited or
+            the template differs. "retokenized": the cache continues with the same text in other tokens. "evicted": the
+            next token was cached before, and was evicted. "window": the keys and values that sliding-window layers need
+            were evicted. "state": the model has recurrent states, which are cached only for a shorter prefix. "memory":
+            no page was free for the last cached tokens.
         position: where the tokens differ, if they do.
         found, expected: the prompt's and the cache's token id at this position, and the text of at most 8 tokens.
 

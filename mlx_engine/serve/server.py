@@ -323,8 +323,7 @@ class Server(uvicorn.Server):
                 connection.check(self._patience)
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         if is_late and self._models.n_open:
-            message = "the server is shutting down"
-            self._models.end_calls(ApiError(503, message, code="closing"))
+            self._models.end_calls(ApiError(503, "the server is shutting down", code="closing"))
         if self._models.fault is not None or is_late or (self._deadline is not None and not self._models.n_open):
             self.should_exit = True
         return await super().on_tick(counter)
