@@ -538,9 +538,8 @@ def required_format(tokenizer: Tokenizer) -> Format:
     """
     found, template = format_of(tokenizer), tokenizer.chat_template
     if found is None:
-        why = (
-            "has no tools" if template is None or not reads(template, "tools") else "writes calls in an unknown format"
-        )
+        has_tools = template is not None and reads(template, "tools")
+        why = "writes calls in an unknown format" if has_tools else "has no tools"
         message = f"tools: this model's chat template {why}; leave the tools out, or use a model that is made for them"
         raise OptionError(message, option="tools", expected="a model whose calls can be read", found=tokenizer.where)
     return found

@@ -8,7 +8,6 @@ prompt. If one is missing, plainer forms are tried; if it is missing there, too,
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +30,6 @@ from mlx_engine.conversation.dialect import (
 )
 from mlx_engine.conversation.formats import format_of
 from mlx_engine.errors import ChatTemplateError, shown
-from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.tokenizer import chat
 from mlx_engine.tokenizer.chat import Check, History, unchecked
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message, reads
@@ -216,8 +214,8 @@ def _end(text: str, part: Any, begin: int) -> int | None:
 
 # ---- the forms that a template supports ----
 
-_LOCK = kept_over_forks(threading.Lock())
-_KNOWN: WeakKeyDictionary[Tokenizer, tuple[str, Dialect]] = WeakKeyDictionary()
+# The dialects of chat templates, by tokenizer.
+_KNOWN: WeakKeyDictionary[Tokenizer, dict[str, Dialect]] = WeakKeyDictionary()
 
 
 def dialect_of(tokenizer: Tokenizer) -> Dialect:
@@ -226,15 +224,10 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     Raises:
         ChatTemplateError: there is no template, or it exceeds its limits.
     """
-    template = tokenizer.chat_template or ""
-    with _LOCK:
-        known = _KNOWN.get(tokenizer)
-    if known is not None and known[0] == template:
-        return known[1]
-    found = _Probe(tokenizer).dialect()
-    with _LOCK:
-        _KNOWN[tokenizer] = template, found
-    return found
+    known, template = _KNOWN.setdefault(tokenizer, {}), tokenizer.chat_template or ""
+    if template not in known:
+        known[template] = _Probe(tokenizer).dialect()
+    return known[template]
 
 
 # The texts of the test conversations. They occur in no template, so finding one shows that the template has written it.

@@ -95,10 +95,9 @@ def create_app(models: Models) -> Starlette:
         routes=[
             *[Route(path, Endpoint(models, handler), methods=["POST"]) for path, handler in posts.items()],
             Route("/tokenizer_info", Endpoint(models, tokenizer_info), methods=["GET"]),
-            *[Route(path, Endpoint(models, about=about), methods=["GET"]) for path, about in abouts.items()],
             *[
-                Route(path, Endpoint(models, about=about, is_open=True), methods=["GET"])
-                for path, about in opens.items()
+                Route(path, Endpoint(models, about=about, is_open=path in opens), methods=["GET"])
+                for path, about in (abouts | opens).items()
             ],
             *page.routes(partial(snapshots_of, models), refusal=partial(refusal, models)),
         ],

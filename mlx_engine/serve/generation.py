@@ -23,7 +23,16 @@ from mlx_engine.serve.call import Call
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.limits import LARGE, Turn, client_id
 from mlx_engine.serve.messages import MessagesReply, count_request, messages_request
-from mlx_engine.serve.parameters import Body, CompletionRequest, Reading, chat_request, completion_request, named
+from mlx_engine.serve.parameters import (
+    NOOPS_OF_CHAT,
+    NOOPS_OF_COMPLETIONS,
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    Reading,
+    named,
+    parse,
+)
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.responses import ResponsesReply, responses_request
 from mlx_engine.serve.service import Service
@@ -51,8 +60,8 @@ class Form(NamedTuple):
     prompt: str
 
 
-CHAT = Form(chat_request, ChatReply, "messages")
-COMPLETION = Form(completion_request, CompletionReply, "prompt")
+CHAT = Form(lambda body: parse(body, ChatRequest, NOOPS_OF_CHAT), ChatReply, "messages")
+COMPLETION = Form(lambda body: parse(body, CompletionRequest, NOOPS_OF_COMPLETIONS), CompletionReply, "prompt")
 MESSAGES = Form(messages_request, MessagesReply, "messages")
 RESPONSES = Form(responses_request, ResponsesReply, "input")
 COUNT = Form(count_request, MessagesReply, "messages")

@@ -206,12 +206,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         ended: how it ended.
         error: the type of the error, if it failed.
         version: the version of mlx_engine.
-        backend: the backend.
         slots: how many answers the server could run at the same time.
-        model: the model.
         prompt_ids: the tokens of the prompt.
         options: keyword arguments of `Options.of` that are not at their defaults, and the seed that was used.
-        choices: the answers.
         timings: the result of `replies.timings`.
     """
 
@@ -278,11 +275,7 @@ def parse_entry(line: bytes, where: str) -> Entry:
 
 
 class Recorder:
-    """Appends a line to a journal for each request of a call. All methods are called in the event loop.
-
-    Attributes:
-        journal: the journal.
-    """
+    """Appends a line to a journal for each request of a call. All methods are called in the event loop."""
 
     def __init__(
         self,

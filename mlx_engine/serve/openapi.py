@@ -84,7 +84,7 @@ class Operation(NamedTuple):
     name: str
     summary: str
     reply: type[msgspec.Struct] | None
-    errors: tuple[int, ...]
+    errors: tuple[int, ...] = POST_ERRORS
     request: type[msgspec.Struct] | None = None
     chunk: type[msgspec.Struct] | None = None
     failure: type[msgspec.Struct] = replies.ErrorReply
@@ -93,48 +93,39 @@ class Operation(NamedTuple):
 
 OPERATIONS = [
     Operation(
-        *("post", "/v1/chat/completions", "chat", "Continue a conversation", replies.ChatCompletion, POST_ERRORS),
+        *("post", "/v1/chat/completions", "chat", "Continue a conversation", replies.ChatCompletion),
         request=ChatRequest,
         chunk=replies.ChatCompletionChunk,
     ),
     Operation(
-        *("post", "/v1/completions", "complete", "Continue prompts", replies.TextCompletion, POST_ERRORS),
+        *("post", "/v1/completions", "complete", "Continue prompts", replies.TextCompletion),
         request=CompletionRequest,
         chunk=replies.TextCompletion,
     ),
     Operation(
-        *("post", "/v1/responses", "respond", "Continue a conversation of items", replies.Response, POST_ERRORS),
+        *("post", "/v1/responses", "respond", "Continue a conversation of items", replies.Response),
         request=ResponsesRequest,
         chunk=replies.ResponsesEvent,
         is_ended_by_done=False,
     ),
     Operation(
-        *("post", "/v1/messages", "message", "Continue a conversation of blocks", replies.Message, POST_ERRORS),
+        *("post", "/v1/messages", "message", "Continue a conversation of blocks", replies.Message),
         request=MessagesRequest,
         chunk=replies.MessagesEvent,
         failure=replies.MessagesErrorReply,
         is_ended_by_done=False,
     ),
     Operation(
-        *("post", "/v1/messages/count_tokens", "count", "Count the tokens of a conversation of blocks"),
-        *(replies.Count, POST_ERRORS),
+        *("post", "/v1/messages/count_tokens", "count", "Count the tokens of a conversation of blocks", replies.Count),
         request=CountRequest,
         failure=replies.MessagesErrorReply,
     ),
     Operation(
-        *("post", "/v1/embeddings", "embed", "Return vectors of texts", replies.EmbeddingList, POST_ERRORS),
-        request=EmbeddingRequest,
+        "post", "/v1/embeddings", "embed", "Return vectors of texts", replies.EmbeddingList, request=EmbeddingRequest
     ),
-    Operation(
-        *("post", "/v1/rerank", "rerank", "Rank documents for a query", replies.Ranking, POST_ERRORS),
-        request=RerankRequest,
-    ),
-    Operation(
-        "post", "/tokenize", "tokenize", "Return the ids of a text", replies.Tokens, POST_ERRORS, TokenizeRequest
-    ),
-    Operation(
-        "post", "/detokenize", "detokenize", "Return the text of ids", replies.Text, POST_ERRORS, DetokenizeRequest
-    ),
+    Operation("post", "/v1/rerank", "rerank", "Rank documents for a query", replies.Ranking, request=RerankRequest),
+    Operation("post", "/tokenize", "tokenize", "Return the ids of a text", replies.Tokens, request=TokenizeRequest),
+    Operation("post", "/detokenize", "detokenize", "Return the text of ids", replies.Text, request=DetokenizeRequest),
     Operation("get", "/tokenizer_info", "tokenizer", "Describe the tokenizer", replies.TokenizerInfo, (401, 403, 503)),
     Operation("get", "/v1/models", "models", "List the models", replies.ModelList, (401, 403, 503)),
     Operation("get", "/v1/models/{name}", "model", "Describe a model", replies.Model, (401, 403, 404, 503)),

@@ -527,16 +527,6 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-def chat_request(body: bytes) -> ChatRequest:
-    """Parse and check the body of a chat request; raise ApiError if it is invalid."""
-    return parse(body, ChatRequest, NOOPS_OF_CHAT)
-
-
-def completion_request(body: bytes) -> CompletionRequest:
-    """Parse and check the body of a completion request; raise ApiError if it is invalid."""
-    return parse(body, CompletionRequest, NOOPS_OF_COMPLETIONS)
-
-
 # Parameters with data of the client, which templates or constraints read: `parse` keeps floats such as 1.0 in them.
 AS_IS = (
     *("messages", "chat_template_kwargs", "input", "system", "tools"),
