@@ -138,7 +138,8 @@ class AnswerReader:
                     self._turn(is_reasoning=False)
                 continue
             self._cursor.at = match.end()
-            region = None if close and match.re is close.full else form.opened_by(match)
+            is_closed = close is not None and match.re is close.full
+            region = None if is_closed else next(each for each in form.regions if each.open.full is match.re)
             self._turn(is_reasoning=region is not None and region.is_reasoning)
 
     def _first(self, regions: Sequence[Region]) -> Generator[None, None, Region | None]:

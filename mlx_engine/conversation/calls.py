@@ -382,7 +382,7 @@ class CallReader:
     def _tags(self, name: str | None) -> Reading:
         """Parse values between tags, and emit them as an object."""
         assert self._form.tag is not None  # noqa: S101 - for mypy
-        cursor, n, opening = self._cursor, 0, self._form.tag[0]
+        cursor, n, (opening, closing) = self._cursor, 0, self._form.tag
         types = types_of(self.tools.get(name or "", {}))
         while True:
             yield from cursor.spaces()
@@ -394,7 +394,8 @@ class CallReader:
                 self._begin(name)
             key = match["key"].replace(MARK, "")
             self._argue(("{" if not n else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-            yield from self._tagged(types.get(key))
+            value = _Value(self._argue, types.get(key))
+            yield from self._tagged(value, opening, closing)
             n += 1
         closes = self._form.close is not None and (yield from cursor.here(self._form.close))
         if not n:
@@ -405,10 +406,9 @@ class CallReader:
             self._argue("}" if n else "{}")
             self._end()
 
-    def _tagged(self, types: Types | None) -> Reading:
+    def _tagged(self, value: _Value, opening: Delimiter, closing: Delimiter) -> Reading:
         """Emit a value between tags: a string piece by piece, a value of another type when it is complete."""
-        assert self._form.tag is not None  # noqa: S101 - for mypy
-        cursor, closing, value = self._cursor, self._form.tag[1], _Value(self._argue, types)
+        cursor = self._cursor
         while True:
             match = yield from cursor.find([closing], value.add)
             if match is None:
@@ -416,7 +416,7 @@ class CallReader:
                 raise MalformedError
             at, end, cursor.is_kept = cursor.at, match.end(), True
             cursor.at = end
-            is_end = yield from self._is_after_value()
+            is_end = yield from self._is_after_value(opening)
             cursor.at, cursor.is_kept = at, False
             if is_end:
                 cursor.at = end
@@ -425,14 +425,13 @@ class CallReader:
             value.add(cursor.text[at])  # part of the value: neither another value nor the call's end follows this tag
             cursor.at += 1
 
-    def _is_after_value(self) -> Generator[None, None, bool]:
+    def _is_after_value(self, opening: Delimiter) -> Generator[None, None, bool]:
         """Return whether the text at the cursor ends a value: another value, the call's end, or the answer's end."""
-        assert self._form.tag is not None  # noqa: S101 - for mypy
         cursor = self._cursor
         yield from cursor.spaces()
         if not (yield from cursor.next()):
             return True
-        for delimiter in (self._form.tag[0], self._form.close):
+        for delimiter in (opening, self._form.close):
             if delimiter and (yield from cursor.here(delimiter)):
                 return True
         return False

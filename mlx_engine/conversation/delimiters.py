@@ -154,11 +154,6 @@ class Delimiter:
     def _partial(self) -> re.Pattern[str]:
         return re.compile(rf"(?!\Z)(?:{partial_of(self.pattern)})", re.DOTALL)
 
-    @property
-    def groups(self) -> Collection[str]:
-        """The names of the groups."""
-        return self.full.groupindex
-
     def find(self, text: str, at: int, *, is_end: bool) -> tuple[re.Match[str] | None, int]:
         """Return the first match at or after an index, and an index before which no match can begin.
 

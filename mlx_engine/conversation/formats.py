@@ -316,10 +316,6 @@ class Form(NamedTuple):
     regions: tuple[Region, ...] = ()
     calls: CallForm | None = None
 
-    def opened_by(self, match: re.Match[str]) -> Region:
-        """Return the region that a match opens."""
-        return next(each for each in self.regions if each.open.full is match.re)
-
 
 CONTENTS = ("json", "xml-inline", "kv-lines", "python-calls")
 
@@ -353,7 +349,7 @@ def _call_form(about: Template, special: Sequence[str]) -> CallForm:
     keys: list[str | None] = ["name", "arguments"]
     if isinstance(function, Mapping):
         keys = [str(function[key])[1:-1] for key in keys if key]
-        groups = () if opening is None else opening.groups
+        groups: Mapping[str, int] = {} if opening is None else opening.full.groupindex
         keys = [None if key == "content" or key in groups else key for key in keys]
     tag = None
     if content == "xml-inline":

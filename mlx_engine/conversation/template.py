@@ -2,7 +2,7 @@
 
 `dialect_of` renders short test conversations once, to find the forms of messages that the template writes without loss.
 Each conversation is rewritten to these forms and rendered. Then every text, tool name and argument is searched in the
-prompt. If one is missing, plainer forms are tried; if it is missing there, too, an error names it.
+prompt. If one is missing, plainer forms are tried. If it is still missing, an error names it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from mlx_engine.serve.call import Call
 from mlx_engine.serve.errors import ApiError, api_error, json_response, new_id
 from mlx_engine.serve.generation import Respond, check_text, logged
 from mlx_engine.serve.limits import LARGE, client_id
-from mlx_engine.serve.parameters import NOOPS_OF_EMBEDDINGS, NOOPS_OF_RERANK, parse
+from mlx_engine.serve.parameters import NOOPS_OF_TEXTS, parse
 from mlx_engine.serve.service import Service
 
 # OpenAI's bound on the texts of one request.
@@ -149,7 +149,7 @@ def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> 
     Raises:
         ApiError, EngineError: a parameter is invalid, or a text is too long.
     """
-    asked, prompts = parse(body, EmbeddingRequest, NOOPS_OF_EMBEDDINGS), service.engine.prompts
+    asked, prompts = parse(body, EmbeddingRequest, NOOPS_OF_TEXTS), service.engine.prompts
     service.check_model(asked.model)
     prompts.check_dimensions(asked.dimensions)
     return asked, [prompts.embedding(text, check, service.adapter(asked.model)) for text in asked.texts]
@@ -157,7 +157,7 @@ def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> 
 
 def _rankings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[RerankRequest, list[Request]]:
     """Return the parameters and a request for each document; errors as for `_embeddings`."""
-    asked, prompts = parse(body, RerankRequest, NOOPS_OF_RERANK), service.engine.prompts
+    asked, prompts = parse(body, RerankRequest, NOOPS_OF_TEXTS), service.engine.prompts
     service.check_model(asked.model)
     adapter = service.adapter(asked.model)
     return asked, [prompts.reranking(asked.query, text, asked.instruction, check, adapter) for text in asked.texts]

@@ -20,8 +20,7 @@ from mlx_engine.serve.parameters import (
     DECLARED,
     NOOPS_OF_CHAT,
     NOOPS_OF_COMPLETIONS,
-    NOOPS_OF_EMBEDDINGS,
-    NOOPS_OF_RERANK,
+    NOOPS_OF_TEXTS,
     SEEDS,
     TOKEN_ID,
     Body,
@@ -292,9 +291,8 @@ def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
     embedding["input"] = {"anyOf": [text, {**several, "items": text}, ids, {**several, "items": ids}]}
     embedding["dimensions"]["anyOf"][0].update(dimensions)
     ranking["documents"].update(several)
-    for properties, known in ((embedding, NOOPS_OF_EMBEDDINGS), (ranking, NOOPS_OF_RERANK)):
-        properties |= known
-        properties["model"] = of.named()
+    for properties in (embedding, ranking):
+        properties |= {**NOOPS_OF_TEXTS, "model": of.named()}
 
 
 def _blocks(most: int | None) -> Schema:

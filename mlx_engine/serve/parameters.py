@@ -37,7 +37,7 @@ def _one_of(*values: object) -> Schema:
 
 # LABELS and the NOOPS_OF_ tables: for each parameter that is not implemented, a JSON Schema of the values that are
 # accepted because they have no effect. `without_noops` checks the values, and `openapi.py` publishes the schemas.
-# LABELS are labels, and hints for services with several users or machines, which do not affect the computation.
+# LABELS are names and hints that do not affect the computation.
 LABELS = {
     "user": ANY,
     "metadata": ANY,
@@ -67,8 +67,8 @@ NOOPS_OF_COMPLETIONS: Mapping[str, Schema] = {
 }
 
 
-NOOPS_OF_EMBEDDINGS: Mapping[str, Schema] = {"user": ANY}
-NOOPS_OF_RERANK: Mapping[str, Schema] = {"user": ANY}
+# For /v1/embeddings and /v1/rerank.
+NOOPS_OF_TEXTS: Mapping[str, Schema] = {"user": ANY}
 
 
 def without_noops(data: Mapping[str, Any], known: Mapping[str, Schema]) -> dict[str, Any]:

@@ -179,8 +179,6 @@ class Models:
         on_started: called when the first attempt to load the default model has ended, with or without success; called
             at once if the default model is not loaded at the start. If a model that is never unloaded (`is_alone`)
             cannot be loaded, the server ends instead.
-        memory: the bytes that all loaded models may take together.
-        idle_seconds: seconds without a request after which a model is unloaded; None for never.
         is_closing: whether new requests are refused because the server stops.
     """
 
@@ -529,7 +527,7 @@ class Models:
                 if not model.waiting and not is_at_start:
                     return False
                 if self._clock() >= deadline:
-                    raise self._is_busy(model, held)
+                    raise self._busy(model, held)
         finally:
             if held is not None:
                 held.is_held = False
@@ -537,7 +535,7 @@ class Models:
                     self._grant_all(held)
         return True
 
-    def _is_busy(self, model: ServedModel, held: ServedModel) -> ApiError:
+    def _busy(self, model: ServedModel, held: ServedModel) -> ApiError:
         message = (
             f"model {model.name!r} is not loaded: the memory is too small for it beside {held.name!r}, which is "
             f"answering for more than {self._most_seconds:g} seconds; try again later"

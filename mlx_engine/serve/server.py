@@ -48,8 +48,7 @@ CODES = {408: "request_timeout", 431: "headers_too_large"}
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The largest number of connections, even with more descriptors, because each connection takes 6 KB and is checked ten
-# times a second.
+# The most connections: each takes 6 KB and is checked ten times a second.
 MOST_CONNECTIONS = 4096
 # Connections that asyncio accepts in one turn of its loop, before any callback runs.
 ACCEPTED_AT_ONCE = 16
