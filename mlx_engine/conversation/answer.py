@@ -221,15 +221,24 @@ def message_of(events: Sequence[Event]) -> dict[str, Any]:
 
     The content is None if the answer has calls and no text. Absent reasoning and calls are left out.
     """
-    texts: dict[str, str] = {"content": ""}
-    calls: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"content": "", **delta_of(events)}
+    for call in found.get("tool_calls", ()):
+        del call["index"]
+    return {**found, "content": None} if "tool_calls" in found and not found["content"] else found
+
+
+def delta_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Return the new parts of a message of OpenAI's API: of its reasoning, of its content and of its calls."""
+    texts: dict[str, str] = {}
+    calls: dict[int, dict[str, Any]] = {}
     for event in events:
         if isinstance(event, CallBegin):
-            calls.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
+            function = {"name": event.name, "arguments": ""}
+            calls[event.call] = {"index": event.call, "id": event.id, "type": "function", "function": function}
         elif isinstance(event, ArgumentsDelta):
-            calls[event.call]["function"]["arguments"] += event.text
+            call = calls.setdefault(event.call, {"index": event.call, "function": {"arguments": ""}})
+            call["function"]["arguments"] += event.text
         elif isinstance(event, TextDelta | ReasoningDelta):
             name = "content" if isinstance(event, TextDelta) else "reasoning_content"
             texts[name] = texts.get(name, "") + event.text
-    found: dict[str, Any] = {**texts, "tool_calls": calls} if calls else {**texts}
-    return {**found, "content": None} if calls and not texts["content"] else found
+    return {**texts, "tool_calls": list(calls.values())} if calls else {**texts}

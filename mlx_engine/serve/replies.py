@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_engine.cache.prefix import SHOWN
-from mlx_engine.conversation.answer import AnswerReader, message_of
-from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event, ReasoningDelta
+from mlx_engine.conversation.answer import AnswerReader, delta_of, message_of
+from mlx_engine.conversation.events import Event
 from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
@@ -333,11 +333,11 @@ class ChatReply(Choices):
         events = self._read(i, text)
         if not events and tokens is None:
             return None
-        return {**self._with_delta(i, _delta_of(events)), "logprobs": self._logprobs(tokens)}
+        return {**self._with_delta(i, delta_of(events) or {"content": ""}), "logprobs": self._logprobs(tokens)}
 
     def _closing(self, i: int, reason: str) -> list[Json]:
         rest = self._finish(i)
-        last = [self._with_delta(i, _delta_of(rest))] if rest else []
+        last = [self._with_delta(i, delta_of(rest) or {"content": ""})] if rest else []
         return [*last, {**self._with_delta(i, {}), **self._ending(i, reason)}]
 
     def _read(self, i: int, text: str) -> list[Event]:
@@ -421,24 +421,6 @@ class CompletionReply(Choices):
     def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> dict[str, Any]:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
         return {"index": i, "text": text, "logprobs": shown, "finish_reason": None}
-
-
-def _delta_of(events: Sequence[Event]) -> Json:
-    """Return the new parts of a message: of its reasoning, of its content and of its calls."""
-    found: dict[str, str] = {}
-    calls: dict[int, Json] = {}
-    for each in events:
-        if isinstance(each, CallBegin):
-            function = {"name": each.name, "arguments": ""}
-            calls[each.call] = {"index": each.call, "id": each.id, "type": "function", "function": function}
-        elif isinstance(each, ArgumentsDelta):
-            call: Any = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
-            call["function"]["arguments"] += each.text
-        elif not isinstance(each, CallEnd):
-            name = "reasoning_content" if isinstance(each, ReasoningDelta) else "content"
-            found[name] = found.get(name, "") + each.text
-    delta: Json = {**found, **({"tool_calls": list(calls.values())} if calls else {})}
-    return delta or {"content": ""}
 
 
 def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer: Tokenizer) -> list[str]:
