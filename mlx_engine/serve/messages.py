@@ -124,6 +124,8 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             _read_system(chat, self.system)
         for i, message in enumerate(self.messages):
             _read_message(chat, message, f"messages[{i}]")
+        if not chat.messages:
+            raise wrong("messages", "must have at least one block", self.messages)
         begun = chat.begun_answer() if self.messages[-1].get("role") == "assistant" else ""
         given = self.tool_choice or Choice("auto")
         tools = [] if given.type == "none" else _tools(chat, self.tools or ())
