@@ -22,7 +22,6 @@ from mlx_engine.serve.reading import (
     Part,
     PartsReply,
     function_tool,
-    ignored_effort,
     objects,
     text_in,
     thinking_variables,
@@ -131,9 +130,8 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         tools = [] if given.type == "none" else _tools(chat, self.tools or ())
         effort = None if self.output_config is None else self.output_config.effort
         is_on = self.thinking is not None and self.thinking.type != "disabled"
-        variables = thinking_variables(template, is_on, effort)
-        for param in ignored_effort("output_config.effort", effort, variables):
-            chat.ignore(param)
+        variables, ignored = thinking_variables(template, is_on, effort, "output_config.effort")
+        chat.ignored += ignored
         prompt = ChatPrompt(chat.messages, tools, variables=variables)
         choice = ToolChoice(
             is_required=given.type in ("any", "tool"),

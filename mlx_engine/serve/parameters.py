@@ -23,7 +23,7 @@ from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.errors import OptionError, listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve.errors import ApiError, cut
-from mlx_engine.serve.reading import ignored_effort, thinking_variables
+from mlx_engine.serve.reading import thinking_variables
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
 Schema = Mapping[str, Any]
@@ -386,11 +386,11 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     def read(self, template: str | None) -> Reading:
         """Return the conversation, and the tools that its answers may call."""
         found = super().read(template)
-        effort = thinking_variables(template, None, self.reasoning_effort)
+        effort, ignored = thinking_variables(template, None, self.reasoning_effort, "reasoning_effort")
         (prompt,) = found.prompts
         found = found._replace(
             prompts=[replace(prompt, variables={**effort, **prompt.variables})],
-            ignored=(*found.ignored, *ignored_effort("reasoning_effort", self.reasoning_effort, effort)),
+            ignored=(*found.ignored, *ignored),
             about={**found.about, "tools": self._tools()},
             choice=self._tool_choice(),
         )

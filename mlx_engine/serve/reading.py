@@ -1,6 +1,6 @@
 """Shared by /v1/responses and /v1/messages: read a request as messages and tools, write an answer as events.
 
-Chat completions use only `thinking_variables` and `ignored_effort`.
+Chat completions use only `thinking_variables`.
 """
 
 from __future__ import annotations
@@ -178,8 +178,14 @@ def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -
     return {"type": "function", "function": function}
 
 
-def thinking_variables(template: str | None, is_on: bool | None, effort: str | None) -> Json:
-    """Return the template's variables for thinking: on or off, and the effort. Variables that it lacks are left out."""
+def thinking_variables(
+    template: str | None, is_on: bool | None, effort: str | None, param: str
+) -> tuple[Json, list[str]]:
+    """Return the template's variables for thinking: on or off, and the effort. Variables that it lacks are left out.
+
+    The second result is [param], the parameter of the effort, if the template ignores the effort, otherwise []. An
+    effort "medium" is never reported as ignored.
+    """
     if effort == "none":
         is_on = False
     found: Json = {}
@@ -188,16 +194,8 @@ def thinking_variables(template: str | None, is_on: bool | None, effort: str | N
         found[name] = is_on
     if effort is not None and reads(template or "", "reasoning_effort"):
         found["reasoning_effort"] = EFFORTS.get(effort, "high")
-    return found
-
-
-def ignored_effort(param: str, effort: str | None, variables: Json) -> list[str]:
-    """Return [param] if the template ignores the effort, else []. "medium" is never reported as ignored.
-
-    `variables` are the result of `thinking_variables`.
-    """
-    is_followed = "reasoning_effort" in variables or (effort == "none" and bool(variables))
-    return [] if effort in (None, "medium") or is_followed else [param]
+    is_followed = "reasoning_effort" in found or (effort == "none" and bool(found))
+    return found, [] if effort in (None, "medium") or is_followed else [param]
 
 
 @dataclass

@@ -25,7 +25,6 @@ from mlx_engine.serve.reading import (
     Part,
     PartsReply,
     function_tool,
-    ignored_effort,
     objects,
     text_in,
     thinking_variables,
@@ -152,9 +151,8 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             is_parallel=self.parallel_tool_calls is not False,
         )
         effort = None if self.reasoning is None else self.reasoning.effort
-        variables = thinking_variables(template, None, effort)
-        for param in ignored_effort("reasoning.effort", effort, variables):
-            chat.ignore(param)
+        variables, ignored = thinking_variables(template, None, effort, "reasoning.effort")
+        chat.ignored += ignored
         prompt = ChatPrompt(chat.messages, given, variables=variables)
         about: Json = {"tools": given, "names": tools.names, "echo": self._echo(tools.shown)}
         about["encrypts"] = ENCRYPTED in (self.include or ())
