@@ -64,10 +64,7 @@ class Conversation:
 
     Attributes:
         messages: the messages so far. If the last one is a question without an answer, the next question replaces it.
-        options: options of every answer.
         turns: the turns whose answers have been generated here or restored by `restore`; `load` adds none.
-        variables: variables of the chat template, such as `enable_thinking`.
-        tools: descriptions of the tools that the model may call, in the form of OpenAI's API.
     """
 
     @names_options

@@ -130,6 +130,7 @@ class ServedModel:
             self.about = {"state": "failed", "reason": api_error(error, "").message}
 
 
+@dataclass(eq=False)
 class Use:
     """The use of a model by a request, which may wait for the model.
 
@@ -137,9 +138,8 @@ class Use:
         granted: a future that is done when the model can be used, or raises the error that prevents it.
     """
 
-    def __init__(self, model: ServedModel) -> None:
-        self.model = model
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    model: ServedModel
+    granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     async def within(self, seconds: float | None = None) -> bool:
         """Wait at most `seconds` for the model; return whether it can be used.

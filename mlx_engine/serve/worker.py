@@ -116,7 +116,6 @@ class Worker:
         engine: the engine; None until it is loaded.
         slots: the largest number of answers that run at the same time.
         capacity: the number of tokens whose keys and values fit into the memory.
-        queue: the largest number of answers that wait for a slot.
         load: the use of the engine after the last step.
         kv_nbytes: bytes of the memory for keys and values.
         fault: the error that ended the thread, or None.
