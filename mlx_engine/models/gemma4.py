@@ -32,13 +32,16 @@ from mlx_engine.config.declared import (
     Expected,
     Key,
     Naming,
+    Setting,
     believable,
     declared,
     divides,
+    flag,
     halves,
     n_embeddings,
     number,
     whole,
+    whole_or_zero,
 )
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import LAYER_KINDS, Rotation, rotation
@@ -47,6 +50,7 @@ from mlx_engine.models import gemma3
 from mlx_engine.models.gemma3 import ScaledEmbeddings
 from mlx_engine.models.layer import (
     Attention,
+    Branch,
     Gated,
     GatedAndMixture,
     Layer,
@@ -154,7 +158,7 @@ KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension
 
 
 @dataclass(frozen=True)
-class GlobalSize:
+class GlobalSize(Setting):
     """The setting of a size of global layers: in config.json one key, or `per_layer_config` (since transformers 5).
 
     Attributes:
@@ -196,16 +200,14 @@ class GlobalSize:
         return everywhere.pop() if everywhere else local
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the keys with their values."""
         return dict.fromkeys(self.gguf, value)
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.key: value}
 
 
 @dataclass(frozen=True)
-class ExpertSize:
+class ExpertSize(Setting):
     """The setting of a size of the mixture of experts.
 
     The size is 0 in models without experts. If `enable_moe_block` is false, the key in config.json is checked, but not
@@ -222,7 +224,6 @@ class ExpertSize:
     is_count: bool = False
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the size."""
         if naming == "hf" and not s.flag("enable_moe_block", False):
             s.whole_or_zero(self.hf)
             return 0
@@ -239,16 +240,6 @@ class ExpertSize:
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
         """Return the key, and whether there are experts."""
         return {self.hf: value or None, "enable_moe_block": config.n_experts > 0}
-
-
-def flag(gguf: str, hf: str) -> Any:
-    """Declare a field that is a flag, False if its key is absent."""
-    return declared(Key(Settings.flag, (gguf, False), (hf, False)))
-
-
-def count(gguf: str, hf: str, usual: int) -> Any:
-    """Declare a field that is a whole number >= 0. The default is 0 in GGUF files, and `usual` in config.json."""
-    return declared(Key(Settings.whole_or_zero, (gguf, 0), (hf, usual)))
 
 
 def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
@@ -287,14 +278,14 @@ class Config(ConfigBase):
     is_local: tuple[bool, ...] = layer_kinds(
         PATTERN, interval={"hf": "sliding_window_pattern"}, flags={"gguf": IS_LOCAL}, ends_with_second=True
     )
-    k_is_v: bool = flag(K_IS_V, "attention_k_eq_v")
+    k_is_v: bool = flag((K_IS_V, False), ("attention_k_eq_v", False))
     global_head_dim: int = declared(GlobalSize("global_head_dim", "head_dim", 512, KEY_LENGTHS))
     n_global_kv_heads: int = declared(
         GlobalSize("num_global_key_value_heads", "num_key_value_heads", None, (GLOBAL_KV_HEADS,))
     )
-    n_shared: int = count(SHARED, "num_kv_shared_layers", 0)
-    has_wide_ffn: bool = flag(IS_WIDE, "use_double_wide_mlp")
-    per_layer_size: int = count("embedding_length_per_layer_input", "hidden_size_per_layer_input", 256)
+    n_shared: int = whole_or_zero((SHARED, 0), ("num_kv_shared_layers", 0))
+    has_wide_ffn: bool = flag((IS_WIDE, False), ("use_double_wide_mlp", False))
+    per_layer_size: int = whole_or_zero(("embedding_length_per_layer_input", 0), ("hidden_size_per_layer_input", 256))
     n_experts: int = declared(ExpertSize("expert_count", "num_experts", is_count=True))
     n_experts_used: int = declared(ExpertSize("expert_used_count", "top_k_experts"))
     expert_size: int = declared(ExpertSize("expert_feed_forward_length", "moe_intermediate_size"))
@@ -312,7 +303,6 @@ class Config(ConfigBase):
     )
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         return arrays(self, super().to_gguf())
 
     @property
@@ -424,11 +414,14 @@ class Model(ScaledEmbeddings):
 
 
 def _layer(config: Config, t: LayerTensors, rope: Rope) -> Layer:
-    layer = gemma3.layer(t, _attention(config, t, rope))
-    if config.n_experts and isinstance(layer.ffn, Gated):
-        layer = replace(layer, ffn=_with_experts(config, t, layer.ffn))
-    scale = float(t.p.values(f"blk.{t.i}.layer_output_scale").item())
-    return replace(layer, input=_input(config, t) if config.per_layer_size else None, scale=scale)
+    branch = Branch(_attention(config, t, rope), t.linear("attn_output"), t.norm("post_attention_norm"))
+    gated = Gated.read(t, "gelu")
+    return Layer(
+        norm=t.norm("attn_norm"), branches=(branch,),
+        ffn=_with_experts(config, t, gated) if config.n_experts else gated,
+        input=_input(config, t) if config.per_layer_size else None,
+        scale=float(t.p.values(f"blk.{t.i}.layer_output_scale").item()),
+    )  # fmt: skip
 
 
 def _attention(config: Config, t: LayerTensors, rope: Rope) -> Attention | SharedAttention:
@@ -462,11 +455,7 @@ def _with_experts(config: Config, t: LayerTensors, gated: Gated) -> GatedAndMixt
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
+    """Return the config and the expected tensors of a checkpoint."""
     if checkpoint.naming == "gguf":
         config = read(flat(checkpoint), "gguf", checkpoint.n_embeddings)
         factors = Tensor(f"{FREQUENCIES}.weight", "", (config.global_head_dim // 2,), required=False)

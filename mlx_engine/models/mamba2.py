@@ -24,6 +24,7 @@ from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
     Naming,
+    Setting,
     convolves,
     declared,
     divides,
@@ -49,7 +50,7 @@ MAMBA = "mamba"
 
 
 @dataclass(frozen=True)
-class HeadDim:
+class HeadDim(Setting):
     """The setting of the head dim of a mixer; GGUF files have the width of all heads together instead.
 
     Attributes:
@@ -61,7 +62,6 @@ class HeadDim:
     inner: str | None = None
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the head dim."""
         if naming == "hf":
             width = s.whole(self.hf, 64)
             if self.inner is not None:
@@ -72,12 +72,7 @@ class HeadDim:
             raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
         return int(inner // known.n_value_heads)
 
-    def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Sizes.to_gguf` adds the width of all heads."""
-        return {}
-
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.hf: value} | ({} if self.inner is None else {self.inner: value * config.n_value_heads})
 
 
@@ -126,7 +121,6 @@ class Sizes(ConfigBase):
         return self.inner // self.n_groups
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         return {**super().to_gguf(), "ssm.inner_size": self.inner}
 
 
@@ -205,21 +199,13 @@ class Config(Sizes):
         gguf={"attention.head_count": 0, "feed_forward_length": 0},
         hf={"hidden_act": "silu", "use_bias": False, "time_step_limit": unlimited, "rms_norm": True},
         harmless=(
-            *(
-                "chunk_size",
-                "expand",
-                "residual_in_fp32",
-                "rescale_prenorm_residual",
-                "time_step_floor",
-                "time_step_max",
-            ),
-            *("time_step_min", "time_step_rank"),
+            "chunk_size", "expand", "residual_in_fp32", "rescale_prenorm_residual", "time_step_floor", "time_step_max",
+            "time_step_min", "time_step_rank",
         ),
-    )
+    )  # fmt: skip
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
         return (MAMBA,) * self.n_layers
 
     def to_gguf(self) -> dict[str, object]:
@@ -248,9 +234,5 @@ TENSORS = {
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
+    """Return the config and the expected tensors of a checkpoint."""
     return decoder_plan(checkpoint, Config, lambda cfg: {**TENSORS, **rows(cfg, checkpoint, f"{LAYER}mixer.")})

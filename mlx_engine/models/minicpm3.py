@@ -73,7 +73,6 @@ class Model(granite.Model):
     """Granite's decoder with latent attention."""
 
     def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
-        """Return the mixer of a layer, and the projection of its output."""
         return Branch(deepseek.latent_attention(config, t), t.linear("attn_output"))
 
 

@@ -96,11 +96,7 @@ MOE_TENSORS = {name: row for name, row in TENSORS.items() if row.shape not in ("
 
 
 def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
+    """Return the config and the expected tensors of a checkpoint."""
     made = decoder_plan(checkpoint, MoeConfig, MOE_TENSORS)
     made = with_experts(made, checkpoint, Names(), made.config.expert_size)
     return with_shared_expert(made, Names(), made.config.shared_size)

@@ -24,6 +24,7 @@ from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
     Naming,
+    Setting,
     convolves,
     declared,
     divides,
@@ -52,7 +53,7 @@ from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
-from mlx_engine.weights.table import Head, Row, Table, layer_tensors, stem_of, tensors
+from mlx_engine.weights.table import Row, Table, layer_tensors, stem_of, tensors
 
 # More rows than any known model has; the bound protects against damaged settings (see `_check_rows`).
 MOST_ROWS = 1 << 20
@@ -71,9 +72,6 @@ AROUND_TEXT = {
 }
 
 
-# Whether a folder has a matrix for the head. The key is whether the head is tied.
-HEADS: dict[bool, Head] = {True: "absent", False: "required"}
-
 # ---- settings that are read from several keys ----
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
@@ -85,11 +83,10 @@ MROPE = ("mrope_section", "mrope_interleaved")
 SECTIONS = [11, 11, 10, 0]
 
 
-class RotaryBase:
+class RotaryBase(Setting):
     """The setting of the base of rotary frequencies."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
-        """Return the base."""
         if naming == "gguf":
             s.counts("rope.dimension_sections", len(SECTIONS))
             return s.number("rope.freq_base", 10_000.0)
@@ -107,11 +104,10 @@ class RotaryBase:
         return {"rope.freq_base": value, "rope.dimension_sections": SECTIONS}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"rope_parameters": {"rope_type": "default", "rope_theta": value}}
 
 
-class RotaryDim:
+class RotaryDim(Setting):
     """The setting of how many elements of a head RoPE rotates; config.json has the fraction of the head dim."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
@@ -119,29 +115,24 @@ class RotaryDim:
         if naming == "gguf":
             found = s.whole("rope.dimension_count", int(known.head_dim) // 4)
         else:
-            nested, share = (
-                s.mapping("rope_parameters") or s.mapping("rope_scaling"),
-                s.number("partial_rotary_factor", 0.25),
-            )
+            nested = s.mapping("rope_parameters") or s.mapping("rope_scaling")
+            share = s.number("partial_rotary_factor", 0.25)
             found = int(known.head_dim * (share if nested is None else nested.number("partial_rotary_factor", share)))
         if found < 2 or found % 2 or found > known.head_dim:
             raise s.error("partial_rotary_factor", f"an even part of {known.head_dim} elements", found)
         return int(found)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"rope.dimension_count": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"rope_parameters": {"partial_rotary_factor": value / config.head_dim}}
 
 
-class ValueDim:
+class ValueDim(Setting):
     """The setting of the value head dim of a delta network; GGUF files have the width of all value heads together."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the value head dim."""
         if naming == "hf":
             return s.whole("linear_value_head_dim", 128)
         inner = s.whole("ssm.inner_size")
@@ -149,12 +140,7 @@ class ValueDim:
             raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
         return int(inner // known.n_value_heads)
 
-    def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds the width of all value heads."""
-        return {}
-
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"linear_value_head_dim": value}
 
 
@@ -350,7 +336,6 @@ class Config(ConfigBase):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
         return tuple(DELTA if is_delta else ATTENTION for is_delta in self.is_delta)
 
     # Whether the value heads of a key head are next to each other in the model too, not only in folders.
@@ -368,7 +353,6 @@ class Config(ConfigBase):
         return Rope(rotated + (0.0,) * (self.head_dim // 2 - len(rotated)))
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         return {**super().to_gguf(), "ssm.inner_size": self.n_value_heads * self.value_dim}
 
 
@@ -460,13 +444,13 @@ def plan(
     if text is not s:
         tied = s.flag("tie_word_embeddings", tied)
         s.refuse_rest(AROUND_TEXT)
-    config, head = config_type.read(text, "hf"), HEADS[tied]
+    config = config_type.read(text, "hf")
     _check_rows(text, config)
     unused = [name for name in checkpoint.shapes if name.startswith(("model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
     rows = table(config, checkpoint, is_dense=experts is None, delta=delta)
     extra = extra_tensors(config, checkpoint, rows, experts)
-    return Plan(config, tensors(config, rows, head), (*unused, *heads), extra=extra)
+    return Plan(config, tensors(config, rows, "absent" if tied else "required"), (*unused, *heads), extra=extra)
 
 
 def _of_dense_layers(s: Settings, key: str, config: object) -> None:
@@ -516,11 +500,7 @@ def of_extra(cfg: MoeConfig, checkpoint: Checkpoint, block: str) -> list[Tensor]
 
 
 def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
+    """Return the config and the expected tensors of a checkpoint."""
     made, names = plan(checkpoint, MoeConfig, experts=of_extra), replace(NAMES, stem=stem_of(checkpoint, STEMS))
     made = with_experts(made, checkpoint, names, made.config.intermediate_size)
     return with_shared_expert(made, names, made.config.shared_size)

@@ -31,7 +31,6 @@ class RotaryBase(qwen3_5.RotaryBase):
     """The setting of the base of rotary frequencies, without sections for images."""
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"rope.freq_base": value}
 
 
@@ -93,11 +92,7 @@ Model = qwen3_5.MoeModel
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
+    """Return the config and the expected tensors of a checkpoint."""
     made = qwen3_5.plan(checkpoint, Config, experts=qwen3_5.of_extra, delta=_delta)
     made = with_experts(made, checkpoint, Names(), made.config.intermediate_size)
     return with_shared_expert(made, Names(), made.config.shared_size)

@@ -6,10 +6,10 @@ A model file whose layers are of this kind needs no code of its own, only settin
     plan = standard.plan(Config, TENSORS)
 
 In addition to the sizes, the config may have `window`, `is_local` and `has_rope` (the last two have a value per layer),
-`local_rope` (the rotary embedding of layers with a window), `activation`, `logit_scale`, `rope_dim` (the number of
-elements that `rope` rotates, in place of `head_dim`), and the class variables of `ConfigBase`. A config with experts
-derives from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts
-if there is a router tensor, and gated if there is a gate tensor.
+`local_rope` (the rotary embedding of layers with a window), `activation`, `logit_scale`, `logit_softcap`, `rope_dim`
+(the number of elements that `rope` rotates, in place of `head_dim`), and the class variables of `ConfigBase`. A config
+with experts derives from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture
+of experts if there is a router tensor, and gated if there is a gate tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Activation, Rope
+from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import SETTING, ConfigBase
 from mlx_engine.errors import ModelError
@@ -60,7 +60,10 @@ class Model(Decoder):
         output_norm = parameters.norm(
             "output_norm", config.norm_eps, getattr(config, "logit_scale", 1.0), is_layer_norm=config.layer_norms
         )
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(
+            config, parameters, backend, layers=layers, output_norm=output_norm,
+            logit_softcap=getattr(config, "logit_softcap", None),
+        )  # fmt: skip
 
     def mixer(self, config: Any, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
         """Return the attention of a layer."""
@@ -79,7 +82,7 @@ def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
 
     In a parallel block without the tensor `ffn_norm`, attention and FFN have the same norm.
     """
-    activation: Activation = getattr(config, "activation", "silu")
+    activation: Any = getattr(config, "activation", "silu")
     name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
         chosen = experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation)
