@@ -67,13 +67,9 @@ def from_json(path: str | Path) -> Tokenizer:
 
 
 def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
-    """Read the vocabulary of a `tokenizer.json` and its configuration files; return it with the tokenizer.
+    """Read a `tokenizer.json` and its configuration files; return the vocabulary and the library's tokenizer.
 
-    Raises:
-        SourceError: the file cannot be read.
-        FormatError: it is a Git-LFS pointer or too large, or a configuration file is damaged.
-        TokenizerError: it is not a tokenizer, is neither byte-level BPE nor SPM, or lacks a token that is configured.
-        ChatTemplateError: the chat template is too large.
+    Errors are those of `from_json`.
     """
     where = str(path)
     text = _read(path, MAX_BYTES)
