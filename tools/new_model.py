@@ -40,10 +40,8 @@ NEXT = """
 2. python -m tests.golden.make_dense_goldens {name}
 3. python -m pytest -n 0 -m "slow or not slow" tests/golden/test_dense.py tests/golden/test_table.py -k {name}
 4. python -m tests.golden.compare_config_keys --write {name}, and reasons for new keys under `why`
-5. Delete {name} from `_LACKS` in mlx_engine/config/known.py, if it is there.
-6. python -m tools.models_page; the number of architectures in README; the new model in CONTRIBUTING's table "start
-   from", if other models can start from it; a line in CHANGELOG
-7. python -m pytest -n 0 tests/golden/test_independent.py tests/unit/test_random_models.py \\
+5. The rest of "All places to edit" in CONTRIBUTING: `ARCHITECTURES` in tests/golden/test_dense.py, and items 4 to 8
+6. python -m pytest -n 0 tests/golden/test_independent.py tests/unit/test_random_models.py \\
        tests/unit/test_config_keys.py tests/unit/test_models_command.py
 """
 
@@ -109,8 +107,6 @@ GGUF_ARCHITECTURE = "{gguf}"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     expected = Expected(
         gguf={{"attention.causal": True}},
         hf={{

@@ -481,15 +481,12 @@ class GPT2Shape(FolderShape):
     type: GGMLType = F32
 
     def config(self) -> dict[str, Any]:
-        """Return config.json: these sizes, and the other values of openai-community/gpt2."""
+        """Return config.json: these sizes, and the values of openai-community/gpt2 that are no defaults."""
         return {
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
-            "attn_pdrop": 0.1,
             "bos_token_id": self.vocab_size - 1,
-            "embd_pdrop": 0.1,
             "eos_token_id": self.vocab_size - 1,
-            "initializer_range": 0.02,
             "layer_norm_epsilon": 1e-5,
             "model_type": "gpt2",
             "n_ctx": self.context_length,
@@ -497,13 +494,6 @@ class GPT2Shape(FolderShape):
             "n_head": self.n_heads,
             "n_layer": self.n_layers,
             "n_positions": self.context_length,
-            "resid_pdrop": 0.1,
-            "summary_activation": None,
-            "summary_first_dropout": 0.1,
-            "summary_proj_to_labels": True,
-            "summary_type": "cls_index",
-            "summary_use_proj": True,
-            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
             "vocab_size": self.vocab_size,
         }
 
@@ -548,36 +538,27 @@ class Gemma3Shape(FolderShape):
     type: GGMLType = BF16
 
     def config(self) -> dict[str, Any]:
-        """Return config.json: these sizes, and the other values of google/gemma-3-1b-it."""
+        """Return config.json: these sizes, and the values of google/gemma-3-1b-it that are no defaults."""
         return {
             "architectures": ["Gemma3ForCausalLM"],
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "attn_logit_softcapping": None,
             "bos_token_id": 2,
-            "cache_implementation": "hybrid",
             "eos_token_id": [1, 106],
-            "final_logit_softcapping": None,
             "head_dim": self.head_dim,
             "hidden_activation": "gelu_pytorch_tanh",
             "hidden_size": self.hidden_size,
-            "initializer_range": 0.02,
             "intermediate_size": self.intermediate_size,
             "max_position_embeddings": self.context_length,
             "model_type": "gemma3_text",
             "num_attention_heads": self.n_heads,
             "num_hidden_layers": self.n_layers,
             "num_key_value_heads": self.n_kv_heads,
-            "pad_token_id": 0,
             "query_pre_attn_scalar": 256,
             "rms_norm_eps": 1e-6,
             "rope_local_base_freq": 10_000,
-            "rope_scaling": None,
             "rope_theta": 1_000_000,
             "sliding_window": self.window,
             "sliding_window_pattern": 6,
             "torch_dtype": "bfloat16",
-            "use_cache": True,
             "vocab_size": self.vocab_size,
         }
 

@@ -25,7 +25,7 @@ Frequencies: TypeAlias = tuple[float, ...]
 
 
 def part_of(n: int, head_dim: int) -> float:
-    """Return a float near `n / head_dim` for which `int(head_dim * part)`, as other programs compute it, is n."""
+    """Return n / head_dim, rounded such that `int(head_dim * part)`, which other programs compute, is n."""
     part = n / head_dim
     return part if int(head_dim * part) == n else math.nextafter(part, 1)  # 44 * (30 / 44) is below 30
 

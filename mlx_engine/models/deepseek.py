@@ -350,8 +350,6 @@ def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
 
 
 class Model(Decoder):
-    """A decoder with latent attention, and a dense FFN or a mixture of experts."""
-
     def __init__(self, config: Latent, parameters: Parameters, backend: Backend) -> None:
         layers = [
             Layer(
@@ -383,7 +381,6 @@ def with_latents(made: Plan, checkpoint: Checkpoint) -> Plan:
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     by_softmax, is_dense = checkpoint.architecture == "deepseek_v2", checkpoint.architecture.startswith("youtu")
     if checkpoint.naming == "gguf":

@@ -31,8 +31,6 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     head_dim: int = partly_rotated_heads(128)
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"))
     attention_bias: bool = said(("use_bias", False))

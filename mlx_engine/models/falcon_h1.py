@@ -197,7 +197,6 @@ def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     made = decoder_plan(checkpoint, Config, partial(table, checkpoint=checkpoint))
     made = standard.with_rotation(checkpoint, made)
     if checkpoint.naming == "gguf":

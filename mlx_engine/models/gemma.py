@@ -19,8 +19,6 @@ GGUF_ARCHITECTURE = "gemma"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     head_dim: int = rotated_heads(256, 256)
     # The config.json of the first releases has "gelu", but the models were trained with the tanh approximation.
     activation: Activation = activation_key({"gelu_pytorch_tanh": "gelu", "gelu": "gelu"}, gguf="gelu")

@@ -104,7 +104,6 @@ class Model(gemma3.Model):
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
     if checkpoint.naming == "gguf":

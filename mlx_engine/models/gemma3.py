@@ -9,7 +9,7 @@ hidden size; the head is tied to the embedding table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any, ClassVar
@@ -181,7 +181,6 @@ class Model(ScaledEmbeddings, standard.Model):
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     settings = Settings(checkpoint.settings, where=checkpoint.where)
     text = settings if checkpoint.naming == "gguf" else text_settings(settings)
     config = Config.read(text, checkpoint.naming, checkpoint.n_embeddings)
@@ -202,8 +201,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
     return Plan(config, tensors(config, table, "absent"), tuple(unused), in_tensors)
 
 
-def text_settings(s: Settings) -> Settings:
-    """Return the settings of the text model, which multimodal models have under `text_config`.
+def text_settings(s: Settings, around: Collection[str] = AROUND_TEXT) -> Settings:
+    """Return the settings of the text model, which multimodal models have under `text_config`, next to keys `around`.
 
     Raises:
         UnsupportedConfigError: there is an unknown setting next to `text_config`.
@@ -211,7 +210,7 @@ def text_settings(s: Settings) -> Settings:
     text = s.mapping("text_config")
     if text is None:
         return s
-    s.refuse_rest(AROUND_TEXT)
+    s.refuse_rest(around)
     return text
 
 

@@ -72,12 +72,10 @@ GGUF_ARCHITECTURE = "gemma4"
 PATTERN = 6
 # Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
-    *HARMLESS,
-    *("audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index"),
-    *("eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings"),
-    "vision_soft_tokens_per_image",
-    "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
-}
+    *HARMLESS, "audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index",
+    "eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings",
+    "vision_soft_tokens_per_image", "vocab_size",  # repeats that of `text_config`; mlx-lm reads it here
+}  # fmt: skip
 # The parts of a Hugging Face folder that are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 # The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
@@ -385,8 +383,6 @@ def _absent(config: Config, i: int) -> tuple[str, ...]:
 
 
 class Model(ScaledEmbeddings):
-    """A Gemma 4 model: local and global layers, shared keys and values, an input for each layer."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.of_layer(config.n_layers - 1), config.local_rope.for_heads(config.head_dim)
         ropes = rope_of(parameters, cast(Any, everywhere)), nearby
@@ -455,15 +451,12 @@ def _with_experts(config: Config, t: LayerTensors, gated: Gated) -> GatedAndMixt
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     if checkpoint.naming == "gguf":
         config = read(flat(checkpoint), "gguf", checkpoint.n_embeddings)
         factors = Tensor(f"{FREQUENCIES}.weight", "", (config.global_head_dim // 2,), required=False)
         return with_mixture(checkpoint, planned(config, table(config), (), factors))
     settings = Settings(checkpoint.settings, where=checkpoint.where)
-    text = settings.mapping("text_config") or settings
-    if text is not settings:
-        settings.refuse_rest(AROUND_TEXT)
+    text = gemma3.text_settings(settings, AROUND_TEXT)
     config = read(text)
     stem = stem_of(checkpoint, gemma3.STEMS)
     config = padded(config, checkpoint, f"{stem}embed_tokens.weight")

@@ -42,8 +42,6 @@ ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "ge
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The settings of a GPT-2 model."""
-
     n_layers: int = whole("block_count", "n_layer", condition=believable)
     hidden_size: int = whole("embedding_length", "n_embd")
     intermediate_size: int = whole("feed_forward_length", ("n_inner", lambda known: 4 * known.hidden_size))
@@ -88,8 +86,6 @@ class Config(ConfigBase):
 
 
 class Model(Decoder):
-    """A GPT-2 model: learned position embeddings, no rotary embedding, no gate."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         self.position_embd = parameters.table("position_embd")
         layers = [

@@ -194,7 +194,6 @@ class Model(granite.Model):
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     settings, is_hf = checkpoint.settings, checkpoint.naming == "hf"
     is_sparse = settings.get("num_local_experts" if is_hf else "expert_count", 0) not in (0, None)
     words = settings.get("layer_types", settings.get("layers_block_type")) if is_hf else None

@@ -23,8 +23,6 @@ from mlx_engine.weights.table import Row
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     norms_after_rope: ClassVar[bool] = True
     head_dim: int = partly_rotated_heads()
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))

@@ -25,8 +25,6 @@ from mlx_engine.weights.table import Table
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     rope: Rotation = rotation(rules=("linear", "dynamic"))
     attention_bias: bool = said(("bias", True))
 
@@ -71,8 +69,6 @@ def equal_biases(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class V3Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     head_dim: int = rotated_heads(128)
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     attention_bias: bool = said(("qkv_bias", False))

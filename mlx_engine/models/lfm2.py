@@ -173,8 +173,6 @@ TENSORS = {
 
 
 class Model(Decoder):
-    """An LFM2 model: layers with attention or with a short convolution."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         layers = [_layer(config, t) for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)]
         super().__init__(config, parameters, backend, layers=layers)
@@ -245,7 +243,6 @@ NAMES = Names("feed_forward", ("w1", "w3", "w2"), bias="expert_bias")
 
 
 def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     made = plan(checkpoint, MoeConfig, MOE_TENSORS)
     return with_experts(made, checkpoint, NAMES, made.config.expert_size)
 

@@ -32,8 +32,6 @@ from mlx_engine.weights.table import Row, Table
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The settings of a Llama model."""
-
     n_layers: int = n_layers()
     hidden_size: int = whole("embedding_length", "hidden_size")
     intermediate_size: int = whole("feed_forward_length", "intermediate_size")

@@ -110,16 +110,6 @@ class Sizes(ConfigBase):
         """The rows of the projection: the gate, the channels of the convolution, and the time steps."""
         return self.inner + self.conv_channels + self.n_value_heads
 
-    @property
-    def norm_groups(self) -> int:
-        """The number of groups of the output's norm, which norms each group of channels separately."""
-        return self.n_groups
-
-    @property
-    def norm_width(self) -> int:
-        """The width of a group of the norm."""
-        return self.inner // self.n_groups
-
     def to_gguf(self) -> dict[str, object]:
         return {**super().to_gguf(), "ssm.inner_size": self.inner}
 
@@ -137,10 +127,11 @@ def rows(cfg: Any, checkpoint: Checkpoint, prefix: str, kind: str | None = None)
         "blk.*.ssm_a": Row(f"{prefix}A_log", "U", stored=column, in_hf=TensorLayout("", is_log=True)),
         "blk.*.ssm_d": Row(f"{prefix}D", "U", stored=column, in_hf=plain),
         "blk.*.ssm_norm.weight": Row(
-            f"{prefix}norm.weight", "UP", stored=TensorLayout("", outer=(cfg.norm_groups, cfg.norm_width)), in_hf=plain
+            f"{prefix}norm.weight", "UP", stored=TensorLayout("", outer=(cfg.n_groups, cfg.inner // cfg.n_groups)),
+            in_hf=plain,
         ),
         "blk.*.ssm_out.weight": Row(f"{prefix}out_proj.weight", "D UP"),
-    }
+    }  # fmt: skip
     return {name: replace(row, kind=kind) for name, row in made.items()}
 
 
@@ -172,7 +163,7 @@ def mixer(
     )  # fmt: skip
     norm = t.rms_norm("ssm_norm") if t.has("ssm_norm") else None
     state = ((cfg.conv_width - 1, cfg.conv_channels), (cfg.n_value_heads, cfg.state_dim, cfg.value_dim))
-    return Mamba2(t.linear("ssm_in"), conv, space, norm, cfg.norm_groups, state, scales)
+    return Mamba2(t.linear("ssm_in"), conv, space, norm, cfg.n_groups, state, scales)
 
 
 # ---- the model Mamba2, which has no other mixers ----
@@ -180,8 +171,6 @@ def mixer(
 
 @dataclass(frozen=True)
 class Config(Sizes):
-    """The sizes of a Mamba2 model."""
-
     conv_width: int = whole("ssm.conv_kernel", ("conv_kernel", 4), condition=convolves)
     state_dim: int = whole("ssm.state_size", ("state_size", 128))
     n_value_heads: int = whole("ssm.time_step_rank", ("num_heads", 128))
@@ -214,8 +203,6 @@ class Config(Sizes):
 
 
 class Model(Decoder):
-    """A Mamba2 model."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         layers = [
             Layer(norm=t.norm("attn_norm"), branches=(Branch(mixer(config, t), t.linear("ssm_out")),))
@@ -234,5 +221,4 @@ TENSORS = {
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     return decoder_plan(checkpoint, Config, lambda cfg: {**TENSORS, **rows(cfg, checkpoint, f"{LAYER}mixer.")})

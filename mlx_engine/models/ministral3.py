@@ -53,7 +53,6 @@ Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     return text_plan(checkpoint, of_text)
 
 

@@ -159,8 +159,6 @@ HARMLESS = (
 
 @dataclass(frozen=True)
 class Config(mamba2.Sizes):
-    """The sizes of a Nemotron-H model, and the kind of each layer."""
-
     conv_width: int = whole("ssm.conv_kernel", ("conv_kernel", 4), condition=convolves)
     state_dim: int = whole("ssm.state_size", ("ssm_state_size", 128))
     n_value_heads: int = whole("ssm.time_step_rank", ("mamba_num_heads", 128))
@@ -271,8 +269,6 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 
 
 class Model(Decoder):
-    """A Nemotron-H model."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         layers = [_layer(config, t) for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)]
         super().__init__(config, parameters, backend, layers=layers)
@@ -290,7 +286,6 @@ def _layer(cfg: Any, t: LayerTensors) -> Layer:
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     settings = checkpoint.settings
     if checkpoint.naming == "gguf":
         is_sparse = settings.get("expert_count", 0) != 0

@@ -60,6 +60,5 @@ Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     is_2 = checkpoint.architecture == "olmo2" and not checkpoint.settings.get("attention.sliding_window")
     return decoder_plan(checkpoint, Config2 if is_2 else Config, TENSORS)

@@ -38,8 +38,6 @@ def without_windows(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     context_length: int = chunked_context()
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     beyond_chunk: int | None = beyond_chunk()
@@ -96,7 +94,6 @@ MOE_TENSORS = {name: row for name, row in TENSORS.items() if row.shape not in ("
 
 
 def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     made = decoder_plan(checkpoint, MoeConfig, MOE_TENSORS)
     made = with_experts(made, checkpoint, Names(), made.config.expert_size)
     return with_shared_expert(made, Names(), made.config.shared_size)

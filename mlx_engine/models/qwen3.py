@@ -30,8 +30,6 @@ from mlx_engine.weights.table import Row
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), "num_key_value_heads", condition=divides("n_heads")
     )

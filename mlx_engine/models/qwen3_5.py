@@ -37,6 +37,7 @@ from mlx_engine.config.declared import (
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.kernels.cached import cached_property
+from mlx_engine.models import llama
 from mlx_engine.models.decoder import Decoder, NextToken
 from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors, Mixture
 from mlx_engine.weights.experts import (
@@ -175,12 +176,7 @@ EVERYWHERE = {
         f"{LAYER}post_attention_layernorm.weight", "D", plus=1.0, gguf="blk.*.post_attention_norm.weight"
     ),
 }
-DENSE = {
-    "blk.*.ffn_gate.weight": Row(f"{LAYER}mlp.gate_proj.weight", "F D"),
-    "blk.*.ffn_up.weight": Row(f"{LAYER}mlp.up_proj.weight", "F D"),
-    "blk.*.ffn_down.weight": Row(f"{LAYER}mlp.down_proj.weight", "D F"),
-}
-
+DENSE = {name: row for name, row in llama.TENSORS.items() if row.shape in ("F D", "D F")}
 
 # The layer of multi-token prediction computes logits only for this many tokens: the first ones of the vocabulary, which
 # are the most frequent.
@@ -357,8 +353,6 @@ class Config(ConfigBase):
 
 
 class Model(Decoder):
-    """A Qwen3.5 model: gated delta nets, and layers with gated attention."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
@@ -500,7 +494,6 @@ def of_extra(cfg: MoeConfig, checkpoint: Checkpoint, block: str) -> list[Tensor]
 
 
 def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     made, names = plan(checkpoint, MoeConfig, experts=of_extra), replace(NAMES, stem=stem_of(checkpoint, STEMS))
     made = with_experts(made, checkpoint, names, made.config.intermediate_size)
     return with_shared_expert(made, names, made.config.shared_size)

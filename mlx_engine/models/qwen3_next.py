@@ -92,7 +92,6 @@ Model = qwen3_5.MoeModel
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
     made = qwen3_5.plan(checkpoint, Config, experts=qwen3_5.of_extra, delta=_delta)
     made = with_experts(made, checkpoint, Names(), made.config.intermediate_size)
     return with_shared_expert(made, Names(), made.config.shared_size)

@@ -122,7 +122,6 @@ def plan(
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
-        """Return the config and the expected tensors of a checkpoint."""
         if aliases is not None:
             settings = {aliases.get(key, key): value for key, value in checkpoint.settings.items()}
             checkpoint = replace(checkpoint, settings=settings)
