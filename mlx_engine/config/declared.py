@@ -392,6 +392,11 @@ def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
     return lambda s, key, config: s.words(key, config.n_layers, *kinds)
 
 
+def same_as(name: str) -> Callable[[Settings, str, Any], object]:
+    """Return a check that a setting, if present, equals the config's field `name`."""
+    return lambda s, key, config: s.expect(key, getattr(config, name))
+
+
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
     """Return a check that a setting is present and has this value, for settings whose default is another value."""
     return lambda s, key, config: s.choice(key, REQUIRED, value)

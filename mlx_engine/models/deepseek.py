@@ -30,6 +30,7 @@ from mlx_engine.config.declared import (
     n_embeddings,
     n_layers,
     number,
+    same_as,
     whole,
     whole_or_none,
 )
@@ -38,16 +39,7 @@ from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Branch, LatentAttention, Layer, LayerTensors
-from mlx_engine.weights.experts import (
-    Count,
-    InGroups,
-    Names,
-    Routed,
-    of_all,
-    of_groups,
-    with_experts,
-    with_shared_expert,
-)
+from mlx_engine.weights.experts import Count, InGroups, Names, Routed, of_all, of_groups
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
@@ -269,11 +261,6 @@ class SigmoidConfig(InGroups, Config):
     )  # fmt: skip
 
 
-def all_dense(s: Settings, key: str, config: Any) -> None:
-    """Check that all layers are dense."""
-    s.expect(key, config.n_layers)
-
-
 @dataclass(frozen=True)
 class DenseConfig(Latent):
     """The sizes of a model whose layers are all dense."""
@@ -281,8 +268,8 @@ class DenseConfig(Latent):
     expected = Expected(
         gguf={
             "attention.causal": True, "attention.head_count_kv": one_or_all, "expert_count": 0,
-            "expert_shared_count": 0, "leading_dense_block_count": all_dense,
-            "expert_feed_forward_length": lambda s, key, config: s.expect(key, config.intermediate_size),
+            "expert_shared_count": 0, "leading_dense_block_count": same_as("n_layers"),
+            "expert_feed_forward_length": same_as("intermediate_size"),
         },
         hf={
             "hidden_act": "silu", **llama.NO_BIAS, "num_key_value_heads": one_or_all, "rope_interleave": True,
@@ -388,7 +375,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
     if is_dense:
         return with_latents(decoder_plan(checkpoint, DenseConfig, TENSORS, tied=True), checkpoint)
     made = with_latents(decoder_plan(checkpoint, Config if by_softmax else SigmoidConfig, TENSORS), checkpoint)
-    cfg: Any = made.config
     names = Names(bias="" if by_softmax else "gate.e_score_correction_bias", shared="shared_experts")
-    made = with_experts(made, checkpoint, names, cfg.expert_size)
-    return with_shared_expert(made, names, cfg.n_shared * cfg.expert_size, has_weight=False)
+    return standard.with_mixture(made, checkpoint, names)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Gating, Rope, Scores
-from mlx_engine.config.declared import Expected, constant, declared, number, whole
+from mlx_engine.config.declared import Expected, constant, declared, number, same_as, whole
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
@@ -57,7 +57,7 @@ class Config(Routed, llama.Config):
             "rope_scaling": has_yarn,
             "swiglu_alpha": SWIGLU_ALPHA,
             "swiglu_limit": SWIGLU_LIMIT,
-            "experts_per_token": lambda s, key, config: s.expect(key, config.n_experts_used),
+            "experts_per_token": same_as("n_experts_used"),
         },
         # `initial_context_length`, the context of the training, is also in the settings of YaRN.
         harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),

@@ -38,7 +38,7 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, ShortConv
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts
+from mlx_engine.weights.experts import Count, Names, Routed, of_all
 from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
@@ -243,8 +243,7 @@ NAMES = Names("feed_forward", ("w1", "w3", "w2"), bias="expert_bias")
 
 
 def moe_plan(checkpoint: Checkpoint) -> Plan:
-    made = plan(checkpoint, MoeConfig, MOE_TENSORS)
-    return with_experts(made, checkpoint, NAMES, made.config.expert_size)
+    return standard.with_mixture(plan(checkpoint, MoeConfig, MOE_TENSORS), checkpoint, NAMES)
 
 
 ARCHITECTURES = (

@@ -23,7 +23,7 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import llama, ministral3, standard
 from mlx_engine.models.layer import Attention, LayerTensors
-from mlx_engine.weights.experts import Count, Names, OfFolders, Routed, with_experts, with_shared_expert
+from mlx_engine.weights.experts import Count, Names, OfFolders, Routed
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import decoder_plan
 
@@ -146,5 +146,4 @@ def plan(checkpoint: Checkpoint) -> Plan:
 def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
     """Return the plan of the text model alone; its settings may be under `text_config`."""
     made = standard.with_rotation(checkpoint, decoder_plan(checkpoint, Config, TENSORS, settings=settings))
-    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
-    return with_shared_expert(made, NAMES, made.config.expert_size, has_weight=False)
+    return standard.with_mixture(made, checkpoint, NAMES)

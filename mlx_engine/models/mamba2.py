@@ -51,19 +51,21 @@ MAMBA = "mamba"
 
 @dataclass(frozen=True)
 class HeadDim(Setting):
-    """The setting of the head dim of a mixer; GGUF files have the width of all heads together instead.
+    """The setting of the head dim of a mixer; GGUF files have the width of all heads, which `Config.to_gguf` writes.
 
     Attributes:
         hf: the key in config.json.
         inner: the key for the width of all heads together in config.json; None if there is no such key.
+        usual: the default in config.json.
     """
 
     hf: str
     inner: str | None = None
+    usual: int = 64
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         if naming == "hf":
-            width = s.whole(self.hf, 64)
+            width = s.whole(self.hf, self.usual)
             if self.inner is not None:
                 s.expect(self.inner, width * known.n_value_heads)
             return width

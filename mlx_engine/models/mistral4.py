@@ -14,8 +14,8 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, divides, flag, whole
 from mlx_engine.config.rope import Rotation
 from mlx_engine.config.settings import Settings
-from mlx_engine.models import deepseek, llama, ministral3
-from mlx_engine.weights.experts import InGroups, Names, of_groups, with_experts, with_shared_expert
+from mlx_engine.models import deepseek, llama, ministral3, standard
+from mlx_engine.weights.experts import InGroups, Names, of_groups
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import decoder_plan
 
@@ -65,5 +65,4 @@ def plan(checkpoint: Checkpoint) -> Plan:
 def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
     """Return the plan of the text model alone; its settings may be under `text_config`."""
     made = deepseek.with_latents(decoder_plan(checkpoint, Config, deepseek.TENSORS, settings=settings), checkpoint)
-    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
-    return with_shared_expert(made, NAMES, made.config.n_shared * made.config.expert_size, has_weight=False)
+    return standard.with_mixture(made, checkpoint, NAMES)

@@ -30,6 +30,7 @@ from mlx_engine.config.declared import (
     n_embeddings,
     number,
     said,
+    same_as,
     whole,
 )
 from mlx_engine.config.layer_kinds import OfSomeLayers
@@ -127,16 +128,6 @@ def unread(s: Settings, key: str, config: Any) -> None:
     s.number_or_zero(key)
 
 
-def same_number(s: Settings, key: str, config: Any) -> None:
-    """Check that the number of layers, if present, is the length of the list of layers."""
-    s.expect(key, config.n_layers)
-
-
-def same_size(s: Settings, key: str, config: Any) -> None:
-    """Check that the FFN size of an expert equals the size in the array of all layers' FFN sizes."""
-    s.expect(key, config.intermediate_size)
-
-
 def of_expert_groups(n_used: int, known: Any) -> str | None:
     """Check the number of groups of experts that are kept per token."""
     sizes = {"n_experts": known.n_experts, "n_experts_used": known.n_experts_used, "n_groups": known.n_expert_groups}
@@ -189,7 +180,7 @@ class Config(mamba2.Sizes):
         },
         hf={
             "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "mlp_bias": False, "use_bias": False,
-            "time_step_limit": mamba2.unlimited, "moe_latent_size": None, "num_hidden_layers": same_number,
+            "time_step_limit": mamba2.unlimited, "moe_latent_size": None, "num_hidden_layers": same_as("n_layers"),
         },
         harmless=(*HARMLESS, *OF_EXPERTS),
     )  # fmt: skip
@@ -221,8 +212,8 @@ class SparseConfig(Routed, Config):
     expected = Expected(
         gguf={
             **{key: of for key, of in Config.expected.gguf.items() if not key.startswith("expert")},
-            "expert_gating_func": 2, "expert_feed_forward_length": same_size, "expert_shared_count": 1,
-            "moe_latent_size": 0,
+            "expert_gating_func": 2, "expert_feed_forward_length": same_as("intermediate_size"),
+            "expert_shared_count": 1, "moe_latent_size": 0,
         },
         hf=Config.expected.hf,
         harmless=(*HARMLESS, "intermediate_size", "n_shared_experts"),

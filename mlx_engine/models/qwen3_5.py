@@ -37,19 +37,10 @@ from mlx_engine.config.declared import (
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.kernels.cached import cached_property
-from mlx_engine.models import llama
+from mlx_engine.models import llama, mamba2, standard
 from mlx_engine.models.decoder import Decoder, NextToken
 from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors, Mixture
-from mlx_engine.weights.experts import (
-    Count,
-    Names,
-    expert_tensors,
-    experts,
-    of_all,
-    shared_tensors,
-    with_experts,
-    with_shared_expert,
-)
+from mlx_engine.weights.experts import Count, Names, expert_tensors, experts, of_all, shared_tensors
 from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
@@ -128,21 +119,6 @@ class RotaryDim(Setting):
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
         return {"rope_parameters": {"partial_rotary_factor": value / config.head_dim}}
-
-
-class ValueDim(Setting):
-    """The setting of the value head dim of a delta network; GGUF files have the width of all value heads together."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        if naming == "hf":
-            return s.whole("linear_value_head_dim", 128)
-        inner = s.whole("ssm.inner_size")
-        if inner % known.n_value_heads:
-            raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
-        return int(inner // known.n_value_heads)
-
-    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        return {"linear_value_head_dim": value}
 
 
 # ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
@@ -316,7 +292,7 @@ class Config(ConfigBase):
     key_dim: int = whole("ssm.state_size", ("linear_key_head_dim", 128))
     n_value_heads: int = whole("ssm.time_step_rank", ("linear_num_value_heads", 32))
     n_key_heads: int = whole("ssm.group_count", ("linear_num_key_heads", 16), condition=divides("n_value_heads"))
-    value_dim: int = declared(ValueDim())
+    value_dim: int = declared(mamba2.HeadDim("linear_value_head_dim", usual=128))
 
     expected = Expected(
         gguf={"attention.causal": True, "rope.scaling.type": "none"},
@@ -494,9 +470,8 @@ def of_extra(cfg: MoeConfig, checkpoint: Checkpoint, block: str) -> list[Tensor]
 
 
 def moe_plan(checkpoint: Checkpoint) -> Plan:
-    made, names = plan(checkpoint, MoeConfig, experts=of_extra), replace(NAMES, stem=stem_of(checkpoint, STEMS))
-    made = with_experts(made, checkpoint, names, made.config.intermediate_size)
-    return with_shared_expert(made, names, made.config.shared_size)
+    names = replace(NAMES, stem=stem_of(checkpoint, STEMS))
+    return standard.with_mixture(plan(checkpoint, MoeConfig, experts=of_extra), checkpoint, names)
 
 
 ARCHITECTURES = (

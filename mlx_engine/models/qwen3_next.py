@@ -16,9 +16,9 @@ from typing import ClassVar
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.models import qwen3_5
+from mlx_engine.models import qwen3_5, standard
 from mlx_engine.models.qwen3_5 import ATTENTION, DELTA, INTERVAL, INTERVAL_KEY, NET
-from mlx_engine.weights.experts import Names, with_experts, with_shared_expert
+from mlx_engine.weights.experts import Names
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Row
@@ -93,5 +93,4 @@ Model = qwen3_5.MoeModel
 
 def plan(checkpoint: Checkpoint) -> Plan:
     made = qwen3_5.plan(checkpoint, Config, experts=qwen3_5.of_extra, delta=_delta)
-    made = with_experts(made, checkpoint, Names(), made.config.intermediate_size)
-    return with_shared_expert(made, Names(), made.config.shared_size)
+    return standard.with_mixture(made, checkpoint, Names())

@@ -115,9 +115,7 @@ def plan(
         config_type: the class of the config.
         table: the tensors, or a function that returns them for a config.
         tied: whether the head is tied to the embedding table if config.json has no `tie_word_embeddings`.
-        experts_of: the names of router and experts in Hugging Face folders. An expert has the FFN size `expert_size`,
-            or `intermediate_size` if the config has no `expert_size`. If the config has `n_shared`, all shared experts
-            are stored as one wider expert, whose output is added without a gate.
+        experts_of: the names of router and experts in Hugging Face folders (`with_mixture`).
         aliases: alternative names of keys in config.json, and the names that the config declares for them.
     """
 
@@ -128,14 +126,24 @@ def plan(
         is_fused = checkpoint.naming == "gguf" and "blk.0.attn_qkv.weight" in checkpoint.shapes
         of_file = with_fused_qkv(table) if is_fused and not callable(table) else table
         made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, of_file, tied=tied))
-        if experts_of is None:
-            return made
-        cfg: Any = made.config
-        size = getattr(cfg, "expert_size", cfg.intermediate_size)
-        made, n_shared = with_experts(made, checkpoint, experts_of, size), getattr(cfg, "n_shared", 0)
-        return with_shared_expert(made, experts_of, n_shared * size, has_weight=False) if n_shared else made
+        return made if experts_of is None else with_mixture(made, checkpoint, experts_of)
 
     return planned
+
+
+def with_mixture(made: Plan, checkpoint: Checkpoint, names: Names) -> Plan:
+    """Return a plan with the tensors of router and experts, and of shared experts if the config has any.
+
+    An expert has the FFN size `expert_size`, or `intermediate_size` if the config has no `expert_size`. If the config
+    has `n_shared`, all shared experts are stored as one wider expert, whose output is added without a gate. If it has
+    `shared_size`, there is a shared expert of this size with a gate.
+    """
+    cfg: Any = made.config
+    size, n_shared = getattr(cfg, "expert_size", cfg.intermediate_size), getattr(cfg, "n_shared", 0)
+    made = with_experts(made, checkpoint, names, size)
+    if hasattr(cfg, "shared_size"):
+        return with_shared_expert(made, names, cfg.shared_size)
+    return with_shared_expert(made, names, n_shared * size, has_weight=False) if n_shared else made
 
 
 def with_fused_qkv(table: Table) -> Table:
