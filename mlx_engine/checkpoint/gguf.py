@@ -42,7 +42,7 @@ from mlx_engine.checkpoint.gguf_values import (
     read_value_type,
 )
 from mlx_engine.checkpoint.paths import POINTER_BYTES, other_kind, refuse_other_paths, refuse_pointer
-from mlx_engine.errors import FormatError, SourceError, shown
+from mlx_engine.errors import FormatError, SourceError, first, shown
 from mlx_engine.quant.types import BY_ID, GGMLType
 from mlx_engine.quant.weight import Weight
 
@@ -381,10 +381,10 @@ class SplitGGUFFile(GGUFFile):
     """
 
     def __init__(self, parts: Sequence[GGUFFile]) -> None:
-        first = parts[0]
-        self.path, self.version, self.alignment = first.path, first.version, first.alignment
-        self.metadata = {key: value for key, value in first.metadata.items() if key not in _SPLIT_KEYS}
-        self.kinds = {key: kind for key, kind in first.kinds.items() if key not in _SPLIT_KEYS}
+        head = parts[0]
+        self.path, self.version, self.alignment = head.path, head.version, head.alignment
+        self.metadata = {key: value for key, value in head.metadata.items() if key not in _SPLIT_KEYS}
+        self.kinds = {key: kind for key, kind in head.kinds.items() if key not in _SPLIT_KEYS}
         self.data_offset = sum(part.data_offset for part in parts)
         self.tensors = {name: info for part in parts for name, info in part.tensors.items()}
         self._parts = parts
@@ -424,9 +424,8 @@ def _open_split(named: GGUFFile) -> GGUFFile:
     paths = [named.path.with_name(name) for name in names]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
-        more = f" and {len(missing) - 5:,} more" if len(missing) > 5 else ""
         raise SourceError(
-            f"{named.path}: of the {count:,} parts of this split file, {', '.join(missing[:5])}{more} are missing; "
+            f"{named.path}: of the {count:,} parts of this split file, {first(missing, 5)} are missing; "
             "download them to the same folder"
         )
     parts: list[GGUFFile] = []

@@ -1,6 +1,6 @@
 """The RoPE settings of a model: read and write them, and compute the frequencies of each scaling rule.
 
-A rule only changes the frequencies, and a factor of the cosines and sines. In LongRoPE and dynamic NTK the frequencies
+A rule changes only the frequencies, and a factor of the cosines and sines. In LongRoPE and dynamic NTK the frequencies
 depend on the length of the sequence: transformers changes them in the middle of a long text. Here they are chosen once,
 when a model is loaded (`Rotation.within`), so that a token's result does not depend on how many tokens follow. Source
 of the rules: Hugging Face transformers, modeling_rope_utils.

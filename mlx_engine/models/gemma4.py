@@ -83,9 +83,8 @@ NOT_ROTATED = 1e30
 
 # ---- GGUF files have arrays with a value per layer, where config.json has one size for each kind of layer ----
 # Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the array of KV heads by one number for local and one for
-# global layers, and the array of FFN sizes by the first size and a flag. The number for global layers and the flag have
-# keys that only this module uses. `arrays` does the opposite. Like llama.cpp, `flat` derives from the tensors whether
-# keys and values are one projection.
+# global layers, and the array of FFN sizes by the first size and a flag; `arrays` does the opposite. Like llama.cpp,
+# `flat` derives from the tensors whether keys and values are one projection.
 
 FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
 IS_LOCAL = "attention.sliding_window_pattern"
