@@ -186,7 +186,6 @@ class NextToken(ExtraLayer):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """The layer's cache."""
         return _kv_layers([self._layer], self._model.backend.kv_type)
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:

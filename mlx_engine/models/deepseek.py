@@ -297,7 +297,6 @@ TENSORS = {
 
 
 def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
-    """Return the tensors of a layer's attention."""
     D, H, L, R, N, V = cfg.hidden_size, cfg.n_heads, cfg.latent, cfg.rope_dim, cfg.nope_dim, cfg.value_dim
     hf, blk, width = f"model.layers.{i}.self_attn.", f"blk.{i}.", cfg.q_rank or D
     pairs = (*range(0, R, 2), *range(1, R, 2)) if cfg.is_interleaved else tuple(range(R))
@@ -349,7 +348,6 @@ class Model(Decoder):
 
 
 def latent_attention(cfg: Latent, t: LayerTensors) -> LatentAttention:
-    """Return the parameters of a layer's attention."""
     p, stem, q_a = t.p, f"blk.{t.i}.", t.linear_or_none("attn_q_a")
     return LatentAttention(
         q_a=q_a, q_norm=None if q_a is None else p.rms_norm(f"{stem}attn_q_a_norm", LATENT_EPS),

@@ -314,7 +314,6 @@ class Config(ConfigBase):
         return max(j for j in range(self.first_shared) if self.is_local[j] == self.is_local[i])
 
     def of_layer(self, i: int) -> Config:
-        """Return the config with the sizes of layer i."""
         wide = 2 if self.has_wide_ffn and i >= self.first_shared else 1
         of = replace(self, intermediate_size=wide * self.intermediate_size)
         if self.is_local[i]:

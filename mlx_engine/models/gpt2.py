@@ -76,7 +76,6 @@ class Config(ConfigBase):
 
     @property
     def n_kv_heads(self) -> int:
-        """The number of KV heads: one for each query head."""
         return self.n_heads
 
     @property

@@ -40,7 +40,6 @@ USUAL = llama.renamed(llama.TENSORS | llama.PERMUTED, NAMES)
 
 
 def tensors(config: Any) -> Table:
-    """Return the tensor table."""
     E, n = config.head_dim, config.n_heads // config.n_kv_heads
     made = dict(USUAL)
     parts: dict[str, tuple[Iterable[int], tuple[str, ...], tuple[str, ...]]] = {

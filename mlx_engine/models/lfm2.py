@@ -140,12 +140,10 @@ class Config(ConfigBase):
 
     @property
     def n_kv_heads(self) -> int:
-        """The number of KV heads of a layer with attention."""
         return max(self.kv_heads)
 
     @property
     def conv_channels(self) -> int:
-        """The number of channels of a convolution."""
         return self.hidden_size
 
 

@@ -144,6 +144,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
 
 
 def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
-    """Return the plan of the text model alone; its settings may be under `text_config`."""
     made = standard.with_rotation(checkpoint, decoder_plan(checkpoint, Config, TENSORS, settings=settings))
     return standard.with_mixture(made, checkpoint, NAMES)

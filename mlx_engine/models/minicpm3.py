@@ -47,7 +47,6 @@ class Config(deepseek.Latent):
 
     @property
     def attention_multiplier(self) -> float:
-        """The scale of scores."""
         return self.scale
 
     @property
@@ -57,7 +56,6 @@ class Config(deepseek.Latent):
 
     @property
     def logits_divisor(self) -> float:
-        """The divisor of logits."""
         return self.hidden_size / self.base_width
 
     def to_gguf(self) -> dict[str, object]:

@@ -57,7 +57,6 @@ def plan(checkpoint: Checkpoint) -> Plan:
 
 
 def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
-    """Return the plan of the text model alone; its settings may be under `text_config`."""
     made = decoder_plan(checkpoint, Config, llama.TENSORS | llama.PERMUTED, settings=settings)
     return standard.with_rotation(checkpoint, made)
 

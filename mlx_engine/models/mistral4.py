@@ -63,6 +63,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
 
 
 def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
-    """Return the plan of the text model alone; its settings may be under `text_config`."""
     made = deepseek.with_latents(decoder_plan(checkpoint, Config, deepseek.TENSORS, settings=settings), checkpoint)
     return standard.with_mixture(made, checkpoint, NAMES)

@@ -255,7 +255,6 @@ NAMES = Names(
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensors of all layers, without experts."""
     return {**TENSORS, **mamba2.rows(cfg, checkpoint, f"{LAYER}mixer.", MAMBA)}
 
 

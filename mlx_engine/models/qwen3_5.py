@@ -348,7 +348,6 @@ class Model(Decoder):
             self.extra = self._extra(config, LayerTensors(parameters, config.n_layers, config.norm_eps))
 
     def _extra(self, config: Config, t: LayerTensors) -> NextToken:
-        """Return the layer of multi-token prediction."""
         branch = Branch(Attention.read(t, config, config.rope), t.linear("attn_output"))
         layer = Layer(norm=t.norm("attn_norm"), branches=(branch,), ffn=self.ffn(config, t))
         norms = t.norm("nextn.enorm"), t.norm("nextn.hnorm"), t.norm("nextn.shared_head_norm")
@@ -358,7 +357,6 @@ class Model(Decoder):
 
     @staticmethod
     def ffn(config: Any, t: LayerTensors) -> FeedForward:
-        """Return the feed-forward network of a layer."""
         return Gated.read(t)
 
 
@@ -454,7 +452,6 @@ class MoeModel(Model):
 
     @staticmethod
     def ffn(config: MoeConfig, t: LayerTensors) -> Mixture:
-        """Return the experts of a layer."""
         routing = Routing(config.n_experts_used, normalize=True)
         return Mixture(t.norm("ffn_norm"), experts(t.p, t.i, config.n_experts, routing))
 

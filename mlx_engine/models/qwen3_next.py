@@ -56,7 +56,6 @@ class Config(qwen3_5.MoeConfig):
 
 
 def _delta(cfg: Config, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
-    """Return the table rows of a delta network."""
     G, E, P, r = cfg.n_key_heads, cfg.key_dim, cfg.value_dim, cfg.n_value_heads // cfg.n_key_heads
     # Each part has (first row, number of rows) within the rows of a key head. The first matrix has, per key head, the
     # query, the key, r values "v" and r gates "z"; the second matrix has r rows of beta "b" and r rows of alpha "a".
