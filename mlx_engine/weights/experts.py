@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 from mlx_engine.backends.experts import Experts, Routing, Scoring, SharedExpert
 from mlx_engine.backends.parameters import Gating
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import ConfigBase, Naming
+from mlx_engine.config.declared import ConfigBase, Naming, Setting
 from mlx_engine.config.settings import Settings
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
@@ -119,8 +119,20 @@ class Routed(ConfigBase):
         )  # fmt: skip
 
 
+class InGroups(Routed):
+    """A base class of configs whose experts are in `n_groups` groups, of which `n_groups_used` are kept per token."""
+
+    n_groups: int
+    n_groups_used: int
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
+        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
+
+
 @dataclass(frozen=True)
-class Count:
+class Count(Setting):
     """The number of experts in each layer. In config.json its key depends on the program that wrote the file.
 
     Attributes:
@@ -154,7 +166,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class OfFolders:
+class OfFolders(Setting):
     """A setting that has a key in config.json, but none in GGUF. For GGUF files its value is what llama.cpp assumes.
 
     Attributes:
@@ -174,10 +186,6 @@ class OfFolders:
         if naming == "gguf":
             return self.in_gguf(known) if callable(self.in_gguf) else self.in_gguf
         return self.kind(s, self.hf, self.usual)
-
-    def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return an empty mapping: there is no key for this setting."""
-        return {}
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
         """Return the key with its value."""

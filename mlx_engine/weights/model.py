@@ -25,7 +25,7 @@ from mlx_engine.backends.observed import tapped
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.config.known import lacking
+from mlx_engine.config.known import LACKS
 from mlx_engine.config.rope import for_context
 from mlx_engine.errors import ModelError, OptionError, UnknownArchitectureError, UnsupportedConfigError, shown
 from mlx_engine.machine.memory import available_memory
@@ -246,7 +246,7 @@ def architecture_of(checkpoint: Checkpoint) -> Architecture:
                 return architecture
     raise UnknownArchitectureError(
         where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(supported),
-        lacks=lacking(checkpoint.architecture),
+        lacks=LACKS.get(checkpoint.architecture),
     )  # fmt: skip
 
 

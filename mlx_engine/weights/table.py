@@ -21,8 +21,7 @@ from mlx_engine.weights.stored import TensorLayout
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
     "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
-    "I": "per_layer_size", "X": "n_experts", "M": "mamba_rows", "N": "norm_groups", "O": "norm_width",
-    "S": "shared_size",
+    "I": "per_layer_size", "X": "n_experts", "M": "mamba_rows", "S": "shared_size",
 }  # fmt: skip
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
