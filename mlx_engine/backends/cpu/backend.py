@@ -216,9 +216,10 @@ class CompiledBackend(SimdBackend):
 
     def _norm_add(self, x: Native, norm: Norm | None, residual: Native | None) -> Native:
         x, y, added = contiguous(x), aligned(*x.shape), None if residual is None else contiguous(residual)
-        descriptor = None if norm is None else norm_descriptor(norm)
-        of, at = 0 if descriptor is None else address(descriptor), 0 if added is None else address(added)
-        self.run_entry(self.library.norm_add, of, *x.shape, address(x), at, address(y))
+        descriptor = norm_descriptor(norm)
+        self.run_entry(
+            self.library.norm_add, address(descriptor), *x.shape, address(x), address(added), address(y)
+        )  # fmt: skip
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:
@@ -245,15 +246,9 @@ class CompiledBackend(SimdBackend):
         n, x = len(x), contiguous(x)
         y = aligned(n, block.n_outputs)
         added = None if residual is None else contiguous(residual)
-        scratch = (
-            0
-            if n == 1 and block.has_gemv and not block.n_fixed
-            else self.scratch_address(n * layout.product_floats(block.n_inputs))
-        )
-        self.run_entry(
-            self.library.project, block.address, n, address(x), 0 if added is None else address(added), scratch,
-            address(y),
-        )  # fmt: skip
+        needs_scratch = n > 1 or not block.has_gemv or block.n_fixed
+        scratch = self.scratch_address(n * layout.product_floats(block.n_inputs)) if needs_scratch else 0
+        self.run_entry(self.library.project, block.address, n, address(x), address(added), scratch, address(y))
         return y
 
     def _block(
@@ -530,9 +525,8 @@ class CompiledBackend(SimdBackend):
         found = self._mixer_descriptors.get((conv, activated))
         if found is None:
             taps, channels = conv.weight.shape
-            bias = 0 if conv.bias is None else address(conv.bias)
             task = self.library.address("convolve_span")
-            values = (task, address(conv.weight), taps, channels, int(activated), bias)
+            values = (task, address(conv.weight), taps, channels, int(activated), address(conv.bias))
             found = self._mixer_descriptors[conv, activated] = np.array(values, dtype=np.int64)
         return address(found)
 

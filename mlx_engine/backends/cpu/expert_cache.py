@@ -72,16 +72,19 @@ class ExpertCache:
         self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
-        """Start another thread, without experts in memory, if this process has been forked."""
-        if self._process != os.getpid():
+        """Before a pass, discard the error of a guess. In a forked process, start a thread; no expert is in memory."""
+        if self._process == os.getpid():
+            self._reader.take_error()
+        else:
             self.close.detach()
             self._reader.close_pipes()
             self._start(self._reader.files)
 
     def check(self) -> None:
-        """Raise the error of the thread, if it has failed."""
-        if self._reader.error is not None:
-            raise self._reader.error.with_traceback(None)
+        """After a pass, raise the error with which reading has failed, if it has; the next pass reads again."""
+        error = self._reader.take_error()
+        if error is not None:
+            raise error.with_traceback(None)
 
     @property
     def n_bytes_read(self) -> int:
@@ -181,13 +184,14 @@ class _Reader:
     """What the thread does.
 
     Attributes:
-        error: the reason why reading has failed, or None.
+        error: the reason why reading has failed, or None. Until `take_error`, no expert is read.
         n_bytes_read: the bytes that have been read.
         files: the descriptors of the model's files, by path.
     """
 
     def __init__(self, library: Library, files: Mapping[str, int]) -> None:
         self.error: Exception | None = None
+        self._failing = threading.Lock()
         self.n_bytes_read, self.files = 0, dict(files)
         self._library, self._mixtures = library, list[_Mixture]()
         # Notes of kernels come from one pipe; a byte in the other is an answer.
@@ -225,23 +229,32 @@ class _Reader:
 
     def run(self) -> None:
         """Read experts until `end`."""
-        try:
-            while not self._is_ended:
-                if self._news.poll(0) or (job := self._job()) is None:
+        while not self._is_ended:
+            if self.error is not None:
+                self._wake()
+            try:
+                if self.error is not None or self._news.poll(0) or (job := self._job()) is None:
                     self._take_notes()
                 else:
                     self._load(*job)
-        except Exception as error:  # also one that is a bug: kernels would wait forever
-            self.error = error
-            for mixture in self._mixtures:
-                mixture.state[layout.STATE_FAILED] = 1
-            while not self._is_ended:
-                self._wake()
-                self._take_notes()
-        finally:
-            self.close_pipes()
-            for file in self.files.values():
-                os.close(file)
+            except Exception as error:  # also one that is a bug: kernels would wait forever
+                with self._failing:
+                    self.error = error
+                    for mixture in self._mixtures:
+                        mixture.state[layout.STATE_FAILED] = 1
+        self.close_pipes()
+        for file in self.files.values():
+            os.close(file)
+
+    def take_error(self) -> Exception | None:
+        """Return `error`, and forget it and the experts that the failed pass has chosen. No pass may be running."""
+        with self._failing:
+            error = self.error
+            if error is not None:
+                for mixture in self._mixtures:
+                    mixture.state[layout.STATE_FAILED], mixture.is_used[:] = 0, 0
+                self._has_guess, self.error = False, None
+        return error
 
     def _take_notes(self) -> None:
         """Read the notes of kernels; wait if there is none."""
