@@ -66,10 +66,7 @@ def quantize_q4_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     Raises:
         ValueError: a weight is NaN or infinite.
     """
-    found, blocks = affine(values, 15), np.empty(len(values), layout.Q4_K)
-    blocks["d"], blocks["dmin"], blocks["scales"] = found.d, found.dmin, pack_scales(found.scales, found.minima)
-    halves = found.quants.reshape(-1, 4, 2, 32)
-    blocks["qs"] = (halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(-1, 128)
+    blocks, _ = _quantized(values, 15, layout.Q4_K)
     return blocks.view(np.uint8).reshape(len(values), -1)
 
 
@@ -91,13 +88,21 @@ def quantize_q5_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     Raises:
         ValueError: a weight is NaN or infinite.
     """
-    found, blocks = affine(values, 31), np.empty(len(values), layout.Q5_K)
+    blocks, quants = _quantized(values, 31, layout.Q5_K)
+    fifth = np.ascontiguousarray((quants >> np.uint8(4)).transpose(0, 2, 1))
+    blocks["qh"] = np.packbits(fifth, axis=2, bitorder="little")[:, :, 0]
+    return blocks.view(np.uint8).reshape(len(values), -1)
+
+
+def _quantized(
+    values: NDArray[np.float32], n_max: int, dtype: np.dtype[np.void]
+) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
+    """Return blocks of Q4_K or Q5_K without the fifth bits, and the quants (n, 8, 32), from 0 to `n_max`."""
+    found, blocks = affine(values, n_max), np.empty(len(values), dtype)
     blocks["d"], blocks["dmin"], blocks["scales"] = found.d, found.dmin, pack_scales(found.scales, found.minima)
     low = (found.quants & np.uint8(15)).reshape(-1, 4, 2, 32)
     blocks["qs"] = (low[:, :, 0] | low[:, :, 1] << np.uint8(4)).reshape(-1, 128)
-    fifth = np.ascontiguousarray((found.quants >> np.uint8(4)).transpose(0, 2, 1))
-    blocks["qh"] = np.packbits(fifth, axis=2, bitorder="little")[:, :, 0]
-    return blocks.view(np.uint8).reshape(len(values), -1)
+    return blocks, found.quants
 
 
 def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:

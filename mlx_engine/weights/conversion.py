@@ -244,7 +244,7 @@ class Converted:
         """Return one line for the user, or none if no conversion was requested."""
         if self.asked.quant == KEEP and not self.counts and not self.left:
             return ()
-        # With "keep", and overrides that name the types which the layers already have, there is no new type to print.
+        # If no layer was converted, name the requested type; with "keep" there is none.
         none = f"0 linear layers{'' if self.asked.quant == KEEP else f' to {self.asked.quant}'}"
         done = ", ".join(f"{count} linear layers to {quant}" for quant, count in self.counts.items()) or none
         left = (f", {some.count} left: {some.reason} (first {some.first})" for some in self.left)

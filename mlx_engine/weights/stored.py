@@ -68,6 +68,11 @@ class TensorLayout:
         return self.plus != 0 or self.times != 1 or self.is_log or any(factor != 1 for _, factor in self.row_times)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The expert and the first row: the order of the tensors of the model that a file stores as one."""
+        return (self.expert or (0, 0))[0], (self.rows or (0, 0))[0]
+
+    @property
     def factors(self) -> NDArray[np.float32]:
         """The factor of each row, (rows, 1), or (1, 1) if all rows have the same factor."""
         of_rows = [np.full((n, 1), factor) for n, factor in self.row_times] or [np.ones((1, 1))]

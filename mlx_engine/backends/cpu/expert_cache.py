@@ -37,7 +37,7 @@ from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library
 from mlx_engine.machine.memory import MappedRange, Promised, mapped_range
 
-# Slots through which the experts of a pass of many tokens go.
+# The number of slots for missing experts in a pass of many tokens.
 PASSAGES = 2
 
 
@@ -60,9 +60,9 @@ class ExpertCache:
         self._start()
 
     def add(self, block: ExpertBlock, n_slots: int) -> None:
-        """Keep some experts of a mixture in memory: at least one, and at most as many as fit into a bound.
+        """Keep experts of a mixture in memory, at least one: as many as fit into the bytes of `n_slots` experts.
 
-        The bound is the bytes that `n_slots` experts take in the file. Mixtures are added in the order of their layers.
+        Mixtures are added in the order of their layers.
 
         Raises:
             ModelError: experts are not multiplied as the file stores them, or are stored in several types.
@@ -118,7 +118,7 @@ class _Mixture:
         residents: which experts are in memory.
         following: the mixture of the next layer, or None.
         has_many: whether many tokens have chosen experts in the current pass.
-        passages: the slots through which the experts of many tokens go.
+        passages: the slots for missing experts in a pass of many tokens.
     """
 
     following: _Mixture | None = None

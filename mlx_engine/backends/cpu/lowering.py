@@ -186,7 +186,7 @@ class Lowering:
 
     def _emit(self, op: int, is_wanted: bool, *inputs: Place | None, **fields: Any) -> None:
         """Add a step. `inputs` are the locations A, B, C and D of its inputs, and `fields` its other words by name."""
-        step = {layout.OP: op, layout.WANTED: int(is_wanted)}
+        step: dict[int, Any] = {layout.OP: op, layout.WANTED: int(is_wanted)}
         step |= {getattr(layout, name): value for name, value in fields.items()}
         for first, place in zip_longest((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs):
             step[first] = None

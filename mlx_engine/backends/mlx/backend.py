@@ -87,7 +87,6 @@ class MlxBackend(Backend):
         self._exchanged: mx.array | None = None
 
     def _use(self, device: mx.Device) -> None:
-        """Use a stream of a device."""
         self._lent = DeviceStream(device, self.guard)
         self._stream = self._lent.stream
 
@@ -109,14 +108,12 @@ class MlxBackend(Backend):
         scale or bias that is not finite in this type is dequantised.
         """
         weight = in_mlx_order(weight)
-        if isinstance(weight.type, GroupType) and len(weight.shape) == 2:
-            return group_matrix(weight, weight.type, self._dtype)
-        if weight.type == Q8_0 and len(weight.shape) == 2:
-            matrix = reinterpret(weight, self._dtype)
-            if matrix is not None:
-                return matrix
-        elif self._dtype != mx.float32 and len(weight.shape) == 2:
-            matrix = affine_matrix(weight, self._dtype)
+        if len(weight.shape) == 2:
+            if isinstance(weight.type, GroupType):
+                return group_matrix(weight, weight.type, self._dtype)
+            matrix = reinterpret(weight, self._dtype) if weight.type == Q8_0 else None
+            if self._dtype != mx.float32 and weight.type != Q8_0:
+                matrix = affine_matrix(weight, self._dtype)
             if matrix is not None:
                 return matrix
         return mx.array(weight.dequantize(), dtype=self._dtype)
@@ -361,9 +358,8 @@ class MlxBackend(Backend):
     def kv_restore(self, store: Native, first: int, values: np.ndarray) -> Native:
         with self.session():
             given = mx.array(values)
-            store[:, :, first : first + values.shape[2]] = (
-                given.view(mx.bfloat16) if store.dtype == mx.bfloat16 else given
-            )
+            given = given.view(mx.bfloat16) if store.dtype == mx.bfloat16 else given
+            store[:, :, first : first + values.shape[2]] = given
             mx.eval(store)
         return store
 
