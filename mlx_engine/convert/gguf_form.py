@@ -125,11 +125,7 @@ def _read_back(
     keys: Mapping[str, object],
     parts: Mapping[str, Part],
 ) -> None:
-    """Check that the GGUF metadata gives the same configuration as the folder.
-
-    Raises:
-        UnsupportedConfigError: the configuration differs, because GGUF has no key for a setting.
-    """
+    """Check that the GGUF metadata gives the same configuration as the folder; errors as for `check_same`."""
     written = replace(
         checkpoint,
         naming="gguf",
@@ -177,10 +173,8 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
     """Return the vocabulary, with the token types of added tokens changed to those that readers of GGUF need.
 
-    Readers of GGUF search for added tokens in unnormalised text, without conditions on the text around them.
-
-    Raises:
-        TokenizerError: the tokenizer searches for an added token in another way.
+    Readers of GGUF search for added tokens in unnormalised text, without conditions on the text around them. Raise
+    TokenizerError if the tokenizer searches for an added token in another way.
     """
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
@@ -200,8 +194,7 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
 def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
     """Return the vocabulary with one token per embedding row, padded or cut.
 
-    Raises:
-        TokenizerError: a token of text has no embedding row, or two tokens have the same text.
+    Raise TokenizerError if a token of text has no embedding row, or if two tokens have the same text.
     """
     tokens, types = vocabulary.tokens[:size], vocabulary.types[:size]
     beyond = [vocabulary.tokens[i] for i in vocabulary.ids_of(TokenType.NORMAL, TokenType.BYTE) if i >= size]

@@ -96,11 +96,7 @@ def _shortened(value: Any) -> Any:
 
 
 def _read_back(checkpoint: Checkpoint, settings: Mapping[str, Any], config: Any) -> None:
-    """Check that config.json gives the same configuration as the GGUF file.
-
-    Raises:
-        UnsupportedConfigError: the configuration differs, because config.json has no key for a setting.
-    """
+    """Check that config.json gives the same configuration as the GGUF file; errors as for `check_same`."""
     written = replace(
         checkpoint, naming="hf", architecture=settings["model_type"], settings=settings, metadata={}, shapes={}
     )

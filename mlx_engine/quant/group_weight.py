@@ -5,7 +5,7 @@ conversions are:
 
 - Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". This mode has unsigned quants, so an offset z is added
   to signed quants q: `d * q = d * (q + z) - z * d`. Scales are float32, which represents the product of a float16 and a
-  quant exactly. (In float16, the bias `-128 * d` of Q8_0 would overflow for scales above 511.75.)
+  quant exactly.
 - MXFP4 has 32 quants in 16 bytes: in halves in GGUF; in pairs in MLX and in Hugging Face's folders of gpt-oss
   (`packing.py` defines both orders). The weights stay the same, but GGUF cannot store the sign of a zero.
 """

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.kernels import blocks as layout
-from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.packing import bit_fields, float_scales, scale_groups
 from mlx_engine.quant.scale_search import affine, symmetric
 
 
@@ -45,8 +45,7 @@ def dequantize_q3_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     low_scales = bit_fields(block["scales"][:, :8], 4).reshape(-1, 16)
     high_scales = bit_fields(block["scales"][:, 8:], 2).reshape(-1, 16)
     scales = ((low_scales | high_scales << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # d may be infinite or NaN; infinity times 0 is an invalid operation
-        return ((block["d"].astype(np.float32)[:, None] * scales)[..., None] * quants).reshape(-1, 256)
+    return scale_groups(float_scales(block["d"], scales), quants)
 
 
 def dequantize_q4_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -115,9 +114,7 @@ def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     low = bit_fields(block["ql"].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
     high = bit_fields(block["qh"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     quants = ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # d may be infinite or NaN; infinity times 0 is an invalid operation
-        scales = block["d"].astype(np.float32)[:, None] * block["scales"].astype(np.float32)
-        return (scales[..., None] * quants).reshape(-1, 256)
+    return scale_groups(float_scales(block["d"], block["scales"].astype(np.float32)), quants)
 
 
 def quantize_q6_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -144,9 +141,8 @@ def _affine(
 
     `scales` and `minima` are (n, groups), and `quants` (n, groups, weights of a group).
     """
+    scales, minima = float_scales(block["d"], scales), float_scales(block["dmin"], minima)
     with np.errstate(invalid="ignore"):  # d and dmin may be infinite or NaN; infinity times 0 is invalid
-        scales = block["d"].astype(np.float32)[:, None] * scales
-        minima = block["dmin"].astype(np.float32)[:, None] * minima
         return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)
 
 

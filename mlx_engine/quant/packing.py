@@ -75,7 +75,7 @@ def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> ND
 
 
 def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply the scales (n, n_groups) of groups by the float16 factor (n,) of their block."""
+    """Multiply the scales (n, n_groups) of groups, or quants, by the float16 factor (n,) of their block."""
     with np.errstate(invalid="ignore"):  # the factor may be infinite or NaN, and a scale 0
         return factor.astype(np.float32)[:, None] * scales
 

@@ -116,15 +116,11 @@ def affine(values: Floats, n_max: int) -> Affine:
 
 
 def _rounded(parts: Floats, inverse_units: Floats) -> tuple[NDArray[np.float16], Floats, Floats]:
-    """Round the 8 scales, or the 8 minima, of each block to whole numbers times a factor.
+    """Round the 8 scales, or the 8 minima, of each of n blocks to whole numbers times a factor.
 
-    Args:
-        parts: (8 n,) scales or minima of the groups of n blocks.
-        inverse_units: (8 n,) the inverse units of the groups.
-
-    Returns:
-        The factors (n,); the whole numbers (8 n,) nearest to `parts` divided by their factor; and for each group the
-        factor divided by the unit of the group, (8 n,).
+    `parts` are the scales or minima (8 n,), `inverse_units` the inverse units of the groups (8 n,). Return the factors
+    (n,); the whole numbers (8 n,) nearest to `parts` divided by their factor; and for each group the factor divided by
+    the unit of the group, (8 n,).
     """
     largest: Floats = parts.reshape(-1, 8).max(axis=1)
     d = _factor(largest, MOST)
@@ -191,14 +187,8 @@ def _solve(
 ) -> tuple[tuple[Floats, Floats], Floats]:
     """Return the best scales and minima for given quants, and by how much they reduce the error.
 
-    The reduction is relative to a block of zeros.
-
-    Args:
-        groups: the groups.
-        weights: the importance of each weight in the error.
-        sums: the sums of `weights` and of `weights * x`.
-        quants: (32, n_groups) whole numbers.
-        is_signed: whether minima may be negative.
+    The reduction is relative to a block of zeros. `quants` are whole numbers (32, n_groups); `sums` are the sums of
+    `weights` and of `weights * x`. With `is_signed`, minima may be negative.
     """
     w, wx = sums
     first, second, _ = groups.scratch

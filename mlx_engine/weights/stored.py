@@ -208,11 +208,7 @@ class TensorLayout:
         return np.concatenate((turned, rest), axis=1).reshape(-1)
 
     def _grouped(self, type_: GGMLType, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Return the bytes of a matrix as (rows, groups of columns, bytes).
-
-        Raises:
-            UnsupportedTypeError: a block of the type spans two groups.
-        """
+        """Return the bytes of a matrix as (rows, groups of columns, bytes); refuse blocks that span two groups."""
         order, width = self.columns or ((0,), shape[1])
         if width % type_.block_size:
             raise UnsupportedTypeError(

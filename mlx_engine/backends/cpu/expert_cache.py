@@ -8,7 +8,7 @@ which they are read, and waits for the thread only if all chosen experts that it
 
 A held expert is never replaced. A pass of few tokens holds every chosen expert until it has been multiplied, and a pass
 of many tokens only the expert that is being multiplied. A pass of many tokens uses nearly all experts of each mixture,
-one after another; those that are missing pass through two slots, so that the experts that are used most stay in memory.
+one after another; missing experts are read into two slots, so that the experts that are used most stay in memory.
 
 Reads bypass the system's page cache, which would keep a second copy. One read of a whole matrix at a time reaches the
 peak rate of the disk: the system splits it into many requests.
@@ -346,11 +346,7 @@ class _Reader:
         return self._current is not None and self._current.following is mixture
 
     def _read(self, range_: MappedRange, memory: np.ndarray) -> None:
-        """Read a range of a file, from the beginning of its first memory page on.
-
-        Raises:
-            SourceError: the file has become shorter, or cannot be read.
-        """
+        """Read a range of a file, from its first memory page on; raise SourceError if the file does not have it."""
         file, first, done = self.files[str(range_.path)], range_.first // mmap.PAGESIZE * mmap.PAGESIZE, 0
         needed = range_.first % mmap.PAGESIZE + range_.nbytes
         while done < needed:
@@ -366,11 +362,7 @@ class _Reader:
         self.n_bytes_read += done
 
     def _open(self, range_: MappedRange) -> None:
-        """Open the file of a range, unless it is open.
-
-        Raises:
-            SourceError: the file cannot be opened, or has been replaced.
-        """
+        """Open the file of a range, unless it is open; raise SourceError if this fails or the file was replaced."""
         path = str(range_.path)
         if path in self.files:
             return

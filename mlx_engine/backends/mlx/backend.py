@@ -332,7 +332,7 @@ class MlxBackend(Backend):
         return mx.zeros((n_arrays, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write in place. On the device, MLX does not copy the store either, because no other array uses its memory."""
+        """Write in place: MLX does not copy the store, because no other array uses its memory."""
         where = indices(slots)
         store[0, :, where] = stored_rows(k.transpose(1, 0, 2), self.kv_type)
         if len(store) == 2:
@@ -508,12 +508,8 @@ def _space_chunk(matrix: Native, x: Native, b: Native, c: Native, rates: Native)
     The decay from one token to another is the exponential of the sum of logarithms between them. Each of these sums is
     computed separately, because the difference of two cumulative sums would lose digits.
 
-    Args:
-        matrix: the state (H, N, P) before the tokens.
-        x: the inputs, multiplied by the time steps, (H, L, P).
-        b: (H, L, N).
-        c: (H, L, N).
-        rates: the logarithms of the decays, (H, L).
+    `matrix` is the state (H, N, P) before the tokens, x the inputs times the time steps, (H, L, P); b and c are
+    (H, L, N), and `rates`, (H, L), are the logarithms of the decays.
     """
     n = rates.shape[1]
     if n == 1:
