@@ -125,7 +125,7 @@ def _has(config: Any, row: Row) -> bool:
 
 
 def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
-    """Return a GGUF file's config, with each field that rows name in `when` set to whether the file has their tensors.
+    """Return a GGUF file's config, in which each field that a row names in `when` says if the file has the tensor.
 
     For a tensor of a layer, only the first layer is checked. The config of a folder is returned unchanged.
     """
