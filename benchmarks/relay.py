@@ -237,11 +237,7 @@ def sockets(wires: Iterable[Wire]) -> set[socket.socket]:
 
 
 def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:
-    """Connect to an address; retry until a process listens there.
-
-    Raises:
-        OSError: no process listened in time.
-    """
+    """Connect to an address; retry until a process listens there. Raise OSError if no process listened in time."""
     end = time.monotonic() + seconds
     while True:
         try:

@@ -90,11 +90,7 @@ class Plan:
         return rungs
 
     def tests(self, context: int) -> list[Test]:
-        """Return the tests of a rung.
-
-        Raises:
-            OptionError: there is no test, or one does not fit the context.
-        """
+        """Return the tests of a rung; raise OptionError if there is no test, or one does not fit the context."""
         given = PROMPTS if context >= 2 * max(PROMPTS) else SHORT_PROMPTS
         fitting = [n for n in given if n <= context]
         lengths = fitting if self.prompts is None else [n for n in self.prompts if n]

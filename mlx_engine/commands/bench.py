@@ -240,11 +240,7 @@ def bench(
 
 
 def check_values(timing: TimingOptions, output: OutputOptions) -> None:
-    """Check the values of options before anything is run.
-
-    Raises:
-        OptionError: a value is invalid.
-    """
+    """Raise OptionError if the value of an option is invalid."""
     from mlx_engine.bench.tables import FORMATS
 
     require(

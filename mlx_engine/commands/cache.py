@@ -114,11 +114,7 @@ def everything_kept(prefix_dir: Path | None) -> list[Kept]:
 
 
 def named(items: Sequence[Kept], name: str) -> Kept:
-    """Return the item of this name.
-
-    Raises:
-        OptionError: there is none.
-    """
+    """Return the item of this name; raise OptionError if there is none."""
     item = next((item for item in items if item.name == name), None)
     if item is None:
         known = ", ".join(item.name for item in items) or "nothing"
@@ -128,11 +124,7 @@ def named(items: Sequence[Kept], name: str) -> Kept:
 
 
 def confirmed(items: Sequence[Kept]) -> bool:
-    """Ask on the terminal whether to remove the items.
-
-    Raises:
-        OptionError: stdin is not a terminal.
-    """
+    """Ask on the terminal whether to remove the items; raise OptionError if stdin is not a terminal."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise OptionError("cache remove needs --yes where there is no terminal to ask on", option="--yes")
     total = size(sum(item.nbytes for item in items))

@@ -234,24 +234,19 @@ class OutputOptions:
         RARE,
     ] = None
     no_echo: Annotated[
-        bool,
-        typer.Option(
-            "--no-echo",
-            help="Print the generated text without the prompt before it.",
-        ),
+        bool, typer.Option("--no-echo", help="Print the generated text without the prompt before it.")
     ] = False
     per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every forward pass."), RARE] = (
         False
     )
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Also print the model, its KV cache and all timings."),
+        bool, typer.Option("--verbose", "-v", help="Also print the model, its KV cache and all timings.")
     ] = False
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
 
     def check(self) -> None:
-        """Raise OptionError if options exclude each other."""
+        """Raise OptionError if --verbose and --quiet are given."""
         if self.quiet and self.verbose:
             raise OptionError("--verbose cannot be combined with --quiet", option="--verbose")
 
@@ -441,19 +436,16 @@ def closing(
         tables += [table(tokens, engine.tokenizer)] if tokens else []
     if is_batch:
         tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
-        if output.verbose:
-            return [*tables, *finished_batch(generations, seconds), *proposals(engine)]
-        return [*tables, batch_in_short(generations, engine, seconds)]
-    (run,) = generations
-    lines = [*summary(run, engine, seconds), *proposals(engine)] if output.verbose else [in_short(run, engine)]
-    if output.verbose or output.per_pass:
-        lines.append(run.metrics.text(per_pass=output.per_pass))
+    last = _prompts(generations, seconds) if is_batch else _tokens(generations[0], engine)
+    if output.verbose:
+        proposals = [] if engine.proposals is None else engine.proposals.report()
+        lines = ["", *finished(generations, seconds), last, *proposals]
+    else:
+        rest = f", {_generated(generations, engine, seconds)}" if is_batch else f": {rates(generations[0])}"
+        lines = [last + rest]
+    if not is_batch and (output.verbose or output.per_pass):
+        lines.append(generations[0].metrics.text(per_pass=output.per_pass))
     return [*tables, *lines]
-
-
-def proposals(engine: Engine) -> list[str]:
-    """Return the lines about proposed tokens; none if none are proposed."""
-    return [] if engine.proposals is None else engine.proposals.report()
 
 
 def without_line_end(text: str) -> str:
@@ -485,10 +477,8 @@ def _is_silent(seconds: float) -> bool:
         with selectors.DefaultSelector() as pipes:
             pipes.register(sys.stdin, selectors.EVENT_READ)
             return not pipes.select(seconds)
-    except (
-        OSError,
-        ValueError,
-    ):  # stdin is a file or has no file descriptor; on Windows only sockets can be waited for
+    # stdin is a file or has no file descriptor; on Windows only sockets can be waited for.
+    except (OSError, ValueError):
         return False
 
 
@@ -576,22 +566,12 @@ def kv_cache(size: CacheSize) -> str:
     )
 
 
-def in_short(generation: Generation, engine: Engine) -> str:
-    """Return the one line about a finished run: tokens, backend, how it ended, and its `rates`."""
-    return f"{_tokens(generation, engine)}: {rates(generation)}"
-
-
 def rates(generation: Generation) -> str:
     """Return the time to the first token, and the decode rate: further tokens, divided by the time of their passes."""
     first, rate = generation.metrics.time_to_first_token_ms, generation.metrics.decode_tokens_per_second
     if first is None or not generation.token_ids:
         return "no token"
     return f"first token after {first:,.1f} ms" + ("" if rate is None else f", then {rate:,.1f} tokens/s")
-
-
-def summary(generation: Generation, engine: Engine, seconds: float) -> list[str]:
-    """Return the lines about the duration of a finished run, its tokens and its backend."""
-    return ["", *finished([generation], seconds), _tokens(generation, engine)]
 
 
 def _tokens(generation: Generation, engine: Engine) -> str:
@@ -607,16 +587,9 @@ def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
     return [f"Generated in {seconds:.2f} s", f"{n_tokens} in {passes:.2f} s of forward passes{alone}"]
 
 
-def batch_in_short(generations: Sequence[Generation], engine: Engine, seconds: float) -> str:
-    """Return the one line about a finished batch."""
+def _generated(generations: Sequence[Generation], engine: Engine, seconds: float) -> str:
     n_tokens = sum(len(generation.token_ids) for generation in generations)
-    tokens = f"{n_tokens:,} generated tokens ({n_tokens / seconds:,.1f} tokens/s in all)"
-    return f"{_prompts(generations, seconds)}, {tokens} on {_backend(engine)}"
-
-
-def finished_batch(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the lines about the duration of a batch, with prompts per second."""
-    return ["", *finished(generations, seconds), _prompts(generations, seconds)]
+    return f"{n_tokens:,} generated tokens ({n_tokens / seconds:,.1f} tokens/s in all) on {_backend(engine)}"
 
 
 def _prompts(generations: Sequence[Generation], seconds: float) -> str:

@@ -176,7 +176,8 @@ def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> Non
     print("\n".join(columns([*header_rows(listing), *size_rows(sizes), *run_rows(run)], "<<")))
     if listing.metadata:
         print(f"\nmetadata ({len(listing.metadata):,})")
-        rows = [(f"  {plain(key)}", kind(listing, key), shown_of(listing, key)) for key in listing.metadata]
+        kinds = {key: listing.kinds.get(key, "") for key in listing.metadata}
+        rows = [(f"  {plain(key)}", kinds[key], shown(value, kinds[key])) for key, value in listing.metadata.items()]
         print("\n".join(columns(rows, "<<<")))
     if totals:
         print(f"\ntensors ({len(listing.tensors):,})")
@@ -217,16 +218,6 @@ def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
     return rows
 
 
-def kind(listing: Listing, key: str) -> str:
-    """Return the type of a metadata value, as spelled in the file format."""
-    return listing.kinds.get(key, "")
-
-
-def shown_of(listing: Listing, key: str) -> str:
-    """Format a metadata value on one line."""
-    return shown(listing.metadata[key], kind(listing, key))
-
-
 def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
     """Print one metadata value in full: a string as it is (but see `safe_for`), an array with one element per line.
 
@@ -235,14 +226,14 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
     """
     value = listing.value(key)
     if as_json:
-        print_json({"key": key, "type": kind(listing, key) or None, "value": value})
+        print_json({"key": key, "type": listing.kinds.get(key) or None, "value": value})
     elif isinstance(value, str):
         print(safe_for(sys.stdout, value))
     elif isinstance(value, list | tuple) or hasattr(value, "tolist"):
         for item in value if isinstance(value, list | tuple) else value.tolist():
             print(plain(item) if isinstance(item, str) else item)
     else:
-        print_json(value) if isinstance(value, dict) else print(shown_of(listing, key))
+        print_json(value) if isinstance(value, dict) else print(shown(value, listing.kinds.get(key, "")))
 
 
 def run_facts(path: Path, backend: str, context: int | None, experts_memory: int | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ from mlx_engine.errors import OptionError, listed
 
 if TYPE_CHECKING:
     from mlx_engine.kernels.lab.catalog import Entry
-    from mlx_engine.kernels.lab.check import Verdict
+    from mlx_engine.kernels.lab.check import Orders, Verdict
     from mlx_engine.kernels.launch import ExecutorName
 
 kernels = typer.Typer(
@@ -121,14 +121,14 @@ def check(
     """
     from mlx_engine.kernels.lab.catalog import check_entries
     from mlx_engine.kernels.lab.check import Orders
-    from mlx_engine.kernels.lab.run import UNOPTIMIZED_BUILDS
+    from mlx_engine.kernels.lab.run import BUILDS, UNOPTIMIZED_BUILDS
 
     if file is not None:
-        options = FileOptions(seeds, races, lanes, suffixes, tuple(include or ()))
         if kernel or executor not in (None, "emulator"):
             message = "a FILE is checked in the emulator, as a whole: leave out --kernel and --executor"
             raise OptionError(message, option="FILE", found=str(file))
-        if not check_kernel_file(file, arguments or (), options, json=json):
+        orders = Orders(range(seeds), BUILDS if races else BUILDS[:-1], lanes, suffixes)
+        if not check_kernel_file(file, arguments or (), orders, include or (), json=json):
             raise typer.Exit(FAILED)
         return
     if suffixes or include or lanes != "active":
@@ -210,9 +210,7 @@ def bench(
     with progress_bar("measuring") as progress:
         found = kernel_report.measure(model, name, vectors=vectors, progress=progress)
         if path is not None:
-            kernel_report.write_report(
-                path, found
-            )  # written early, so that results are kept if a later measurement fails
+            kernel_report.write_report(path, found)  # so that these results are kept if a later measurement fails
             kernel_report.add_prompts(found, model)
             kernel_report.write_report(path, found)
             kernel_report.add_models(found, model, budget=budget)
@@ -244,11 +242,7 @@ def source(
 
 
 def chosen(names: list[str] | None) -> list[Entry]:
-    """Return the kernels with these names, or all.
-
-    Raises:
-        OptionError: a name is unknown.
-    """
+    """Return the kernels with these names, or all; raise OptionError if a name is unknown."""
     from mlx_engine.kernels.lab.catalog import entries
 
     every = {entry.name: entry for entry in entries()}
@@ -284,45 +278,33 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
     return given or have[0]
 
 
-class FileOptions(NamedTuple):
-    """The switches of the emulator that the command offers."""
-
-    seeds: int
-    races: bool
-    lanes: str
-    suffixes: bool
-    include: tuple[Path, ...]
-
-
-def check_kernel_file(file: Path, arguments: Sequence[str], options: FileOptions, *, json: bool) -> bool:
+def check_kernel_file(
+    file: Path, arguments: Sequence[str], orders: Orders, folders: Sequence[Path], *, json: bool
+) -> bool:
     """Check a file, print the report, and return whether everything was right.
 
-    With `json`, what the program prints goes to stderr.
+    With `json`, what the program prints goes to stderr. `folders` are those of --include.
 
     Raises:
         OptionError: there is no such file, a switch has an unknown value, or there is no compiler.
     """
     from mlx_engine.kernels.emulator import unavailable
     from mlx_engine.kernels.emulator.kernel import LANES
-    from mlx_engine.kernels.lab.check import Orders
     from mlx_engine.kernels.lab.check_file import check_file
-    from mlx_engine.kernels.lab.run import BUILDS
 
     reason = unavailable()
     if reason is not None:
         raise OptionError(f"FILE needs the emulator: {reason}", option="FILE", found=reason)
-    if options.lanes not in LANES:
-        message = f"--lanes must be {listed(LANES)}, not {options.lanes!r}"
-        raise OptionError(message, option="--lanes", found=options.lanes)
+    if orders.lanes not in LANES:
+        message = f"--lanes must be {listed(LANES)}, not {orders.lanes!r}"
+        raise OptionError(message, option="--lanes", found=orders.lanes)
     if not file.is_file():
         raise OptionError(f"{file}: no such Python file or .metal file", option="FILE", found=str(file))
     if file.suffix == ".metal" and arguments and not Path(arguments[0]).is_file():
         message = f"{arguments[0]}: no such file; after a .metal FILE comes a Python file with MetalExperiment objects"
         raise OptionError(message, option="FILE", found=arguments[0])
-    builds = BUILDS if options.races else BUILDS[:-1]
-    orders = Orders(range(options.seeds), builds, options.lanes, options.suffixes)
     with redirect_stdout(sys.stderr if json else sys.stdout):
-        report = check_file(file, arguments, orders=orders, folders=options.include)
+        report = check_file(file, arguments, orders=orders, folders=folders)
     if json:
         print_json({**asdict(report), "passed": report.passed})
     else:

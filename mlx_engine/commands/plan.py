@@ -464,39 +464,26 @@ def memories_of(option: str, text: str) -> list[int]:
     return found
 
 
-def bits_of(option: str, text: str) -> float:
-    """Parse the rate of a link in bits per second: 10Gbit/s, or 1.25GB/s for the same.
+# The three functions below raise OptionError if the text is not such a rate, or is 0.
 
-    Raises:
-        OptionError: the text is not such a rate, or is 0.
-    """
+
+def bits_of(option: str, text: str) -> float:
+    """Parse the rate of a link in bits per second: 10Gbit/s, or 1.25GB/s for the same."""
     return _rate_of(option, text, "10Gbit/s or 1.25GB/s", {"bit": 1, "b": 1, "B": BITS_PER_BYTE})
 
 
 def bandwidth_of(option: str, text: str) -> float:
-    """Parse a memory bandwidth in bytes per second, such as 120GB/s.
-
-    Raises:
-        OptionError: the text is not such a rate, or is 0.
-    """
+    """Parse a memory bandwidth in bytes per second, such as 120GB/s."""
     return _rate_of(option, text, "120GB/s", {"B": 1})
 
 
 def compute_of(option: str, text: str) -> float:
-    """Parse floating-point operations per second, such as 300GFLOP/s.
-
-    Raises:
-        OptionError: the text is not such a rate, or is 0.
-    """
+    """Parse floating-point operations per second, such as 300GFLOP/s."""
     return _rate_of(option, text, "300GFLOP/s or 3.5TFLOP/s", {"FLOP": 1, "FLOPs": 1})
 
 
 def seconds_of(option: str, text: str) -> float:
-    """Parse a time in seconds: 0.1ms, 200us, 1s, or 0.
-
-    Raises:
-        OptionError: the text is not a time.
-    """
+    """Parse a time in seconds: 0.1ms, 200us, 1s, or 0. Raise OptionError if the text is not a time."""
     if text.strip() == "0":
         return 0.0
     match = TIME.fullmatch(text.strip())

@@ -256,11 +256,7 @@ class ModelsOptions:
     ] = None
 
     def check(self) -> None:
-        """Check the values.
-
-        Raises:
-            OptionError: a time or a size is invalid, or there is no such folder.
-        """
+        """Raise OptionError if a time or a size is invalid, or if --models-dir is not a folder."""
         _ = self.idle_seconds, self.memory
         if self.models_dir is not None and not self.models_dir.is_dir():
             message = f"--models-dir {self.models_dir}: there is no such folder; give one that has models"

@@ -137,11 +137,7 @@ def parse_ids(text: str) -> list[int]:
 
 
 def check_ids(ids: list[int], vocab_size: int) -> None:
-    """Check that all ids are in the vocabulary.
-
-    Raises:
-        OptionError: an id is not in the vocabulary.
-    """
+    """Raise OptionError if an id is not in the vocabulary."""
     wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
     if wrong is not None:
         message = f"ids must be from 0 to {vocab_size - 1:,}, not {wrong}"
@@ -156,11 +152,7 @@ def print_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
 
 
 def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
-    """Print the tokens that `wanted` may mean, by id and by text.
-
-    Raises:
-        OptionError: there is no such token.
-    """
+    """Print the tokens that `wanted` may mean, by id and by text; raise OptionError if there is no such token."""
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
     if not ids:
         ids = tokenizer.encode(wanted, special=True)

@@ -197,11 +197,7 @@ class LoadOptions:
         return {"activations": self.activations, "kv_type": self.kv_type}
 
     def conversion(self) -> Conversion:
-        """Return the conversion of linear layers.
-
-        Raises:
-            OptionError: a value in this group is invalid.
-        """
+        """Return the conversion of linear layers; raise OptionError if a value in this group is invalid."""
         from mlx_engine.weights.conversion import check_load_options
 
         layers = layers_of(self.quant_layer)
@@ -270,11 +266,7 @@ def choose_backend(requested: str, *, strict: bool) -> str:
 
 
 def min_dim_of(text: str) -> int | str:
-    """Parse `auto` or a number.
-
-    Raises:
-        OptionError: the text is neither.
-    """
+    """Parse `auto` or a number; raise OptionError if the text is neither."""
     if text == "auto":
         return text
     if not (text.isascii() and text.isdigit()):
@@ -327,11 +319,7 @@ class PrefixOptions:
     ] = None
 
     def check(self) -> None:
-        """Check the size.
-
-        Raises:
-            OptionError: --prefix-disk is not a size, or is given without --prefix-dir.
-        """
+        """Raise OptionError if --prefix-disk is not a size, or is given without --prefix-dir."""
         if self.prefix_disk is not None:
             bytes_of("--prefix-disk", self.prefix_disk)
             given, message = self.prefix_dir is not None, "--prefix-disk needs --prefix-dir"
