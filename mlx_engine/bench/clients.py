@@ -20,12 +20,13 @@ from json import JSONDecodeError, dumps, loads
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from mlx_engine.bench.work import Sizes, Work, pass_work
+from mlx_engine.bench.work import Sizes, pass_work
 from mlx_engine.cache.pool import PAGE, CacheSize
 from mlx_engine.engine import Engine
 from mlx_engine.errors import SourceError, require
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
+from mlx_engine.observe.profiler import Cost
 from mlx_engine.options import Options
 
 
@@ -372,7 +373,7 @@ class Steps:
     flops: float = 0.0
     nbytes: float = 0.0
 
-    def add(self, n_decode: int, n_prefill: int, work: Work) -> None:
+    def add(self, n_decode: int, n_prefill: int, work: Cost) -> None:
         """Add a step."""
         self.n += 1
         self.n_rows += n_decode + n_prefill

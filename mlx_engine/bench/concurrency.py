@@ -15,13 +15,10 @@ from typing import Any
 from mlx_engine.bench.clients import Figures, Load, Run, Scheduled, Served, Target, figures, medians
 from mlx_engine.bench.origin import OtherProcesses, disturbed, fields, origin
 from mlx_engine.bench.roofline import Limits
-from mlx_engine.bench.run import engines
+from mlx_engine.bench.run import Announce, engines
 from mlx_engine.bench.samples import check_context
-from mlx_engine.bench.tables import aligned, figure, printable
+from mlx_engine.bench.tables import Row, aligned, figure, printable
 from mlx_engine.engine import CheckedCheckpoint
-
-Row = dict[str, Any]
-Announce = Callable[[int, int, str], None]
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
 # Tokens of the prompts and answers of the warm-up runs.

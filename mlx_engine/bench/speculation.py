@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.bench.tables import aligned
+from mlx_engine.bench.tables import Row, aligned
 from mlx_engine.errors import EngineError, OptionError, listed
 from mlx_engine.loop.lookup import LONGEST
 from mlx_engine.loop.memory import Traffic
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     Answers = Mapping[Request, Sequence[int]]
 
-Row = dict[str, Any]
 KEYS = {"name", "prompt", "max_tokens", "prediction", "right", "drafter", "copies", "prompts"}
 N_TOKENS = 256
 RECORDED = "recorded"

@@ -32,7 +32,7 @@ from mlx_engine.bench.cells import check
 from mlx_engine.bench.compare import KIND
 from mlx_engine.bench.origin import OtherProcesses, describe, fields, origin
 from mlx_engine.bench.roofline import Limits, layers_of, matrices
-from mlx_engine.bench.run import threads_of
+from mlx_engine.bench.run import Announce, threads_of
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -88,8 +88,6 @@ Report = dict[str, Any]
 # The model is loaded this many times, or until this many seconds are over.
 LOADS, LOAD_SECONDS = 3, 5.0
 
-Progress = Callable[[int, int, str], None]
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -125,7 +123,7 @@ def report(
     settings: Settings,
     *,
     before: Callable[[Report], None] = lambda known: None,
-    progress: Progress = lambda done, of, title: None,
+    progress: Announce = lambda done, of, title: None,
 ) -> Report:
     """Load the model, measure, and return the report. `before` is called with the facts known before measuring.
 
@@ -172,7 +170,7 @@ def loaded(load: Callable[[], Engine], clock: Clock = time.perf_counter) -> tupl
 
 
 def measured(
-    engine: Engine, settings: Settings, limits: Limits | None, progress: Progress, clock: Clock = time.perf_counter
+    engine: Engine, settings: Settings, limits: Limits | None, progress: Announce, clock: Clock = time.perf_counter
 ) -> list[Round]:
     """Run the rounds, with a sample of the machine's limits between all runs."""
     title = f"{settings.test.name} on {engine.backend.name}"
