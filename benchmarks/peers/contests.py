@@ -175,13 +175,8 @@ class Processes:
 
     def _opened(self, contestant: Contestant) -> Process:
         test = self._contest.test
-        process = Process(
-            ENGINES[contestant.engine].module,
-            self._interpreters[contestant.engine],
-            model=self._model,
-            context=max(test.depth + test.n_tokens, WARM.n_prompt) + SPARE,
-            **contestant.opening,
-        )
+        context = max(test.depth + test.n_tokens, WARM.n_prompt) + SPARE
+        process = opened(contestant, self._interpreters, model=self._model, context=context)
         try:
             if test.depth:
                 process.ask("fill", n=test.depth)
@@ -202,6 +197,12 @@ class Processes:
         for made in self._made.values():
             if isinstance(made, Process):
                 made.close()
+
+
+def opened(contestant: Contestant, interpreters: Mapping[str, str], **request: Any) -> Process:
+    """Start the process of a contestant with the arguments of its request `open`; raise PeerError if this fails."""
+    request = {**request, **contestant.opening}
+    return Process(ENGINES[contestant.engine].module, interpreters[contestant.engine], **request)
 
 
 def asked(test: Test, contestant: Contestant) -> dict[str, Any]:

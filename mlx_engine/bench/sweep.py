@@ -29,8 +29,9 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.ladder import NO_CACHE, RUNGS, Rung, measured
 from mlx_engine.bench.origin import describe, memory_bytes, origin
-from mlx_engine.bench.run import Announce, Bench, Row, held_type
+from mlx_engine.bench.run import Announce, Bench, held_type
 from mlx_engine.bench.samples import Test, check_context
+from mlx_engine.bench.tables import Row
 from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import Checkpoint
