@@ -358,7 +358,7 @@ class Options:
         "at its place. The prompt is then read without the prefix cache.",
         int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
     )  # fmt: skip
-    constraint: Constraint | None = option(  # noqa: RUF009 - it returns a field
+    constraint: Constraint | None = option(
         None, "Generate only text that a JSON Schema, an expression, a grammar or a choice allows.",
         unset="none", parameter=None, has_flag=False,
     )  # fmt: skip
@@ -383,7 +383,7 @@ class Options:
         (), "Functions of (ids, logits) that return the logits to draw from, before all sampling options.",
         unset="none", aliases=("logits_processor", "logits_processors"), parameter=None, has_flag=False,
     )  # fmt: skip
-    sampler: Processor | None = option(  # noqa: RUF009 - it returns a field
+    sampler: Processor | None = option(
         None, "A function of (ids, logits) that returns the id of the token, in place of the sampling options.",
         unset="none", parameter=None, has_flag=False,
     )  # fmt: skip

@@ -43,7 +43,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import EngineError, OptionError, SourceError
 from mlx_engine.errors import size as size_of
-from mlx_engine.options import AUTO_SPECULATION, Options, Sampling
+from mlx_engine.options import AUTO_SPECULATION, Options, Sampling, option
 
 if TYPE_CHECKING:
     from mlx_engine.cache.pool import CacheSize
@@ -85,28 +85,18 @@ class PromptOptions:
     prompt_option: Annotated[
         str | None, typer.Option("--prompt", "-p", metavar="PROMPT", help="The same as the argument.")
     ] = None
-    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file.")] = (
-        None
-    )
-    batch_file: Annotated[
-        Path | None,
-        typer.Option("--batch-file", help="Run every non-blank line of this file as a prompt; - reads stdin."),
-    ] = None
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Send the prompt as one user message through the model's chat template.")
-    ] = False
-    system: Annotated[str | None, typer.Option("--system", help="System message, with --chat.")] = None
+    prompt_file: Path | None = option(None, "Read the prompt from this file.", flags=("--prompt-file", "-f"))
+    batch_file: Path | None = option(None, "Run every non-blank line of this file as a prompt; - reads stdin.")
+    chat: bool = option(False, "Send the prompt as one user message through the model's chat template.")
+    system: str | None = option(None, "System message, with --chat.")
     think: Think = None
-    prompt_cache: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompt-cache",
-            metavar="FILE",
-            help="Read keys and values from this file, as far as it has the same prompt; at the end, write those of "
-            "the prompt and the generated text to it.",
-        ),
-        RARE,
-    ] = None
+    prompt_cache: Path | None = option(
+        None,
+        "Read keys and values from this file, as far as it has the same prompt; at the end, write those of "
+        "the prompt and the generated text to it.",
+        metavar="FILE",
+        is_rare=True,
+    )
 
     def check(self) -> None:
         """Check for options that exclude each other, before anything is read.
@@ -123,9 +113,9 @@ class PromptOptions:
             raise OptionError("--batch-file cannot be combined with a prompt", option="--batch-file", found=str(other))
         if self.batch_file is not None and self.prompt_cache is not None:
             raise OptionError("--prompt-cache cannot be combined with --batch-file", option="--prompt-cache")
-        for option, value in (("--system", self.system), ("--think", self.think)):
+        for flag, value in (("--system", self.system), ("--think", self.think)):
             if value is not None and not self.chat:
-                raise OptionError(f"{option} needs --chat", option=option, found=value)
+                raise OptionError(f"{flag} needs --chat", option=flag, found=value)
         if self.system is not None:
             checked_text(self.system, "--system")
 
@@ -225,25 +215,14 @@ class PromptOptions:
 class OutputOptions:
     """Output."""
 
-    log_level: Annotated[
-        str | None,
-        typer.Option(
-            "--log-level",
-            help="Log to stderr: info (every token), debug (every forward pass) or trace (every operation).",
-        ),
-        RARE,
-    ] = None
-    no_echo: Annotated[
-        bool, typer.Option("--no-echo", help="Print the generated text without the prompt before it.")
-    ] = False
-    per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every forward pass."), RARE] = (
-        False
+    log_level: str | None = option(
+        None, "Log to stderr: info (every token), debug (every forward pass) or trace (every operation).", is_rare=True
     )
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print the model, its KV cache and all timings.")
-    ] = False
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
+    no_echo: bool = option(False, "Print the generated text without the prompt before it.")
+    per_pass: bool = option(False, "Also print the time of every forward pass.", is_rare=True)
+    quiet: bool = option(False, "Print only warnings and errors on stderr.", flags=("--quiet", "-q"))
+    verbose: bool = option(False, "Also print the model, its KV cache and all timings.", flags=("--verbose", "-v"))
+    json: bool = option(False, "Print one JSON object instead of text.")
 
     def check(self) -> None:
         """Raise OptionError if --verbose and --quiet are given."""

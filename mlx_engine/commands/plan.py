@@ -19,6 +19,7 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, LoadOptions, Model
 from mlx_engine.commands.values import POWERS, bytes_of, columns, experts_text, plain, print_json
 from mlx_engine.errors import OptionError, SourceError, shown, size
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.backends import base
@@ -31,33 +32,22 @@ if TYPE_CHECKING:
 class HostOptions:
     """The machines."""
 
-    hosts: Annotated[
-        str, typer.Option("--hosts", metavar="HOSTS", help="The machines and their memory: 4x16GB, or 16GB,64GB.")
-    ] = "2x16GB"
+    hosts: str = option("2x16GB", "The machines and their memory: 4x16GB, or 16GB,64GB.", metavar="HOSTS")
     usable: Annotated[
         float,
         typer.Option(
             "--usable", min=1, max=100, metavar="PERCENT", help="How much of a machine's memory the model may take."
         ),
     ] = 75.0
-    bandwidth: Annotated[
-        str | None,
-        typer.Option(
-            "--bandwidth",
-            metavar="RATE",
-            help="Memory bandwidth, such as 120GB/s; one, or one per machine.",
-            show_default="measured here",
-        ),
-    ] = None
-    compute: Annotated[
-        str | None,
-        typer.Option(
-            "--compute",
-            metavar="RATE",
-            help="Arithmetic of products, such as 3TFLOP/s; one, or one per machine.",
-            show_default="measured here",
-        ),
-    ] = None
+    bandwidth: str | None = option(
+        None, "Memory bandwidth, such as 120GB/s; one, or one per machine.", metavar="RATE", unset="measured here"
+    )
+    compute: str | None = option(
+        None,
+        "Arithmetic of products, such as 3TFLOP/s; one, or one per machine.",
+        metavar="RATE",
+        unset="measured here",
+    )
     ranks_per_host: Annotated[
         int, typer.Option("--ranks-per-host", min=1, help="Processes on each machine; they share its memory.")
     ] = 1
@@ -119,16 +109,9 @@ class HostOptions:
 class LinkOptions:
     """The links between neighbours."""
 
-    link: Annotated[
-        str, typer.Option("--link", metavar="RATE", help="Rate of the links between neighbours, such as 10Gbit/s.")
-    ] = "1Gbit/s"
-    latency: Annotated[
-        str,
-        typer.Option("--latency", metavar="TIME", help="Time from one machine to the next, half of what ping prints."),
-    ] = "0.2ms"
-    overhead: Annotated[
-        str, typer.Option("--overhead", metavar="TIME", help="Time that the ring's software takes for a message.")
-    ] = "0.1ms"
+    link: str = option("1Gbit/s", "Rate of the links between neighbours, such as 10Gbit/s.", metavar="RATE")
+    latency: str = option("0.2ms", "Time from one machine to the next, half of what ping prints.", metavar="TIME")
+    overhead: str = option("0.1ms", "Time that the ring's software takes for a message.", metavar="TIME")
 
     def link_of(self) -> Link:
         """Return the link; raise OptionError if a value is invalid."""

@@ -30,7 +30,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.commands.values import bytes_of, seconds_of
 from mlx_engine.errors import EngineError, OptionError, size
-from mlx_engine.options import AUTO_SPECULATION
+from mlx_engine.options import AUTO_SPECULATION, option
 
 if TYPE_CHECKING:
     from mlx_engine.engine import CheckedCheckpoint, Engine
@@ -55,7 +55,7 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class AddressOptions:
     """Address. Where the server listens, and who may use it."""
 
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1"
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 is every network.")
     port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080
     api_key: Annotated[
         str | None,
@@ -67,41 +67,27 @@ class AddressOptions:
             show_envvar=True,
         ),
     ] = None
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            metavar="NAME",
-            help="Serve requests to this host name, too; may be given several times. Without it, a server that only "
-            "this machine can reach has the names localhost, 127.0.0.1, [::1] and --host; any other has every name.",
-        ),
-        RARE,
-    ] = None
-    cors: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cors",
-            metavar="ORIGIN",
-            help="Let web pages of this origin use the API, such as https://example.org; may be given several times.",
-        ),
-        RARE,
-    ] = None
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="Name of the first model in the API.", show_default="from the file or hub id"),
-    ] = None
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--alias",
-            metavar="NAME[=MODEL]",
-            help="Answer requests for this model name, too, such as claude-sonnet-4-5, with the first model or with "
-            "the one after `=`; may be given several times.",
-        ),
-    ] = None
-    any_model: Annotated[
-        bool, typer.Option("--any-model", help="Answer requests for every other model name, too, with the first model.")
-    ] = False
+    allow_host: list[str] | None = option(
+        None,
+        "Serve requests to this host name, too; may be given several times. Without it, a server that only "
+        "this machine can reach has the names localhost, 127.0.0.1, [::1] and --host; any other has every name.",
+        metavar="NAME",
+        is_rare=True,
+    )
+    cors: list[str] | None = option(
+        None,
+        "Let web pages of this origin use the API, such as https://example.org; may be given several times.",
+        metavar="ORIGIN",
+        is_rare=True,
+    )
+    name: str | None = option(None, "Name of the first model in the API.", unset="from the file or hub id")
+    alias: list[str] | None = option(
+        None,
+        "Answer requests for this model name, too, such as claude-sonnet-4-5, with the first model or with "
+        "the one after `=`; may be given several times.",
+        metavar="NAME[=MODEL]",
+    )
+    any_model: bool = option(False, "Answer requests for every other model name, too, with the first model.")
 
     def check(self) -> None:
         """Check the key and the hosts.
@@ -163,33 +149,23 @@ class CapacityOptions:
             show_default="the model's",
         ),
     ] = None
-    kv_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-memory",
-            metavar="SIZE",
-            help="Memory for keys and values, such as 2GiB.",
-            show_default="half of what is free, at most a full context, or --context-len, per slot",
-        ),
-    ] = None
+    kv_memory: str | None = option(
+        None,
+        "Memory for keys and values, such as 2GiB.",
+        metavar="SIZE",
+        unset="half of what is free, at most a full context, or --context-len, per slot",
+    )
     queue: Annotated[
         int, typer.Option("--queue", help="Let at most N answers wait for a slot; more are refused (429).", min=0)
     ] = 64
-    no_prefix_cache: Annotated[
-        bool, typer.Option("--no-prefix-cache", help="Compute every prompt from its first token.")
-    ] = False
-    explain_cache: Annotated[
-        bool,
-        typer.Option(
-            "--explain-cache",
-            help="Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
-            "for a server with a single user, because clients learn about each other's prompts.",
-        ),
-        RARE,
-    ] = False
-    max_body: Annotated[str, typer.Option("--max-body", metavar="SIZE", help="Refuse larger requests (413)."), RARE] = (
-        "4MiB"
+    no_prefix_cache: bool = option(False, "Compute every prompt from its first token.")
+    explain_cache: bool = option(
+        False,
+        "Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
+        "for a server with a single user, because clients learn about each other's prompts.",
+        is_rare=True,
     )
+    max_body: str = option("4MiB", "Refuse larger requests (413).", metavar="SIZE", is_rare=True)
     grace: Annotated[
         float,
         typer.Option("--grace", help="Seconds that running answers get to end when the server stops.", min=0),
@@ -235,25 +211,19 @@ class ModelsOptions:
             help="Serve the GGUF files and Hugging Face folders in this folder, too, up to two folders down.",
         ),
     ] = None
-    idle_unload: Annotated[
-        str | None,
-        typer.Option(
-            "--idle-unload",
-            metavar="TIME",
-            help="Unload a model that has had no request for this time, such as 10m; the next one loads it again.",
-            show_default="never",
-        ),
-    ] = None
-    models_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--models-memory",
-            metavar="SIZE",
-            help="Memory for all loaded models; if another one needs it, the least recently used is unloaded.",
-            show_default="what is free at the start",
-        ),
-        RARE,
-    ] = None
+    idle_unload: str | None = option(
+        None,
+        "Unload a model that has had no request for this time, such as 10m; the next one loads it again.",
+        metavar="TIME",
+        unset="never",
+    )
+    models_memory: str | None = option(
+        None,
+        "Memory for all loaded models; if another one needs it, the least recently used is unloaded.",
+        metavar="SIZE",
+        unset="what is free at the start",
+        is_rare=True,
+    )
 
     def check(self) -> None:
         """Raise OptionError if a time or a size is invalid, or if --models-dir is not a folder."""

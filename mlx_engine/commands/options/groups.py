@@ -1,8 +1,8 @@
 """Groups of command-line options: a dataclass per subject, declared once and shared by commands.
 
-A field is declared as typer wants a parameter: `name: Annotated[type, typer.Option(...)] = default`. Fields of
-`mlx_engine.options` need no `Annotated`: their metadata describes the option. The first sentence of a group's docstring
-is the title of its panel in help. A field or a group whose annotation has `RARE` is listed by `--help-all` alone.
+A field is declared by `option` of `mlx_engine.options` or, if typer checks its value or calls a function for it, by
+`name: Annotated[type, typer.Option(...)] = default`. The first sentence of a group's docstring is the title of its
+panel in help. `--help-all` alone lists a field with `is_rare`, and a field or a group whose annotation has `RARE`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -108,7 +108,7 @@ def _annotation(f: Field[Any], hint: Any, about: About) -> Any:
     flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
     shown: Any = about.unset or True
     option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown)
-    kind = hint if about.kind else list[str] | None
+    kind = list[str] | None if get_origin(hint) is tuple else hint
     return Annotated[kind, option, RARE] if about.is_rare else Annotated[kind, option]
 
 
