@@ -217,7 +217,7 @@ def asked(test: Test, contestant: Contestant) -> dict[str, Any]:
 
 
 # After the first round and after the second, a setting runs again if its time is at most this factor times that of the
-# fastest setting of its engine. After the second round only the fastest continues.
+# fastest setting of its engine.
 SLOWER = (1.2, 1.0)
 
 

@@ -406,12 +406,7 @@ class Run:
 
 
 def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
-    """Return the figures of a run.
-
-    Args:
-        run: the run.
-        limits: memory bandwidth and peak arithmetic, as `Limits.take` returns them; None if they are unknown.
-    """
+    """Return the figures of a run; `limits` are those that `Limits.take` returns, or None."""
     first = [request.first for request in run.requests if request.first is not None]
     rates = [request.rate for request in run.requests if request.rate is not None]
     gaps = [b - a for request in run.requests for a, b in itertools.pairwise(request.arrivals)]

@@ -63,10 +63,8 @@ def interleaved(
 ) -> Iterator[dict[int, list[Sample]]]:
     """Run the rounds; after each, yield all samples so far by number of clients.
 
-    Args:
-        plan: the settings.
-        sample: called with (round, number of clients, seconds that are left or None).
-        announce: called before each run with (runs done, runs in total, title).
+    `announce` is called before each run with (runs done, runs in total, title), then `sample` with (round, number of
+    clients, seconds that are left or None).
     """
     found: dict[int, list[Sample]] = {n: [] for n in plan.concurrency}
     spent = dict.fromkeys(plan.concurrency, 0.0)

@@ -69,6 +69,11 @@ class MeasureOptions:
         typer.Option("--n-depth", "-d", help="Tokens already in the context when a test begins.", show_default="0"),
     ] = None
 
+    @property
+    def names(self) -> list[str]:
+        """The chosen backends; without --backend the fastest one."""
+        return names_of(self.backend or ["auto"])
+
 
 @dataclass(frozen=True)
 class TimingOptions:
@@ -179,7 +184,7 @@ def bench(
         refuse_sharing(tests, mode, clients)
     with sharing.joined() as shard:
         if shard is not None and not shard.is_leader:
-            follow(tests.model, names_of(tests.backend or ["auto"])[0], shard, compute.options() | conversion.options())
+            follow(tests.model, tests.names[0], shard, compute.options() | conversion.options())
         elif clients.is_wanted:
             print_snapshots(clients_rows(clients, tests, timing, compute, given, shard), tests.model, output)
         elif mode.speculate is not None:
@@ -192,8 +197,7 @@ def bench(
             how: dict[str, Any] = {"quant": conversion, "shard": shard, **compute.options()}
             how |= {"repetitions": timing.repetitions, "budget": timing.budget, "overlap": not timing.no_overlap}
             chosen = tests_of(tests.n_prompt, tests.n_gen, tests.both, tests.depth)
-            names = names_of(tests.backend or ["auto"])
-            run_tests(tests.model, names, chosen, output, kv=(timing.kv is not False,), **how)
+            run_tests(tests.model, tests.names, chosen, output, kv=(timing.kv is not False,), **how)
 
 
 # ---- checks of the options, and plans made of them ----
@@ -232,7 +236,7 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
     else:
         for flag in (given[name] for name in ONLY_OF_CLIENTS if name in given):
             needed = "--concurrency or --url"
-            require(False, option=flag, expected=needed, found=flag, message=f"{flag} needs {needed}")
+            raise OptionError(f"{flag} needs {needed}", option=flag, expected=needed, found=flag)
         if mode.compare is not None:
             refuse("--compare", [flag for name, flag in given.items() if name not in ("compare", "out")])
         elif mode.sweep:
@@ -247,9 +251,9 @@ def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: Concurrenc
     """
     modes = {"--sweep": mode.sweep, "--compare": mode.compare is not None, "--url": clients.url is not None}
     refuse("--shard", [flag for flag, is_given in modes.items() if is_given])
-    names = names_of(tests.backend or ["auto"])
-    message = f"--shard measures one backend, not {', '.join(names)}"
-    require(len(names) == 1, option="--shard", expected="one backend with it", found=", ".join(names), message=message)
+    names = ", ".join(tests.names)
+    message = f"--shard measures one backend, not {names}"
+    require(len(tests.names) == 1, option="--shard", expected="one backend with it", found=names, message=message)
 
 
 def refuse(option: str, others: Sequence[str]) -> None:
@@ -374,10 +378,9 @@ def print_speculation(
     texts, found = texts_of(file), list[Row]()
     if output.out is not None:
         make_folder(output.out)
-    names = names_of(tests.backend or ["auto"])
     how: dict[str, Any] = {"quant": compute.conversion(), "shard": shard, **compute.options()}
     how |= {"speculate": AUTO_SPECULATION, "draft": draft}
-    for about, reason, bench in engines(tests.model, names, lambda opened: opened.check_memory(), **how):
+    for about, reason, bench in engines(tests.model, tests.names, lambda opened: opened.check_memory(), **how):
         if bench is None:
             notice(f"{about['backend']} is not available: {reason}")
             continue
@@ -405,8 +408,7 @@ def clients_rows(
         return lambda announce: server_rows(Served(url, model=model, api_key=clients.api_key), plan, announce=announce)
     how: dict[str, Any] = {"quant": compute.conversion(), "shard": shard, **compute.options()}
     how |= {"overlap": not timing.no_overlap, "prefix_cache": clients.caches_prefixes}
-    names = names_of(tests.backend or ["auto"])
-    return lambda announce: engine_rows(tests.model, names, plan, announce=announce, **how)
+    return lambda announce: engine_rows(tests.model, tests.names, plan, announce=announce, **how)
 
 
 def print_snapshots(measure: Snapshots, model: str, output: OutputOptions) -> None:

@@ -142,10 +142,7 @@ def lines_of(items: Sequence[Kept]) -> list[str]:
 
 
 def kept() -> list[Kept]:
-    """Return what is on disk except prefixes, models first. Unfinished files of dead processes are removed first.
-
-    The hub's folder is shared with other programs that use the hub.
-    """
+    """Remove the unfinished files of dead processes, and return what is on disk, models first, without prefixes."""
     from mlx_engine.checkpoint import shapes
     from mlx_engine.kernels.files import remove_dead
 

@@ -327,10 +327,7 @@ DECLINED = "The user does not want this call to be made."
 def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
     """Ask the user whether to make a call, and return its result, or a text for the model if it is not made.
 
-    Args:
-        chat: has the functions, and the names of those that may be called without asking.
-        call: the call.
-        replies: yields the lines that the user types.
+    `replies` yields the lines that the user types.
     """
     from mlx_engine.conversation.functions import call_function
 
@@ -381,10 +378,7 @@ def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
 
 
 def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Conversation, *, quiet: bool) -> None:
-    """Print text and reasoning piece by piece until they end or `stop` is set, then a line feed. Calls are not printed.
-
-    Reasoning is dimmed in a terminal, with an empty line after it; elsewhere it goes to stderr, unless `quiet` is set.
-    """
+    """Print text and reasoning until they end or `stop` is set, then a line feed. Calls are not printed."""
     reader = conversation.reader()
     with AnswerPrinter(quiet=quiet) as printer:
         for piece in pieces:
@@ -396,10 +390,7 @@ def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Con
 
 
 class AnswerPrinter(TextWriter):
-    """Prints the pieces of one answer. Reasoning is dimmed in a terminal; elsewhere it goes to stderr.
-
-    With `quiet`, reasoning that would go to stderr is not printed.
-    """
+    """Prints the pieces of one answer. Reasoning is dimmed in a terminal; elsewhere it goes to stderr if not quiet."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(sys.stdout)
@@ -784,11 +775,9 @@ def unwrapped(text: str) -> str:
 
 
 def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = True) -> Iterator[str]:
-    """Yield the messages of the user until the input ends.
+    """Yield the messages of the user until the input ends. `completer` makes the completer of a line in a terminal.
 
-    Args:
-        completer: makes the completer of a line in a terminal.
-        keeps_history: keep the messages typed in a terminal for later runs, and offer the messages of earlier runs.
+    With `keeps_history`, messages typed in a terminal are kept for later runs, and those of earlier runs are offered.
 
     Raises:
         OptionError: there is no standard input, or it is not UTF-8.
@@ -808,9 +797,7 @@ def history_file() -> Path:
 
 
 def kept_history() -> History | None:
-    """Return the history of typed messages: those of earlier runs; new ones are added to its file.
-
-    Only this user can read the file.
+    """Return the messages of earlier runs. New ones are added to their file, which only this user can read.
 
     Return None, with a notice, if the file cannot be written.
     """

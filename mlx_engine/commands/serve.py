@@ -531,15 +531,7 @@ def answer_requests(
     options: Mapping[str, Any],
     journal: Path | None,
 ) -> None:
-    """Serve until a signal ends the server.
-
-    Args:
-        models: the models.
-        loading: how the models are loaded.
-        address: where the server listens.
-        options: keyword arguments of `load` that change results; they are written to the journal.
-        journal: the file of the journal.
-    """
+    """Serve until a signal ends the server. `options` of `load`, which change results, are written to the journal."""
     import asyncio  # takes 20 ms, which no other command should pay
 
     from mlx_engine.serve.server import ConnectionLimit, Server, listen, most_connections, raise_descriptor_limit
@@ -746,13 +738,9 @@ def opened_journal(path: Path | None) -> Journal | None:
 
 
 def recorder_of(service: Service, journal: Journal, source: str, options: Mapping[str, Any]) -> Recorder:
-    """Return the writer of the journal's lines, for a server with a loaded model.
+    """Return the writer of the journal's lines, for a server with a model that was loaded from `source`.
 
-    Args:
-        service: the served model.
-        journal: the open journal.
-        source: where the model was loaded from.
-        options: the options of `load` that change the model's outputs.
+    `options` are those of `load` that change results.
     """
     from mlx_engine.checkpoint.identity import identity
     from mlx_engine.serve.journal import ModelId, Recorder
