@@ -59,7 +59,8 @@ class About:
 
     Attributes:
         help: the help of the command line, of Python and of the OpenAPI document.
-        kind: the type of a value: float, int or bool. With None, `__post_init__` of the declaring class checks values.
+        kind: the type of a value: float, int or bool. With None, `__post_init__` of the declaring class checks values,
+            and typer the bounds.
         least: the smallest value.
         most: the largest value.
         above: an exclusive lower bound.

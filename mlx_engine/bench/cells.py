@@ -241,7 +241,7 @@ def affordable(result: Result, seconds: float) -> int:
     return min(PROFILED, int(seconds / statistics.median(times)))
 
 
-def components(engine: Engine, test: Test, n_passes: int) -> dict[str, Any] | None:
+def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> dict[str, Any] | None:
     """Profile a pass of `test` with a cache: its prefill, or one decode step if it has no prompt.
 
     Of `n_passes` profiled passes, take the one with the median duration. Return milliseconds, calls, floating-point
@@ -250,15 +250,15 @@ def components(engine: Engine, test: Test, n_passes: int) -> dict[str, Any] | No
     """
     if n_passes < 1 or (test.n_prompt and test.n_gen):
         return None
-    found = sorted((_profiled(engine, test) for _ in range(n_passes)), key=lambda taken: float(taken["ms"]))
+    found = sorted((_profiled(engine, test, seed) for _ in range(n_passes)), key=lambda taken: float(taken["ms"]))
     return found[len(found) // 2]
 
 
-def _profiled(engine: Engine, test: Test) -> dict[str, Any]:
+def _profiled(engine: Engine, test: Test, seed: int) -> dict[str, Any]:
     profiler = Profiler()
     model = copy.copy(engine.model)
     model.run_on(profiled(engine.backend, profiler))
-    ids = random.Random(0).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
+    ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
     one = Test(n_prompt=test.n_prompt, n_gen=0 if test.n_prompt else 1, depth=test.depth)
     with model.backend.session():
         timed = TimedTest(model, one, ids)

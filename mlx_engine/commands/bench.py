@@ -79,7 +79,7 @@ class MeasureOptions:
 class TimingOptions:
     """How each test is measured."""
 
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Repetitions of every test.")] = 5
+    repetitions: int = option(5, "Repetitions of every test.", flags=("--repetitions", "-r"), least=1)
     kv: bool | None = option(
         None, "Use a KV cache, or recompute the whole sequence for every token.", flags=("--kv/--no-kv",), unset="kv"
     )
@@ -130,23 +130,20 @@ class ConcurrencyOptions:
         metavar="N,N...",
         unset="off; with --url 1,2,4,8,16,32",
     )
-    requests: Annotated[int, typer.Option("--requests", min=1, help="With --concurrency: requests of each client.")] = 2
+    requests: int = option(2, "With --concurrency: requests of each client.", least=1)
     prefix_cache: bool | None = option(
         None,
         "With --concurrency: keep prompts for later requests that share a prefix.",
         flags=("--prefix-cache/--no-prefix-cache",),
         unset="no-prefix-cache; with --shared-prefix prefix-cache",
     )
-    shared_prefix: Annotated[
-        int,
-        typer.Option(
-            "--shared-prefix",
-            min=0,
-            metavar="K",
-            help="With --concurrency: K tokens before each prompt that all have in common; prints the time to first "
-            "token cold, warm, and of prompts of the same length that share nothing.",
-        ),
-    ] = 0
+    shared_prefix: int = option(
+        0,
+        "With --concurrency: K tokens before each prompt that all have in common; prints the time to first "
+        "token cold, warm, and of prompts of the same length that share nothing.",
+        metavar="K",
+        least=0,
+    )
     url: str | None = option(None, "Measure an OpenAI-compatible server at this address, over HTTP.", unset="off")
     api_key: str | None = option(None, "With --url: the server's key.")
 

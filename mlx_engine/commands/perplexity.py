@@ -35,19 +35,15 @@ DEFAULT_CONTEXT = 2048
 class WindowOptions:
     """Windows of the text."""
 
-    context: Annotated[
-        int | None,
-        typer.Option("--context", "-c", min=2, help="Tokens per window.", show_default="the model's, at most 2048"),
-    ] = None
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            "--stride",
-            min=1,
-            help="Tokens between the beginnings of two windows; a token is scored in the first window that has it.",
-            show_default="half a window",
-        ),
-    ] = None
+    context: int | None = option(
+        None, "Tokens per window.", flags=("--context", "-c"), unset="the model's, at most 2048", least=2
+    )
+    stride: int | None = option(
+        None,
+        "Tokens between the beginnings of two windows; a token is scored in the first window that has it.",
+        unset="half a window",
+        least=1,
+    )
     bos: bool = option(
         False,
         "Begin every window with the BOS token, and not only the text. Gemma needs this in long texts.",

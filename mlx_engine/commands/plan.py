@@ -33,12 +33,9 @@ class HostOptions:
     """The machines."""
 
     hosts: str = option("2x16GB", "The machines and their memory: 4x16GB, or 16GB,64GB.", metavar="HOSTS")
-    usable: Annotated[
-        float,
-        typer.Option(
-            "--usable", min=1, max=100, metavar="PERCENT", help="How much of a machine's memory the model may take."
-        ),
-    ] = 75.0
+    usable: float = option(
+        75.0, "How much of a machine's memory the model may take.", metavar="PERCENT", least=1, most=100
+    )
     bandwidth: str | None = option(
         None, "Memory bandwidth, such as 120GB/s; one, or one per machine.", metavar="RATE", unset="measured here"
     )
@@ -48,15 +45,8 @@ class HostOptions:
         metavar="RATE",
         unset="measured here",
     )
-    ranks_per_host: Annotated[
-        int, typer.Option("--ranks-per-host", min=1, help="Processes on each machine; they share its memory.")
-    ] = 1
-    cores: Annotated[
-        int | None,
-        typer.Option(
-            "--cores", min=1, help="Cores of each machine, if its ranks have to share them.", show_default="enough"
-        ),
-    ] = None
+    ranks_per_host: int = option(1, "Processes on each machine; they share its memory.", least=1)
+    cores: int | None = option(None, "Cores of each machine, if its ranks have to share them.", unset="enough", least=1)
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -128,28 +118,12 @@ class LinkOptions:
 class WorkOptions:
     """What the machines shall do."""
 
-    context: Annotated[
-        int | None,
-        typer.Option(
-            "--context", min=1, help="Tokens of each conversation.", show_default="the model's, at most 4,096"
-        ),
-    ] = None
-    prompt: Annotated[
-        int | None,
-        typer.Option(
-            "--prompt", "-p", min=1, help="Tokens of a prompt, for its rate.", show_default="512, at most the context"
-        ),
-    ] = None
-    slots: Annotated[
-        int | None,
-        typer.Option("--slots", min=1, help="Conversations at the same time.", show_default="as many as ranks"),
-    ] = None
-    top_k: Annotated[
-        int,
-        typer.Option(
-            "--top-k", min=0, help="Logits that a token is chosen from: 1 if greedy, K with top-k, 0 for all (serve)."
-        ),
-    ] = 1
+    context: int | None = option(None, "Tokens of each conversation.", unset="the model's, at most 4,096", least=1)
+    prompt: int | None = option(
+        None, "Tokens of a prompt, for its rate.", flags=("--prompt", "-p"), unset="512, at most the context", least=1
+    )
+    slots: int | None = option(None, "Conversations at the same time.", unset="as many as ranks", least=1)
+    top_k: int = option(1, "Logits that a token is chosen from: 1 if greedy, K with top-k, 0 for all (serve).", least=0)
 
     def asked(self, longest: int, n_ranks: int) -> Asked:
         """Return the workload; raise OptionError if it exceeds the model's context of `longest` tokens."""

@@ -22,10 +22,8 @@ class MeasureOptions:
 
     n_prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Number of prompt tokens.")] = 128
     n_gen: Annotated[int, typer.Option("--steps", "-n", min=0, help="Decode steps (generated tokens).")] = 16
-    depth: Annotated[
-        int, typer.Option("--depth", "-d", min=0, help="Tokens already in the context before the prompt.")
-    ] = 0
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Number of measured rounds.")] = 5
+    depth: int = option(0, "Tokens already in the context before the prompt.", flags=("--depth", "-d"), least=0)
+    repetitions: int = option(5, "Number of measured rounds.", flags=("--repetitions", "-r"), least=1)
     budget: float = option(90.0, "Start no further round after this many seconds; at least one is run.")
 
 

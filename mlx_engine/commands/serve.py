@@ -56,7 +56,7 @@ class AddressOptions:
     """Address. Where the server listens, and who may use it."""
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 is every network.")
-    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080
+    port: int = option(8080, "Port to listen on; 0 takes a free one.", least=0, most=65535)
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -138,7 +138,7 @@ class AddressOptions:
 class CapacityOptions:
     """Capacity. How much the server does at the same time."""
 
-    slots: Annotated[int, typer.Option("--slots", help="Generate at most N answers at the same time.", min=1)] = 4
+    slots: int = option(4, "Generate at most N answers at the same time.", least=1)
     context_len: Annotated[
         int | None,
         typer.Option(
@@ -155,9 +155,7 @@ class CapacityOptions:
         metavar="SIZE",
         unset="half of what is free, at most a full context, or --context-len, per slot",
     )
-    queue: Annotated[
-        int, typer.Option("--queue", help="Let at most N answers wait for a slot; more are refused (429).", min=0)
-    ] = 64
+    queue: int = option(64, "Let at most N answers wait for a slot; more are refused (429).", least=0)
     no_prefix_cache: bool = option(False, "Compute every prompt from its first token.")
     explain_cache: bool = option(
         False,
@@ -166,11 +164,7 @@ class CapacityOptions:
         is_rare=True,
     )
     max_body: str = option("4MiB", "Refuse larger requests (413).", metavar="SIZE", is_rare=True)
-    grace: Annotated[
-        float,
-        typer.Option("--grace", help="Seconds that running answers get to end when the server stops.", min=0),
-        RARE,
-    ] = 30.0
+    grace: float = option(30.0, "Seconds that running answers get to end when the server stops.", least=0, is_rare=True)
 
     def check(self) -> None:
         """Check the sizes; raise OptionError if one is invalid."""

@@ -1,6 +1,6 @@
 """Groups of command-line options: a dataclass per subject, declared once and shared by commands.
 
-A field is declared by `option` of `mlx_engine.options` or, if typer checks its value or calls a function for it, by
+A field is declared by `option` of `mlx_engine.options` or, if it needs more of typer than a type and bounds, by
 `name: Annotated[type, typer.Option(...)] = default`. The first sentence of a group's docstring is the title of its
 panel in help. `--help-all` alone lists a field with `is_rare`, and a field or a group whose annotation has `RARE`.
 """
@@ -107,7 +107,8 @@ def _annotation(f: Field[Any], hint: Any, about: About) -> Any:
     known = [flag for names in flags for flag in names.split("/")]
     flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
     shown: Any = about.unset or True
-    option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown)
+    bounds = {"min": about.least, "max": about.most} if about.kind is None else {}  # others are checked by `check`
+    option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown, **bounds)
     kind = list[str] | None if get_origin(hint) is tuple else hint
     return Annotated[kind, option, RARE] if about.is_rare else Annotated[kind, option]
 
