@@ -19,6 +19,7 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, exact, plain, print_json
 from mlx_engine.errors import OptionError, SourceError, size
+from mlx_engine.options import option
 
 cache = typer.Typer(
     cls=Group,
@@ -61,7 +62,7 @@ class Kept:
 @takes_groups
 def list_(
     prefix_dir: PrefixDir = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """List downloaded models, models with random weights, compiled kernels and prefixes, with sizes and paths."""
     items = everything_kept(prefix_dir)
@@ -82,7 +83,7 @@ def remove(
     names: Annotated[list[str] | None, typer.Argument(help="Names as `cache list` prints them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove everything that `cache list` prints.")] = False,
     prefix_dir: PrefixDir = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: bool = option(False, "Do not ask.", flags=("--yes", "-y")),
 ) -> None:
     """Remove models, prefixes or compiled kernels from disk. Other programs may use the same downloads of the hub."""
     if bool(names) == everything:

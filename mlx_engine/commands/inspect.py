@@ -73,7 +73,7 @@ def inspect(
     ] = None,
     show: ShowOptions,
     allow_setting: AllowSetting = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """Show the header, metadata and tensors of a model without loading it, and how it would run here."""
     from mlx_engine.checkpoint.listing import open_listing

@@ -16,6 +16,7 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError, listed
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.kernels.lab.catalog import Entry
@@ -91,28 +92,19 @@ def check(
             show_default=False,
         ),
     ] = None,
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option("--kernel", "-k", help="Kernel to check; may be given several times.", show_default="all"),
-    ] = None,
+    kernel: list[str] | None = option(
+        None, "Kernel to check; may be given several times.", flags=("--kernel", "-k"), unset="all"
+    ),
     executor: Executor = None,
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=2, help="Number of thread orders to try; on a GPU, number of runs.")
-    ] = 2,
-    races: Annotated[
-        bool, typer.Option("--races/--no-races", help="Also look for data races, in a last run of each shape or call.")
-    ] = True,
-    lanes: Annotated[
-        str,
-        typer.Option("--lanes", help="With FILE: lanes that SIMD-group operations need: active, as in Metal, or all."),
-    ] = "active",
-    suffixes: Annotated[
-        bool, typer.Option("--suffixes", help="With FILE: refuse float literals without a suffix, as CUDA needs.")
-    ] = False,
-    include: Annotated[
-        list[Path] | None,
-        typer.Option("--include", "-I", help="With a .metal FILE: folder of the files that it includes."),
-    ] = None,
+    seeds: int = option(2, "Number of thread orders to try; on a GPU, number of runs.", least=2),
+    races: bool = option(
+        True, "Also look for data races, in a last run of each shape or call.", flags=("--races/--no-races",)
+    ),
+    lanes: str = option("active", "With FILE: lanes that SIMD-group operations need: active, as in Metal, or all."),
+    suffixes: bool = option(False, "With FILE: refuse float literals without a suffix, as CUDA needs."),
+    include: list[Path] | None = option(
+        None, "With a .metal FILE: folder of the files that it includes.", flags=("--include", "-I")
+    ),
     json: AsJSON = False,
 ) -> None:
     """Run every kernel over ragged shapes, in several thread orders, and compare the results with float64.
@@ -173,28 +165,19 @@ def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
 @reports_errors
 @takes_groups
 def bench(
-    report: Annotated[
-        bool,
-        typer.Option("--report", help="Also write a report to share: this table, the chip, and tokens per second."),
-    ] = False,
+    report: bool = option(False, "Also write a report to share: this table, the chip, and tokens per second."),
     file: Annotated[
         Path | None,
         typer.Argument(help="The file that --report writes: Markdown, or .json.", show_default="kernels-CHIP.md"),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", "-m", help="Model whose matrices are multiplied; --report also generates tokens with it."
-        ),
-    ] = "shape:qwen3-0.6b",
+    model: str = option(
+        "shape:qwen3-0.6b",
+        "Model whose matrices are multiplied; --report also generates tokens with it.",
+        flags=("--model", "-m"),
+    ),
     executor: Executor = None,
-    vectors: Annotated[
-        int, typer.Option("--vectors", min=1, max=512, help="Number of vectors (tokens) in one product.")
-    ] = 1,
-    budget: Annotated[
-        float | None,
-        typer.Option("--budget", min=0, help="With --report: seconds for each measurement of tokens per second."),
-    ] = None,
+    vectors: int = option(1, "Number of vectors (tokens) in one product.", least=1, most=512),
+    budget: float | None = option(None, "With --report: seconds for each measurement of tokens per second.", least=0),
     json: AsJSON = False,
 ) -> None:
     """Benchmark every matrix product kernel on a model's matrices with cold caches, and compare with MLX."""
@@ -228,8 +211,8 @@ def bench(
 @takes_groups
 def source(
     name: Annotated[str, typer.Argument(help="Name of a kernel, as in `kernels list`.")],
-    body: Annotated[bool, typer.Option("--body", help="Print only the body, as in the kernel's file.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="Print the translation to CUDA.")] = False,
+    body: bool = option(False, "Print only the body, as in the kernel's file."),
+    cuda: bool = option(False, "Print the translation to CUDA."),
 ) -> None:
     """Print a kernel's source as MLX generates it for a typical launch, without MLX's preamble."""
     (entry,) = chosen([name])

@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from pkgutil import iter_modules
 from types import SimpleNamespace
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from mlx_engine.commands.console import reports_errors
 from mlx_engine.commands.options.groups import takes_groups
@@ -23,17 +21,15 @@ from mlx_engine.commands.values import columns, print_json
 from mlx_engine.config.declared import SETTING, Constant, Naming
 from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.errors import EngineError, OptionError, listed
+from mlx_engine.options import option
 from mlx_engine.weights.model import Architecture, architectures_of
 
 
 @reports_errors
 @takes_groups
 def models(
-    keys: Annotated[
-        str | None,
-        typer.Option("--keys", metavar="NAME", help="Print the settings that an architecture reads, by their keys."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    keys: str | None = option(None, "Print the settings that an architecture reads, by their keys.", metavar="NAME"),
+    json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """List the supported architectures, and the types of weights that each backend multiplies as they are stored."""
     found = architectures()

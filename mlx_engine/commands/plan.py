@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -176,16 +176,11 @@ def plan(
     hosts: HostOptions,
     links: LinkOptions,
     backend: Backend = "auto",
-    shard: Annotated[
-        str, typer.Option("--shard", help="pipeline: each rank has some layers. tensor: a slice of every matrix.")
-    ] = "pipeline",
-    split: Annotated[
-        str | None,
-        typer.Option("--split", metavar="N,N", help="Layers of each rank of a pipeline.", show_default="by speed"),
-    ] = None,
+    shard: str = option("pipeline", "pipeline: each rank has some layers. tensor: a slice of every matrix."),
+    split: str | None = option(None, "Layers of each rank of a pipeline.", metavar="N,N", unset="by speed"),
     work: WorkOptions,
     load: LoadOptions,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """Estimate the placement of layers on several machines, link traffic and tokens/s.
 
