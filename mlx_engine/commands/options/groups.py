@@ -112,7 +112,8 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
     known = [flag for names in flags for flag in names.split("/")]
     flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
     shown: Any = about.unset or True
-    bounds: dict[str, Any] = {"min": about.least, "max": about.most} if about.kind is None else {}  # others are checked by `check`
+    # With a kind, the declaring class checks the bounds, and its message is the same in Python and here.
+    bounds: dict[str, Any] = {"min": about.least, "max": about.most} if about.kind is None else {}
     option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown, **bounds)
     kind = list[str] | None if get_origin(hint) is tuple else hint
     return Annotated[kind, option, RARE] if about.is_rare else Annotated[kind, option]
