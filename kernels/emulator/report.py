@@ -20,7 +20,7 @@ from .errors import (
     TensorError,
     UndefinedBehaviorError,
 )
-from .memory import LARGE_GUARD
+from .memory import LARGE_GUARD, Buffer
 from .runtime import Failure, Report, Site
 
 # ---- the source line of an instruction: the line table of an ELF file, in the format DWARF 4 ----
@@ -190,11 +190,11 @@ def _fault(failed: Failed) -> list[str]:
     did = ("wrote to" if report.is_write else "read") if report.is_known else "touched"
     if report.count:
         return [f"private memory is full, {failed.stopped}", failed.thread, "expected less than 100 KB per thread"]
-    if not failed.regions or failed.nearest.distance(report.address) > LARGE_GUARD:
+    if not failed.regions or distance(failed.nearest, report.address) > LARGE_GUARD:
         where = f"address {report.address:#x}, which belongs to no buffer, {failed.stopped}"
         return [f"{did} {where}", failed.thread, "check the index and the strides"]
     region = failed.nearest
-    if region.read_only and not region.distance(report.address):
+    if region.read_only and not distance(region, report.address):
         did, advice = "wrote to", "inputs are read-only; write to an output"
     else:
         advice = _INSIDE
@@ -208,7 +208,7 @@ def _bounds(failed: Failed) -> list[str]:
     """Return the text of an access that the build "races" found out of bounds, completely or in part."""
     report, region = failed.report, failed.nearest
     where, end = region.place(report.address), region.start + region.bytes
-    if not region.distance(report.address):
+    if not distance(region, report.address):
         where += f": the last {report.address + report.count - end} of {report.count} bytes are past its end"
     did = "wrote to" if report.is_write else "read"
     return [f"{did} {where}, at {failed.line_of(report.code - 1)}", failed.thread, _INSIDE]
@@ -498,10 +498,6 @@ class Region(NamedTuple):
     read_only: bool = False
     item: int = 1  # bytes of an element
 
-    def distance(self, address: int) -> int:
-        """Return 0 for an address inside of the region, and for other addresses the distance in bytes to the region."""
-        return max(self.start - address, address - (self.start + self.bytes - 1), 0)
-
     def place(self, address: int) -> str:
         """Return a description of an address relative to this region."""
         offset = address - self.start
@@ -512,6 +508,11 @@ class Region(NamedTuple):
             past = f"{offset - self.bytes:,} bytes past" if offset > self.bytes else "just past"
             return f"{name}, at byte {offset:,}: {past} its end"
         return f"{name}, at byte {offset:,}"
+
+
+def distance(of: Region | Buffer, address: int) -> int:
+    """Return 0 for an address inside, and for other addresses the distance in bytes."""
+    return max(of.start - address, address - (of.start + of.bytes - 1), 0)
 
 
 @dataclass(frozen=True)
@@ -585,7 +586,7 @@ class Failed:
     @property
     def nearest(self) -> Region:
         """The region that contains the address, or is nearest to it."""
-        return min(self.regions, key=lambda region: region.distance(self.report.address))
+        return min(self.regions, key=lambda region: distance(region, self.report.address))
 
     def at(self, site: Site) -> str:
         """Return an operation with its line, as text."""

@@ -394,8 +394,8 @@ MUTANTS = [
     # ---- The emulator ----
     Mutant(
         "unwritten threadgroup memory has the same values in every order",
-        "MetalKernel.__call__",
-        "POISONS[(seed + 2 * (build == 'races')) % len(POISONS)]",
+        "options_of",
+        "POISONS[(seed + 2 * races) % len(POISONS)]",
         "POISONS[0]",
     ),
     Mutant("warnings bury an error", "errors_only", "found['kind'].endswith('error')", "True"),
