@@ -18,23 +18,13 @@ from numpy.typing import NDArray
 
 from ..emulator import EmulatorError, Finding
 from ..emulator.errors import merged, root_cause, severity
-from ..launch import ExecutorName, Launch
+from ..launch import ExecutorName, Launch, require
 from ..launch import executor as default_executor
 from ..metal.reference import Expected
 from .arrays import FLOATS, Sizes, in_numpy
 from .experiment import Experiment, check_orders, check_sizes, check_switches
 from .metal_experiment import MetalExperiment, MetalLaunch
-from .run import (
-    BUILDS,
-    SEEDS,
-    notes_of,
-    prepare,
-    require,
-    run,
-    sums_in_any_order,
-    undefined_reads,
-    writer_of,
-)
+from .run import BUILDS, SEEDS, notes_of, prepare, run, sums_in_any_order, undefined_reads, writer_of
 
 # ---- the result of a check ----
 

@@ -79,22 +79,14 @@ class MetalLaunch:
         traced = None
         if trace is not None:
             place = self.outputs[self.output_names.index(trace[0])]
-            value = self.buffers[place]
-            traced = (
-                place,
-                trace[1] * (value.nbytes // max(1, value.size) if hasattr(value, "nbytes") else _item(value)),
-            )
+            dtype = self.buffers[place].dtype
+            size = dtype.size if isinstance(dtype, mx.Dtype) else np.dtype(dtype).itemsize
+            traced = place, trace[1] * size
         found = self.kernel(
             self.buffers, grid=self.grid, threadgroup=self.threadgroup, threadgroup_memory=self.threadgroup_memory,
             trace=traced, layout=self.layout, **options,
         )  # fmt: skip
         return [found[i] for i in self.outputs]
-
-
-def _item(value: Unwritten) -> int:
-    if isinstance(value.dtype, mx.Dtype):
-        return value.dtype.size
-    return int(np.dtype(value.dtype).itemsize)
 
 
 def _dtype_of(value: Any) -> mx.Dtype | None:

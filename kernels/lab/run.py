@@ -16,7 +16,7 @@ import mlx.core as mx
 from ..emulator import Finding, MetalKernel
 from ..emulator.runtime import Statistics
 from ..kernel import Kernel
-from ..launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
+from ..launch import ExecutorName, Launch, built, header, translated
 from .metal_experiment import MetalLaunch
 
 # The emulator's default builds. "spaces" checks bounds and barriers, "undefined" also undefined behaviour, "races" data
@@ -27,17 +27,6 @@ BUILDS = ("spaces", "undefined", "races")
 UNOPTIMIZED_BUILDS = BUILDS[1:]
 # Seeds of the order of threads: 0 is ascending, 1 descending, larger seeds shuffle the threads.
 SEEDS = (0, 1, 2)
-
-
-def require(name: ExecutorName) -> None:
-    """Raise an error if this machine does not have the executor `name`.
-
-    Raises:
-        ExecutorUnavailableError: the executor is unavailable; the message has the reason.
-    """
-    reason = unavailable(name)
-    if reason is not None:
-        raise ExecutorUnavailableError(f"kernels cannot run on {name!r}: {reason}")
 
 
 def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
@@ -109,9 +98,8 @@ def prepare(
     """
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
-        if isinstance(launch, MetalLaunch):
-            continue
-        wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
+        if not isinstance(launch, MetalLaunch):
+            wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [
             pool.submit(emulated(kernel).prepare, instances, build=build, suffixes=suffixes, optimize=optimize)
@@ -148,6 +136,4 @@ def metal_text(launch: Launch) -> str:
 
 def cuda_text(kernel: Kernel) -> str:
     """Return the header and the body for CUDA's compiler; template arguments become constants in the body."""
-    from ..launch import header, translated
-
     return f"{header()}{translated(kernel.header)}\n{translated(kernel.source)}"

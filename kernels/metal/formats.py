@@ -98,11 +98,7 @@ LAYOUT_Q4_0 = Layout("Q4_0", layout.Q4_0, group=BLOCK, bits=4, entry=1, dtype=mx
 
 
 def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q4_0 blocks of a file, in row order, for GPU memory; no weight changes.
-
-    Args:
-        raw: N * K / 32 * 18 bytes, of any shape; may be a read-only view of a mapped file.
-        shape: (N, K).
+    """Repack the Q4_0 blocks of a file, N * K / 32 * 18 bytes, as `split_q8_0` does; no weight changes.
 
     Raises:
         ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
@@ -142,11 +138,7 @@ LAYOUT_Q4_K = Layout("Q4_K", layout.Q4_K, group=SUPERBLOCK, bits=4, entry=WORDS,
 
 
 def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q4_K blocks of a file, in row order, for GPU memory; no weight changes.
-
-    Args:
-        raw: N * K / 256 * 144 bytes, of any shape; may be a read-only view of a mapped file.
-        shape: (N, K).
+    """Repack the Q4_K blocks of a file, N * K / 256 * 144 bytes, as `split_q8_0` does; no weight changes.
 
     Raises:
         ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
@@ -187,11 +179,7 @@ LAYOUT_Q6_K = Layout("Q6_K", layout.Q6_K, group=SUPERBLOCK, bits=6, entry=HALVES
 
 
 def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q6_K blocks of a file, in row order, for GPU memory; no weight changes.
-
-    Args:
-        raw: N * K / 256 * 210 bytes, of any shape; may be a read-only view of a mapped file.
-        shape: (N, K).
+    """Repack the Q6_K blocks of a file, N * K / 256 * 210 bytes, as `split_q8_0` does; no weight changes.
 
     Raises:
         ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.

@@ -390,14 +390,9 @@ class Rank:
     workspace: int
 
     @property
-    def needed(self) -> int:
-        """Bytes of weights, cache and workspace together."""
-        return self.weights + self.kv + self.workspace
-
-    @property
     def left(self) -> int:
         """Bytes of the host's memory that stay free; negative if the rank does not fit."""
-        return self.host.memory - self.needed
+        return self.host.memory - (self.weights + self.kv + self.workspace)
 
     def work(self, of: Pass) -> Work:
         """Return the rank's work in a pass."""
@@ -462,17 +457,15 @@ def _check_split(model: ModelParts, hosts: Sequence[Host], split: Sequence[int])
         expected = f"{len(hosts):,} numbers of at least 1 that add up to the model's {n_layers:,} layers"
         message = f"--split: {text} must be {expected}"
         raise OptionError(message, option="--split", found=text)
-    starts = [sum(split[:i]) for i in range(1, len(split))]
-    if not set(starts) <= model.cuts:
+    if not set(accumulate(split[:-1])) <= model.cuts:
         message = f"--split: {text} separates layers from the layer whose keys and values they share"
         raise OptionError(message, option="--split", found=text)
 
 
 def _cut(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence[int]) -> list[Rank]:
-    ends = [sum(split[: i + 1]) for i in range(len(split))]
     return [
         _rank(model, host, asked, range(end - n, end), is_first=end == n, is_last=end == len(model.layers))
-        for host, n, end in zip(hosts, split, ends, strict=True)
+        for host, n, end in zip(hosts, split, accumulate(split), strict=True)
     ]
 
 
