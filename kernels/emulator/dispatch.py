@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +17,7 @@ from .report import Failed, Region, distance
 from .runtime import Entry, Failure, Options, Statistics, printed, threadgroup_arrays, turn
 from .signature import TYPES, Parameter, Signature, dtype_name
 
+R = TypeVar("R")
 _SIZES = {"bfloat16": 2}
 
 
@@ -129,6 +130,15 @@ class Run:
 Alignments = dict[int, int]
 
 
+def until_aligned(attempt: Callable[[], R | None]) -> R:
+    """Return the result of a run; repeat a run that returns None because buffers need larger alignments."""
+    with turn:
+        while True:
+            with pool.lending():
+                if (found := attempt()) is not None:
+                    return found
+
+
 def dispatch(
     run: Run,
     signature: Signature,
@@ -136,31 +146,14 @@ def dispatch(
     inputs: Sequence[Memory],
     shapes: Sequence[Sequence[int]],
     alignments: Alignments,
-) -> tuple[list[mx.array], Statistics]:
+) -> tuple[list[mx.array], Statistics] | None:
     """Run the kernel and return its outputs, which have the shapes `shapes`, and statistics of the run.
 
-    If a run shows that buffers need larger alignments, the alignments are added to `alignments`, and the kernel runs
-    again.
+    If the kernel needs larger alignments, add them to `alignments` and return None.
 
     Raises:
         EmulatorError: the kernel made a mistake.
     """
-    with turn:
-        while True:
-            with pool.lending():
-                if (found := _dispatched(run, signature, entry, inputs, shapes, alignments)) is not None:
-                    return found
-
-
-def _dispatched(
-    run: Run,
-    signature: Signature,
-    entry: Entry,
-    inputs: Sequence[Memory],
-    shapes: Sequence[Sequence[int]],
-    alignments: Alignments,
-) -> tuple[list[mx.array], Statistics] | None:
-    """Return the outputs. If the kernel needs larger alignments, add them to `alignments` and return None."""
     placed: list[tuple[Buffer, int]] = []  # (buffer, offset of element 0 in bytes)
     for i, parameter in enumerate(signature.parameters):
         alignment = alignments.get(i, run.alignment)

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from . import lint
 from .compiler import BUILDS, QUICK, RACES, SPACES, UNOPTIMIZED, calls_of, kernel_library
-from .dispatch import Alignments, Memory, Run, dispatch, memory_of
+from .dispatch import Alignments, Memory, Run, dispatch, memory_of, until_aligned
 from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError
 from .lint import notes
 from .memory import ALIGNMENT
@@ -341,7 +341,8 @@ class MetalKernel:
         self, run: Run, instance: Instance, memories: Sequence[Memory], output_shapes: Sequence[Sequence[int]]
     ) -> tuple[list[mx.array], Statistics]:
         alignments = self._alignments.setdefault(instance._replace(build=""), {})
-        return dispatch(run, *self._compiled[instance], memories, output_shapes, alignments)
+        of = self._compiled[instance]
+        return until_aligned(partial(dispatch, run, of.signature, of.entry, memories, output_shapes, alignments))
 
     def _memory(self, value: Any) -> Memory:
         try:

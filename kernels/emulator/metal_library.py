@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from .dispatch import (
     output_bytes,
     raise_mistakes,
     threadgroup_regions,
+    until_aligned,
 )
 from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError, Place
 from .kernel import TIME_LIMIT, check_grid, check_switches, options_of
 from .memory import ALIGNMENT, Buffer, pool
 from .metal_text import MetalFunction, MetalParameter, MetalText, read_metal
 from .report import Failed, Region
-from .runtime import Entry, Options, Statistics, turn
+from .runtime import Entry, Options, Statistics
 from .signature import TYPES, dtype_name
 from .source import attributes, place_threadgroup_memory
 from .text import casts_pointers, with_suffixes
@@ -314,12 +316,7 @@ class WholeKernel:
         return fault
 
     def _dispatch(self, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]) -> dict[int, Any]:
-        entry = self._compiled(run.build)
-        with turn:
-            while True:
-                with pool.lending():
-                    if (found := self._dispatched(entry, run, given, sizes)) is not None:
-                        return found
+        return until_aligned(partial(self._dispatched, self._compiled(run.build), run, given, sizes))
 
     def _dispatched(
         self, entry: Entry, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]

@@ -233,23 +233,19 @@ def _not_written(failed: Failed) -> list[str]:
     ]
 
 
-def _divergent(failed: Failed) -> list[str]:
-    report = failed.report
-    return [
-        "lanes of one SIMD-group are at different operations",
-        f"lane {report.lane}: {failed.site}",
-        f"lane {report.other_lane}: {failed.other}",
-        failed.thread,
-        "all 32 lanes must reach the same operation; move it out of code that depends on the lane",
-    ]
+def _lanes_apart(what: str, advice: str) -> Callable[[Failed], list[str]]:
+    """Return a function that describes two lanes at different operations."""
+
+    def describe(failed: Failed) -> list[str]:
+        lanes = (failed.report.lane, failed.site), (failed.report.other_lane, failed.other)
+        return [what, *(f"lane {lane}: {site}" for lane, site in lanes), failed.thread, advice]
+
+    return describe
 
 
-def _returned(failed: Failed) -> list[str]:
-    return [
-        f"{failed.site}, but {failed.report.count} lane(s) of the SIMD-group have returned",
-        failed.thread,
-        "let all lanes take part, and guard the loads and stores of surplus lanes",
-    ]
+def _returned(who: str, advice: str) -> Callable[[Failed], list[str]]:
+    """Return a function that describes an operation that some lanes or threads can no longer reach."""
+    return lambda failed: [f"{failed.site}, but {failed.report.count} {who} have returned", failed.thread, advice]
 
 
 def _divergent_barrier(failed: Failed) -> list[str]:
@@ -262,20 +258,8 @@ def _divergent_barrier(failed: Failed) -> list[str]:
     ]
 
 
-def _returned_barrier(failed: Failed) -> list[str]:
-    return [
-        f"{failed.site}, but {failed.report.count} thread(s) of the threadgroup have returned",
-        failed.thread,
-        "let all threads reach the barrier, and guard the loads and stores of surplus threads",
-    ]
-
-
 def _inactive(failed: Failed) -> list[str]:
-    return [
-        failed.undefined,
-        failed.thread,
-        "let that lane take part, or do not read it",
-    ]
+    return [failed.undefined, failed.thread, "let that lane take part, or do not read it"]
 
 
 def _uneven(failed: Failed) -> list[str]:
@@ -284,28 +268,6 @@ def _uneven(failed: Failed) -> list[str]:
         f"lanes {failed.report.lane} and {failed.report.other_lane} have different ones, so the result is undefined",
         failed.thread,
         "pass the same value in all lanes; only simd_shuffle takes a different lane per thread",
-    ]
-
-
-def _unordered(failed: Failed) -> list[str]:
-    report = failed.report
-    return [
-        "lanes of one SIMD-group are at different operations, and the emulator cannot tell the first",
-        f"lane {report.lane}: {failed.site}",
-        f"lane {report.other_lane}: {failed.other}",
-        failed.thread,
-        "this may be right on a GPU; to check it here, let all lanes take part in both, or write both into the body",
-    ]
-
-
-def _barrier_and_simd(failed: Failed) -> list[str]:
-    report = failed.report
-    return [
-        "some lanes of a SIMD-group wait at a barrier, others at an operation",
-        f"lane {report.lane}: {failed.site}",
-        f"lane {report.other_lane}: {failed.other}",
-        failed.thread,
-        "all lanes must reach both",
     ]
 
 
@@ -459,10 +421,29 @@ class Kind(NamedTuple):
     is_return: bool = False  # whether the report's `code` is a return address, which is after the instruction
 
 
+_divergent = _lanes_apart(
+    "lanes of one SIMD-group are at different operations",
+    "all 32 lanes must reach the same operation; move it out of code that depends on the lane",
+)
+_unordered = _lanes_apart(
+    "lanes of one SIMD-group are at different operations, and the emulator cannot tell the first",
+    "this may be right on a GPU; to check it here, let all lanes take part in both, or write both into the body",
+)
+_barrier_and_simd = _lanes_apart(
+    "some lanes of a SIMD-group wait at a barrier, others at an operation", "all lanes must reach both"
+)
+_returned_simd = _returned(
+    "lane(s) of the SIMD-group", "let all lanes take part, and guard the loads and stores of surplus lanes"
+)
+_returned_barrier = _returned(
+    "thread(s) of the threadgroup",
+    "let all threads reach the barrier, and guard the loads and stores of surplus threads",
+)
+
 KINDS: dict[Failure, Kind] = {
     Failure.FAULT: Kind("fault", MemoryFaultError, _fault),
     Failure.DIVERGENT_SIMD: Kind("divergence", ConvergenceError, _divergent),
-    Failure.RETURNED_SIMD: Kind("divergence", ConvergenceError, _returned),
+    Failure.RETURNED_SIMD: Kind("divergence", ConvergenceError, _returned_simd),
     Failure.DIVERGENT_BARRIER: Kind("divergence", ConvergenceError, _divergent_barrier),
     Failure.RETURNED_BARRIER: Kind("divergence", ConvergenceError, _returned_barrier),
     Failure.BARRIER_AND_SIMD: Kind("divergence", ConvergenceError, _barrier_and_simd),

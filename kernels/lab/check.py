@@ -42,8 +42,8 @@ class Failure:
         build: the emulator's build that found the mistake; None on a GPU.
         text: description of the mistake.
         findings: all mistakes of this run in the emulator, as values.
-        rank: how specific the text is, lower is more specific: 0 for accesses out of bounds and if the kernel did not
-            run, the largest rank for wrong values whose cause is unknown.
+        rank: how specific the text is: 0, the most specific, for an access out of bounds or a kernel that did not run;
+            the largest rank for wrong values of unknown cause.
     """
 
     shape: str
