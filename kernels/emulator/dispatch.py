@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import mlx.core as mx
 import numpy as np
 
+from .compiler import UNOPTIMIZED
 from .errors import EmulatorError, Finding, MemoryFaultError, Place, merged, message, severity
 from .memory import ALIGNMENT, Buffer, pool
 from .report import Failed, Region, distance
@@ -298,6 +299,29 @@ def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tupl
             first = wrong[0].kind if wrong else Failure.THREADGROUP_CANARY
             error.seen = _SEEN.get(first, "at once")
         raise error
+
+
+def located(fault: MemoryFaultError, repeat: Callable[[str], object]) -> MemoryFaultError:
+    """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
+
+    The repeated run is compiled without optimisation, so that the line is equal on all machines. If the fault was
+    seen "afterwards" (by changed canaries), the build is "races". If the repeated run has no fault, because the
+    fault depends on the order of memory accesses, return the first fault.
+
+    Args:
+        fault: the fault.
+        repeat: function that repeats the run, without a trace, in the build of this name.
+    """
+    if fault.seen == "exactly":
+        return fault
+    late = fault.seen == "afterwards"
+    try:
+        repeat("races" if late else UNOPTIMIZED.name)
+    except MemoryFaultError as again:
+        return again
+    except EmulatorError:
+        pass
+    return fault
 
 
 def _damage(name: str, buffer: Buffer, offset: int) -> Finding:

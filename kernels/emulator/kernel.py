@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from . import lint
 from .compiler import BUILDS, QUICK, RACES, SPACES, UNOPTIMIZED, calls_of, kernel_library
-from .dispatch import Alignments, Memory, Run, dispatch, memory_of, until_aligned
-from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError
+from .dispatch import Alignments, Memory, Run, dispatch, located, memory_of, until_aligned
+from .errors import CompileError, Finding, LaunchError, LintError, MemoryFaultError
 from .lint import notes
 from .memory import ALIGNMENT
 from .runtime import MAX_THREADS, Entry, Options, Statistics, turn
@@ -334,7 +334,14 @@ class MetalKernel:
         try:
             arrays, self.statistics = self._dispatch(run, instance, memories, output_shapes)
         except MemoryFaultError as fault:
-            raise self._located(fault, instance, run, memories, output_shapes) from None
+
+            def repeat(build: str) -> None:
+                again = instance._replace(build=build)
+                _compile([(self, again)])
+                run.options.races = build == "races"
+                self._dispatch(replace(run, trace=None), again, memories, output_shapes)
+
+            raise located(fault, repeat) from None
         return arrays
 
     def _dispatch(
@@ -357,34 +364,6 @@ class MetalKernel:
                 "  for mx.vmap: call the function once per element; MLX has no vmap of a metal_kernel\n"
                 "  for mx.export_function: export with the GPU, outside of the emulator; the file would have no kernel"
             ) from None
-
-    def _located(
-        self,
-        fault: MemoryFaultError,
-        instance: Instance,
-        run: Run,
-        memories: Sequence[Memory],
-        output_shapes: Sequence[Sequence[int]],
-    ) -> MemoryFaultError:
-        """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
-
-        The repeated run is compiled without optimisation, so that the line is equal on all machines. If the fault was
-        seen "afterwards" (by changed canaries), the build is "races". If the repeated run has no fault, because the
-        fault depends on the order of memory accesses, return the first fault.
-        """
-        if fault.seen == "exactly":
-            return fault
-        late = fault.seen == "afterwards"
-        again = instance._replace(build="races" if late else UNOPTIMIZED.name)
-        try:
-            _compile([(self, again)])
-            run.options.races = late
-            self._dispatch(replace(run, trace=None), again, memories, output_shapes)
-        except MemoryFaultError as located:
-            return located
-        except EmulatorError:
-            pass
-        return fault
 
     def prepare(
         self,

@@ -22,6 +22,7 @@ from .dispatch import (
     Alignments,
     around,
     array_at,
+    located,
     memory_of,
     misplaced,
     note,
@@ -30,7 +31,7 @@ from .dispatch import (
     threadgroup_regions,
     until_aligned,
 )
-from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError, Place
+from .errors import CompileError, Finding, LaunchError, LintError, MemoryFaultError, Place
 from .kernel import TIME_LIMIT, check_grid, check_switches, options_of
 from .memory import ALIGNMENT, Buffer, pool
 from .metal_text import MetalFunction, MetalParameter, MetalText, read_metal
@@ -281,7 +282,12 @@ class WholeKernel:
         try:
             return self._dispatch(run, given, sizes)
         except MemoryFaultError as fault:
-            raise self._located(fault, run, given, sizes) from None
+
+            def repeat(build: str) -> None:
+                run.options.races, run.options.trace = build == "races", 0
+                self._dispatch(replace(run, build=build, trace=None), given, sizes)
+
+            raise located(fault, repeat) from None
 
     def _given(self, buffers: dict[int, Any]) -> dict[int, Contents | None]:
         wanted = {one.slot: one for one in self.parameters if one.role == "buffer"}
@@ -294,26 +300,6 @@ class WholeKernel:
         if missing := [f"{i} ('{one.name}')" for i, one in wanted.items() if i not in given]:
             raise LaunchError(f"kernel '{self.name}', threadgroup_memory: expected bytes also of {', '.join(missing)}")
         return {i: given[i] for i in wanted}
-
-    def _located(
-        self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
-    ) -> MemoryFaultError:
-        """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
-
-        The repeated run is compiled without optimisation, or if the fault was not seen at once, in the build "races".
-        If the repeated run has no fault, return the first fault.
-        """
-        if fault.seen == "exactly":
-            return fault
-        build = UNOPTIMIZED.name if fault.seen == "at once" else "races"
-        run.options.races, run.options.trace = build == "races", 0
-        try:
-            self._dispatch(replace(run, build=build, trace=None), given, sizes)
-        except MemoryFaultError as located:
-            return located
-        except EmulatorError:
-            pass
-        return fault
 
     def _dispatch(self, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]) -> dict[int, Any]:
         return until_aligned(partial(self._dispatched, self._compiled(run.build), run, given, sizes))

@@ -24,7 +24,7 @@ from ..metal.reference import Expected
 from .arrays import FLOATS, Sizes, in_numpy
 from .experiment import Experiment, check_orders, check_sizes, check_switches
 from .metal_experiment import MetalExperiment, MetalLaunch
-from .run import BUILDS, SEEDS, notes_of, prepare, run, sums_in_any_order, undefined_reads, writer_of
+from .run import BUILDS, SEEDS, notes_of, prepare, run, statistics_of
 
 # ---- the result of a check ----
 
@@ -364,7 +364,7 @@ def _examine(
     case: Case, executor: ExecutorName, orders: Orders
 ) -> tuple[float, int, Failure | None, tuple[Finding, ...]]:
     """Return the largest error divided by its bound, the number of runs, the failure or None, and notes."""
-    expected, worst, runs, undefined = case.expected(), 0.0, 0, ""
+    expected, worst, runs, undefined, any_order = case.expected(), 0.0, 0, "", case.launch.atomic_outputs
     notes: tuple[Finding, ...] = ()
     switches = {"lanes": orders.lanes, "suffixes": orders.suffixes}
     for build in orders.builds if executor == "emulator" else (None,):
@@ -375,11 +375,13 @@ def _examine(
                 outputs = _run(case.launch, executor, build, {**switches, "seed": seed})
             except (EmulatorError, RuntimeError, ValueError) as error:  # errors of compilers, the emulator and MLX
                 return worst, runs, _raised(case, seed, build, error), notes
-            notes += notes_of(case.launch) if executor == "emulator" else ()
             results[seed] = [in_numpy(output) for output in outputs]
-            undefined = undefined_reads(case.launch) if executor == "emulator" else ""
-        any_order = executor == "emulator" and sums_in_any_order(case.launch)
-        wrong = None if case.launch.atomic_outputs or any_order else _unsteady(case.launch, results)
+            if executor == "emulator":
+                statistics = statistics_of(case.launch)
+                notes += notes_of(case.launch)
+                undefined = f"\n{statistics.undefined}" if statistics.undefined else ""
+                any_order |= statistics.tensor_operations > 0  # Metal does not define the order of a product's sums
+        wrong = None if any_order else _unsteady(case.launch, results)
         if wrong is not None:
             return worst, runs, _wrong(case, None, build, wrong, undefined, orders), notes
         for seed, arrays in results.items():
@@ -436,7 +438,7 @@ def _causes(
                 errors.append((build, error))
             continue
         found += [note for note in notes_of(launch) if note.kind in ("unwritten", "not written", "truncation")]
-    writer = writer_of(launch)
+    writer = statistics_of(launch).writer
     best = min(errors, key=lambda one: min(map(severity, one[1].findings)), default=None)
     return best, (*merged(found), *((writer,) if writer else ()))
 

@@ -57,34 +57,16 @@ def emulated(kernel: Kernel) -> MetalKernel:
     return cast(MetalKernel, built(kernel, "emulator"))
 
 
-def statistics_of(launch: Launch | MetalLaunch) -> Statistics | None:
-    """Return the statistics of the last run in the emulator; None before the first."""
-    return launch.kernel.statistics if isinstance(launch, MetalLaunch) else emulated(launch.kernel).statistics
+def statistics_of(launch: Launch | MetalLaunch) -> Statistics:
+    """Return the statistics of the last run in the emulator; there must have been one."""
+    kernel = launch.kernel if isinstance(launch, MetalLaunch) else emulated(launch.kernel)
+    return cast(Statistics, kernel.statistics)
 
 
 def notes_of(launch: Launch | MetalLaunch) -> tuple[Finding, ...]:
     """Return the notes (possible mistakes) of the last run in the emulator."""
-    statistics = statistics_of(launch)
     of_text = () if isinstance(launch, MetalLaunch) else emulated(launch.kernel).notes
-    return () if statistics is None else (*of_text, *statistics.notes)
-
-
-def undefined_reads(launch: Launch | MetalLaunch) -> str:
-    """Return a line about the last run's first shuffle that read an inactive lane and got NaN; "" if there was none."""
-    statistics = statistics_of(launch)
-    return f"\n{statistics.undefined}" if statistics is not None and statistics.undefined is not None else ""
-
-
-def sums_in_any_order(launch: Launch | MetalLaunch) -> bool:
-    """Return whether the last run multiplied tensors (`matmul2d`): Metal does not define the order of their sums."""
-    statistics = statistics_of(launch)
-    return statistics is not None and statistics.tensor_operations > 0
-
-
-def writer_of(launch: Launch | MetalLaunch) -> Finding | None:
-    """Return the last thread that wrote the traced element in the emulator's last run; None if nothing was traced."""
-    statistics = statistics_of(launch)
-    return None if statistics is None else statistics.writer
+    return (*of_text, *statistics_of(launch).notes)
 
 
 def prepare(
@@ -117,9 +99,8 @@ def counted(launch: Launch) -> dict[str, int]:
         Counts by name: threads and threadgroups; SIMD operations, once per SIMD-group; barriers, once per threadgroup;
         bytes of threadgroup memory.
     """
-    kernel = emulated(launch.kernel)
     run(launch, "emulator")
-    found = cast(Statistics, kernel.statistics)  # it is None only before the first call
+    found = statistics_of(launch)
     return {
         "threads": found.threads,
         "threadgroups": found.threadgroups,

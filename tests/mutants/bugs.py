@@ -402,7 +402,7 @@ MUTANTS = [
     Mutant("compiled functions call kernels with nothing", "_uncompiled", "mx.disable_compile()", "pass"),
     Mutant(
         "a write beside an output is not traced",
-        "MetalKernel._located",
+        "located",
         "late = fault.seen == 'afterwards'",
         "late = False",
     ),
