@@ -44,16 +44,13 @@ class MetalLaunch:
     outputs: Sequence[int]
     layout: str = "any"
 
+    atomic_outputs = False  # a .metal file cannot declare that the last bits depend on the order of threads
+
     @cached_property
     def output_names(self) -> tuple[str, ...]:
         """The names of the output parameters."""
         names = {one.slot: one.name for one in self.kernel.parameters if one.role == "buffer"}
         return tuple(names[i] for i in self.outputs)
-
-    @property
-    def atomic_outputs(self) -> bool:
-        """Whether the last bits of outputs may depend on the order of threads; a .metal file cannot declare this."""
-        return False
 
     @property
     def output_shapes(self) -> list[Shape]:

@@ -134,7 +134,7 @@ class PipelineShard(Shard):
         counts = self._split
         if counts is None:
             mine = [this_computer(), measured_speed(backend), available_memory()]
-            machines = machines_of([(name, speed, memory) for name, speed, memory in gather_values(self.group, mine)])
+            machines = machines_of(gather_values(self.group, mine))
             parts = model_parts(outlined(planned, backend))
             sizes = layer_bytes(parts, min(CONTEXT, int(planned.config.context_length)))
             counts = gather_values(self.group, best_split(*sizes, machines, parts.cuts))[0]
