@@ -51,7 +51,7 @@ from .formats import (
     split_q6_k,
     split_q8_0,
 )
-from .layout import AffineMatrix, StoredMatrix
+from .layout import AffineMatrix, StoredMatrix, word
 from .reference import Expected
 
 _BLOCKS: dict[str, tuple[int, Callable[[NDArray[np.uint8], tuple[int, int]], StoredMatrix]]] = {
@@ -465,7 +465,7 @@ def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:
 
 
 def _dequantized(N: int, K: int, dtype: mx.Dtype, type_: str = Q8_0) -> Case:
-    label = f"{N} x {K} to {str(dtype).rpartition('.')[2]}" + _noted(type_)
+    label = f"{N} x {K} to {word(dtype)}" + _noted(type_)
     call, reference = dequantize.dequantize, dequantize.reference
     return Case("dequantize", label, call, reference, lambda rng: (stored(rng, N, K, type_), dtype))
 

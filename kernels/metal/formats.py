@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import mlx.core as mx
 import numpy as np
@@ -24,13 +24,14 @@ from .layout import BLOCK, Layout, StoredMatrix, blocks_of, packed, unwritten
 LARGEST_AFFINE_SCALE = 511.75
 
 
-def _affine_q8_0(ws: mx.array) -> tuple[mx.array, mx.array]:
-    """Return scales and biases in float32, because a bias could overflow in float16."""
+def _with_offset(offset: int, ws: mx.array) -> tuple[mx.array, mx.array]:
+    """Return scales and biases of `d * (q - offset)`, in float32, because a bias could overflow in float16."""
     scales = ws.astype(mx.float32)
-    return scales, -128 * scales
+    return scales, -offset * scales
 
 
-LAYOUT_Q8_0 = Layout("Q8_0", layout.Q8_0, group=BLOCK, bits=8, entry=1, dtype=mx.float16, affine=_affine_q8_0)
+_AFFINE_Q8_0, _AFFINE_Q4_0 = partial(_with_offset, 128), partial(_with_offset, 8)
+LAYOUT_Q8_0 = Layout("Q8_0", layout.Q8_0, group=BLOCK, bits=8, entry=1, dtype=mx.float16, affine=_AFFINE_Q8_0)
 
 
 class Q8_0Matrix(StoredMatrix):  # noqa: N801 - the format's name
@@ -89,12 +90,7 @@ def joined(matrix: Q8_0Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
 # Q4_0 in GPU memory: quants of four bits, and float16 scales. `weight = d * (q - 8)`.
 
 
-def _affine_q4_0(ws: mx.array) -> tuple[mx.array, mx.array]:
-    scales = ws.astype(mx.float32)
-    return scales, -8 * scales
-
-
-LAYOUT_Q4_0 = Layout("Q4_0", layout.Q4_0, group=BLOCK, bits=4, entry=1, dtype=mx.float16, affine=_affine_q4_0)
+LAYOUT_Q4_0 = Layout("Q4_0", layout.Q4_0, group=BLOCK, bits=4, entry=1, dtype=mx.float16, affine=_AFFINE_Q4_0)
 
 
 def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
