@@ -315,7 +315,7 @@ NOMINAL = {
     "Apple M5 Max": 614.0,
 }
 
-# The number of bytes that the kernel `READ` reads. All copies of its input together are larger than any cache.
+# The number of bytes that the kernel `READ` reads.
 READ_BYTES = 64 << 20
 
 READ = Experiment(

@@ -371,8 +371,9 @@ class Rank:
         host: its machine; `host.memory` is the memory that this rank may use.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all of them.
-        tables: the part that embeds tokens, if the rank embeds them; without its tables, unless the rank has the head.
-        head: the head, if the rank holds it.
+        tables: the part that embeds tokens, None on ranks that do not. A rank without the head reads rows of the tables
+            from the file, so the tables themselves are left out.
+        head: the head, None on ranks without it.
         weights: bytes of its weights.
         kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.
         kv: bytes of the pages of all sequences, and of their states.
@@ -593,9 +594,9 @@ class Timing:
         """Return the messages of a pass on the critical path.
 
         In a pipeline each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
-        parallelism every sum gathers the hidden states of all ranks, in one step of the ring per other rank, and the
-        last rank begins when rank 0's message about the pass has been forwarded to it. If the largest logits suffice, a
-        rank sends only these and their columns.
+        parallelism every sum gathers hidden states, which takes one step of the ring per other rank; the last rank
+        begins when it gets rank 0's message about the pass. If sampling needs only the largest logits, only these and
+        their columns are sent.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens
