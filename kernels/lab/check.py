@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..emulator import EmulatorError, Finding
 from ..emulator.errors import merged, root_cause, severity
+from ..emulator.intercept import first_true
 from ..launch import ExecutorName, Launch, require
 from ..launch import executor as default_executor
 from ..metal.reference import Expected
@@ -458,13 +459,10 @@ def _unsteady(launch: Launch | MetalLaunch, results: Mapping[int, list[NDArray[A
         for name, one, other in zip(launch.output_names, reference, found, strict=True):
             differs = (one != other) & ~(np.isnan(one) & np.isnan(other))
             if differs.any():
-                at = _first(differs)
-                return Wrong(
-                    name,
-                    at,
-                    f"{element(name, at)}: {one[at]:.9g} with seed {first}, {other[at]:.9g} with seed {seed}\n"
-                    "the result depends on the order of threads, or on memory that no thread has written",
-                )
+                at = first_true(differs)
+                text = f"{element(name, at)}: {one[at]:.9g} with seed {first}, {other[at]:.9g} with seed {seed}\n"
+                text += "the result depends on the order of threads, or on memory that no thread has written"
+                return Wrong(name, at, text)
     return None
 
 
@@ -485,12 +483,12 @@ def compare(
         worst = max(worst, float(ratio.max(initial=0.0)))
         wrong = ratio > 1
         if first is None and wrong.any():
-            first = Wrong(name, _first(wrong), _described(name, got, value, wrong, ratio))
+            first = Wrong(name, first_true(wrong), _described(name, got, value, wrong, ratio))
     return worst, first
 
 
 def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray[Any], ratio: NDArray[Any]) -> str:
-    at = _first(wrong)
+    at = first_true(wrong)
     lines = [f"{element(name, at)}: expected {value[at]:.9g}, found {got[at]:.9g}"]
     if np.issubdtype(got.dtype, np.floating) and np.isnan(got[at]):
         lines[0] += "; it was never written, or computed from unwritten memory"
@@ -500,10 +498,6 @@ def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray
         lines[0] += f", {ratio[at]:.3g} times the error that is allowed"
     lines.append(f"{int(wrong.sum()):,} of {wrong.size:,} numbers of {name} are wrong, this is the first")
     return "\n".join(lines)
-
-
-def _first(wrong: NDArray[Any]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
 
 
 def element(name: str, at: tuple[int, ...]) -> str:
