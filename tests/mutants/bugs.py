@@ -394,15 +394,15 @@ MUTANTS = [
     # ---- The emulator ----
     Mutant(
         "unwritten threadgroup memory has the same values in every order",
-        "MetalKernel.__call__",
-        "POISONS[(seed + 2 * (build == 'races')) % len(POISONS)]",
+        "options_of",
+        "POISONS[(seed + 2 * races) % len(POISONS)]",
         "POISONS[0]",
     ),
     Mutant("warnings bury an error", "errors_only", "found['kind'].endswith('error')", "True"),
     Mutant("compiled functions call kernels with nothing", "_uncompiled", "mx.disable_compile()", "pass"),
     Mutant(
         "a write beside an output is not traced",
-        "MetalKernel._located",
+        "located",
         "late = fault.seen == 'afterwards'",
         "late = False",
     ),
