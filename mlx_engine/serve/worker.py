@@ -55,7 +55,7 @@ class Load(NamedTuple):
         used = [pool.used_pages(group) for group in range(len(pool.windows))]
         cached = [0 if prefix is None else prefix.evictable_pages(group) for group in range(len(used))]
         usage = max(n / of for n, of in zip(used, pool.n_pages, strict=True))
-        disk = None if prefix is None or prefix.disk is None else prefix.disk.stats
+        disk = None if prefix is None or prefix.disk is None else prefix.disk.folder.stats
         return cls(len(scheduler.running), len(scheduler.waiting), usage, sum(used) - sum(cached), disk)
 
 

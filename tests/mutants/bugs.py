@@ -197,8 +197,8 @@ MUTANTS = [
     Mutant(
         "hidden states of wrong tokens are kept",
         "ModelRunner._keep_hidden",
-        "self._model.backend.host(rows)[: chunk.n]",
-        "self._model.backend.host(rows)",
+        "self._model.backend.host(chunk.hidden)[: chunk.n]",
+        "self._model.backend.host(chunk.hidden)",
     ),
     Mutant("the layer begins with a gap", "NextTokens._next", "start + len(rows) != first", "False"),
     Mutant("a draft model draws other numbers", "Sampler.guess", "len(self._recent) + len(ids)", "len(self._recent)"),
