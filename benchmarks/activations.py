@@ -32,7 +32,6 @@ from benchmarks.llama_quants import AS_IS, MADE, MODEL, made
 from benchmarks.log import FOLDER, Log, Row
 from benchmarks.peers.contests import (
     DEPTH,
-    ENGINES,
     LLAMA,
     OPENVINO,
     OURS,
@@ -41,6 +40,7 @@ from benchmarks.peers.contests import (
     Entry,
     contest_row,
     interpreters,
+    opened,
     play,
     report_line,
 )
@@ -136,12 +136,12 @@ def batches(
             who = entry.contestant
             threads = {"threads": who.threads} if who.threads else {}
             try:
-                opened = Process(ENGINES[who.engine].module, pythons[who.engine], **common, **threads, **who.opening)
+                process = stack.enter_context(opened(who, pythons, **common, **threads))
             except PeerError as error:
                 entry.absent = str(error)
                 continue
-            running.append((entry, stack.enter_context(opened)))
-            entry.facts = opened.facts
+            running.append((entry, process))
+            entry.facts = process.facts
         for number in range(rounds):
             for entry, process in running if number % 2 == 0 else reversed(running):
                 seconds = process.ask("decode", n_sequences=n, n_steps=STEPS)["seconds"]

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import statistics
 import sys
-from pathlib import Path
 
 import mlx_engine
-from benchmarks.log import Log, Row
+from benchmarks.log import FOLDER, Log, Row
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes
@@ -28,7 +27,7 @@ from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler
 from mlx_engine.options import Options
 
-RESULTS = Path(__file__).parent / "results" / "batch.jsonl"
+RESULTS = FOLDER / "batch.jsonl"
 
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Tokens of each sequence before the first step.

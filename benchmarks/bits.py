@@ -12,17 +12,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 import mlx_engine
-from benchmarks.log import Log, Row
+from benchmarks.log import FOLDER, Log, Row
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward_logits
 from mlx_engine.machine.memory import usable_cores
 
-RESULTS = Path(__file__).parent / "results" / "bits.jsonl"
+RESULTS = FOLDER / "bits.jsonl"
 
 MODEL, LENGTH = "builtin", 150
 BACKENDS = (

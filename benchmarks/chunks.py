@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.log import Log, Row
+from benchmarks.log import FOLDER, Log, Row
 from kernels import blocks
 from kernels.cpu.build import layout
 from mlx_engine.backends import create_backend
@@ -25,7 +24,7 @@ from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
-RESULTS = Path(__file__).parent / "results" / "chunks.jsonl"
+RESULTS = FOLDER / "chunks.jsonl"
 
 N_COLUMNS = 1024
 ROW_BYTES = N_COLUMNS // 32 * blocks.Q8_0.itemsize

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.batch import limit
-from benchmarks.log import Log, Row
+from benchmarks.log import FOLDER, Log, Row
 from benchmarks.peers.contests import LLAMA, OURS, interpreters
 from benchmarks.peers.process import PeerError, Process
 from mlx_engine.bench.origin import describe
@@ -29,7 +29,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.machine.memory import usable_cores
 
-RESULTS = Path(__file__).parent / "results" / "concurrency.jsonl"
+RESULTS = FOLDER / "concurrency.jsonl"
 MODEL = "shape:qwen3-0.6b"
 SEQUENCES = (1, 4, 8, 16, 32)
 # Tokens of each sequence before the first step.

@@ -14,11 +14,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.log import Log, Row
+from benchmarks.log import FOLDER, Log, Row
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.backends.parameters import Linear
@@ -26,7 +25,7 @@ from mlx_engine.bench.work import bytes_per_weight
 from mlx_engine.quant.types import F32, Q4_0, Q4_1, Q8_0, GGMLType
 from mlx_engine.quant.weight import Weight
 
-RESULTS = Path(__file__).parent / "results" / "crossover.jsonl"
+RESULTS = FOLDER / "crossover.jsonl"
 
 WIDTHS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
 TYPES = (F32, Q8_0, Q4_0, Q4_1)

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
-from benchmarks.log import Log
+from benchmarks.log import FOLDER, Log
 from kernels.blocks import Q8_0
 from kernels.lab.run import run
 from kernels.launch import planned
 from kernels.metal.formats import split_q8_0
 from kernels.metal.matvec import matvec
 
-RESULTS = Path(__file__).parent / "results" / "emulator.jsonl"
+RESULTS = FOLDER / "emulator.jsonl"
 
 BUILDS = ("spaces", "undefined", "races")
 SHAPE = (3072, 1024)

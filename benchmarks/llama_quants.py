@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.log import Log, Row
-from benchmarks.peers.contests import ENGINES, LLAMA, OURS, WARM, Contestant, asked
+from benchmarks.log import FOLDER, Log, Row
+from benchmarks.peers.contests import LLAMA, OURS, WARM, Contestant, asked, interpreters, opened
 from benchmarks.peers.exact import relative
 from benchmarks.peers.process import Process
 from mlx_engine import create_backend
@@ -35,7 +35,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.machine.memory import usable_cores
 
-RESULTS = Path(__file__).parent / "results" / "llama_quants.jsonl"
+RESULTS = FOLDER / "llama_quants.jsonl"
 MODEL = "shape:qwen3-0.6b"
 ROUNDS, CONTEXT, REPEATS = 7, 600, 15
 TEST = Test(n_gen=64)
@@ -131,10 +131,7 @@ def rows(files: dict[str, Path], python: str, rounds: int) -> Iterator[Row]:
 def run(entry: Entry, path: Path, python: str) -> float:
     """Return seconds of the test in a fresh process."""
     contestant = entry.contestant
-    with Process(
-        ENGINES[contestant.engine].module, sys.executable if contestant.engine == OURS else python,
-        model=str(path), context=CONTEXT, **contestant.opening,
-    ) as process:  # fmt: skip
+    with opened(contestant, interpreters({LLAMA: python}), model=str(path), context=CONTEXT) as process:
         process.ask("run", **asked(Test(n_gen=WARM.n_gen), contestant))
         done: dict[str, Any] = process.ask("run", **asked(TEST, contestant))
     return float(done["seconds"])

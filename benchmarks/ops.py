@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import mlx_engine
-from benchmarks.log import Log, Row
+from benchmarks.log import FOLDER, Log, Row
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.costs import nbytes_of
@@ -34,7 +34,7 @@ from mlx_engine.engine import Engine
 from tests.contract.cases import CASES, OpCase
 from tests.contract.check import BACKENDS, PLAIN, backend
 
-RESULTS = Path(__file__).parent / "results" / "ops.jsonl"
+RESULTS = FOLDER / "ops.jsonl"
 
 # A sample repeats a call for at least this many seconds; a call that takes longer is made once per sample.
 SAMPLE_SECONDS, SAMPLES = 2e-3, 5

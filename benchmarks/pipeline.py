@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from benchmarks.planned import pinned
+from benchmarks.relay import ranks
 
 SEQUENCES, TOKENS, PROMPT = 8, 48, 16
 
@@ -77,26 +74,16 @@ def peak() -> int:
     return 0 if match is None else int(match[1]) << 10
 
 
-def run(given: argparse.Namespace, cores: list[int], split: str | None) -> list[dict[str, Any]]:
-    """Run a rank on each of these cores, and return what each reports."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in cores]
-        hosts = Path(folder) / "hosts.json"
-        hosts.write_text(json.dumps([[f"127.0.0.1:{at.getsockname()[1]}"] for at in listening]))
-        stack.pop_all().close()
-        command = [sys.executable, "-m", "benchmarks.pipeline", "--rank", "--model", given.model]
-        command += ["--quant", given.quant, "--prompt", str(given.prompt)]
-        command += [] if split is None else ["--split", split]
-        processes = [
-            subprocess.Popen(
-                ["taskset", "-c", str(core), *command],
-                env={**os.environ, "MLX_HOSTFILE": str(hosts), "MLX_RANK": str(number)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for number, core in enumerate(cores)
-        ]
-        return [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+def run(given: argparse.Namespace, n: int, split: str | None) -> list[dict[str, Any]]:
+    """Run n ranks, each on a core of its own, and return what each reports."""
+    command = ["-m", "benchmarks.pipeline", "--rank", "--model", given.model]
+    command += ["--quant", given.quant, "--prompt", str(given.prompt)]
+    command += [] if split is None else ["--split", split]
+    with ranks(command, n) as started:
+        ended = [process.communicate() for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError("\n".join(errors for _, errors in ended))
+    return [json.loads(out.splitlines()[-1]) for out, _ in ended]
 
 
 def main() -> None:
@@ -111,13 +98,14 @@ def main() -> None:
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
+        pinned()
         print(json.dumps(rank(given.model, given.quant, given.split, given.prompt)))
         return
     split = given.split or "auto"
     ratios, peaks, works = [], [], []
     for number in range(given.rounds):
-        (alone,) = run(given, [0], None)
-        shared = run(given, list(range(given.ranks)), split)
+        (alone,) = run(given, 1, None)
+        shared = run(given, given.ranks, split)
         if shared[0]["ids"] != alone["ids"]:
             raise RuntimeError("expected the tokens of one process, found others")
         ratios.append(shared[0]["rate"] / alone["rate"])

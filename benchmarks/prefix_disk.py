@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 
 import mlx_engine
-from benchmarks.log import Log, Row
+from benchmarks.log import FOLDER, Log, Row
 from mlx_engine.cache.disk import files_in
 from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.loop.output import NoText, Output
 from mlx_engine.loop.request import Request
 from mlx_engine.options import Options
 
-RESULTS = Path(__file__).parent / "results" / "prefix_disk.jsonl"
+RESULTS = FOLDER / "prefix_disk.jsonl"
 TYPES, ROUNDS = ("f32", "f16", "q8_0"), 3
 WAYS = ("cold", "page cache", "disk")
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+HOST = "127.0.0.1"
 # With this niceness other programs get a small share of the cores during a measurement.
 NICENESS = -10
 Ranks = list["subprocess.Popen[str]"]
@@ -86,7 +87,7 @@ def relay(target: int, rate: float, latency: float) -> Iterator[int]:
 def free_ports(n: int) -> list[int]:
     """Return n ports of this machine that are free now."""
     with ExitStack() as stack:
-        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(n)]
+        made = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(n)]
         return [each.getsockname()[1] for each in made]
 
 
@@ -181,17 +182,16 @@ class Wire:
 class Relay:
     """Forwards connections from ports of this machine to other ports; each connection has two wires."""
 
-    def __init__(self, routes: dict[int, int], rate: float, latency: float, host: str = "127.0.0.1") -> None:
+    def __init__(self, routes: dict[int, int], rate: float, latency: float) -> None:
         """Listen on the ports that are the keys of `routes`; port 0 takes a free one.
 
         Args:
             routes: by listening port, the port to which its connections are forwarded.
             rate: bits per second of each direction of a connection.
             latency: seconds.
-            host: address of all ports.
         """
-        self.rate, self.latency, self.host = rate, latency, host
-        self.listening = {socket.create_server((host, port)): target for port, target in routes.items()}
+        self.rate, self.latency = rate, latency
+        self.listening = {socket.create_server((HOST, port)): target for port, target in routes.items()}
         self.wires: list[Wire] = []
 
     @property
@@ -202,7 +202,7 @@ class Relay:
     def accept(self, listener: socket.socket) -> None:
         """Accept a connection, and connect to its target as soon as that listens."""
         near, _ = listener.accept()
-        far = connected((self.host, self.listening[listener]))
+        far = connected((HOST, self.listening[listener]))
         for each in (near, far):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             each.setblocking(False)
@@ -236,13 +236,9 @@ def sockets(wires: Iterable[Wire]) -> set[socket.socket]:
     return {end for wire in wires for end in (wire.source, wire.sink)}
 
 
-def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:
-    """Connect to an address; retry until a process listens there.
-
-    Raises:
-        OSError: no process listened in time.
-    """
-    end = time.monotonic() + seconds
+def connected(address: tuple[str, int]) -> socket.socket:
+    """Connect to an address; retry until a process listens there. Raise OSError if none listens after 30 seconds."""
+    end = time.monotonic() + 30.0
     while True:
         try:
             return socket.create_connection(address)

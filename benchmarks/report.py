@@ -12,12 +12,11 @@ from pathlib import Path
 
 from benchmarks import sections
 from benchmarks.bits import distinct
-from benchmarks.log import Row
+from benchmarks.log import FOLDER, Row
 from benchmarks.peers.contests import ERRORS, LLAMA, OURS, START
 from benchmarks.sections import fastest, figure, last_run, latest, model, rates, source, table, tests_of
 from mlx_engine.bench.ladder import text as sweep_text
 
-FOLDER = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
 
 HEAD = """# Benchmarks

@@ -11,15 +11,14 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import mlx_engine
-from benchmarks.log import Log, Row
+from benchmarks.log import FOLDER, Log, Row
 from mlx_engine.backends.cpu.backend import CompiledBackend
 from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.loop.forward import forward
 
-RESULTS = Path(__file__).parent / "results" / "rows.jsonl"
+RESULTS = FOLDER / "rows.jsonl"
 
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 64, 512)
 # Tokens in the cache before each pass.

@@ -87,6 +87,11 @@ def latest(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["time"] == newest[row["contest"]]]
 
 
+def last_run(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the last measurement."""
+    return [row for row in rows if row["time"] == rows[-1]["time"]]
+
+
 def later(rows: Sequence[Row]) -> str:
     """Return the contests (tests) measured at another commit than the first row's, and the processor if it differs."""
     found: dict[tuple[str, str], dict[str, None]] = {}
@@ -120,11 +125,6 @@ def fastest(rows: Sequence[Row], engine: str) -> Row | None:
     return max(measured, key=lambda row: (len(row["seconds"]), statistics.median(rates(row))), default=None)
 
 
-def defaults(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of settings that consist only of a number of threads."""
-    return [row for row in rows if row["default"]]
-
-
 def engines(rows: Sequence[Row]) -> str:
     """Return a table of the engines: versions and types of the computation, or why an engine is absent."""
     lines = []
@@ -143,7 +143,8 @@ def speeds(rows: Sequence[Row]) -> str:
     others = [name for name in MEASURED if name not in (OURS, LLAMA)]
     lines, tried = [], []
     for test, of in tests_of(rows).items():
-        ours, llama, default = (fastest(rows, name) for rows, name in ((of, OURS), (of, LLAMA), (defaults(of), LLAMA)))
+        ours, llama = fastest(of, OURS), fastest(of, LLAMA)
+        default = fastest([row for row in of if row["default"]], LLAMA)
         cells = [rate(ours), rate(llama), factor(ours, llama), rate(default), factor(ours, default)]
         lines.append([test, *cells, *(rate(fastest(of, name)) for name in others)])
         tried += [
@@ -290,7 +291,7 @@ def activations(rows: Sequence[Row]) -> str:
         cells.setdefault((row["contest"], row["processor"], row["file"]), []).append(row)
     lines = []
     for (test, processor, file), of in cells.items():
-        of = [row for row in of if row["time"] == of[-1]["time"]]
+        of = last_run(of)
         exact, rounded = (row for row in of if row["engine"] == OURS)
         theirs = fastest(of, LLAMA)
         factors = [factor(rounded, exact), rate(theirs), factor(rounded, theirs), built_for(theirs)]
@@ -317,7 +318,7 @@ def kv_types(rows: Sequence[Row]) -> str:
         cells.setdefault((row["processor"], row["contest"]), []).append(row)
     lines = []
     for (processor, test), of in cells.items():
-        of = [row for row in of if row["time"] == of[-1]["time"]]
+        of = last_run(of)
         exact = next(row for row in of if row["engine"] == OURS)
         for row in of:
             what = row["setting"] if row["engine"] == OURS else f"{LLAMA}, {row['setting']}"
@@ -370,7 +371,7 @@ def prefix_disk(rows: Sequence[Row]) -> str:
 
 def llama_quants(rows: Sequence[Row]) -> str:
     """Return the newest measurement as text."""
-    rows = [row for row in rows if row["time"] == rows[-1]["time"]]
+    rows = last_run(rows)
     decode = [row for row in rows if row["what"] == "decode"]
     errors = {row["file"]: row["error"] for row in rows if row["what"] == "error"}
     ours = {row["file"]: row for row in decode if row["engine"] == OURS}
@@ -476,16 +477,11 @@ def states_of(rows: Sequence[Row]) -> str:
         factors = [b / a for a, b in zip(ours["seconds"], theirs["seconds"], strict=True)]
         cache = ours["cache"]
         lines.append([
-            name, test_rate(ours), test_rate(theirs), figure(statistics.median(factors)),
+            name, spread(rates(ours)), spread(rates(theirs)), figure(statistics.median(factors)),
             figure(cache["state_bytes"] / 1e6), figure(cache["kv_bytes"] / 1e6),
         ])  # fmt: skip
     head = ["test", "tokens/s", LLAMA, "factor", "state, MB", "keys and values, MB"]
     return "\n\n".join([f"{model(rows[0])}.", source(rows[0]), table(head, lines, n_words=1)])
-
-
-def test_rate(row: Row) -> str:
-    """Return tokens per second."""
-    return spread([(row["n_prompt"] + row["n_gen"]) / seconds for seconds in row["seconds"]])
 
 
 def rows_in_one_pass(rows: Sequence[Row]) -> str:
@@ -570,7 +566,7 @@ def server(rows: Sequence[Row]) -> str:
 
 def ways(rows: Sequence[Row]) -> str:
     """Return the newest measurement as a table."""
-    newest = [row for row in rows if row["time"] == rows[-1]["time"]]
+    newest = last_run(rows)
     lines = []
     for row in newest:
         in_order, interleaved = (row["samples_gbs"][way] for way in ("in_order", "in_turns"))
@@ -586,7 +582,7 @@ def ways(rows: Sequence[Row]) -> str:
 
 def chunks(rows: Sequence[Row]) -> str:
     """Return the newest measurement as a table."""
-    newest = [row for row in rows if row["time"] == rows[-1]["time"]]
+    newest = last_run(rows)
     lines = [
         [f"{row['bytes'] / 1024:,.0f} KiB", figure(row["alone_us"]), figure(row["handed_out_us"]),
          figure(row["alone_us"] / row["handed_out_us"])]
@@ -631,11 +627,6 @@ def speculation(rows: Sequence[Row]) -> str:
         head = ["text", "drafter", "off, tokens/s", "on, tokens/s", "factor", "accepted", LLAMA, "its answer"]
         parts += [f"### {file}", source(of[-1]), table(head, lines, n_words=2)]
     return "\n\n".join(parts) + "\n"
-
-
-def last_run(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the last measurement."""
-    return [row for row in rows if row["time"] == rows[-1]["time"]]
 
 
 def crossovers(rows: Sequence[Row]) -> str:

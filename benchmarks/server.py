@@ -27,10 +27,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.log import Log, Row
+from benchmarks.log import FOLDER, Log, Row
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results" / "server.jsonl"
+RESULTS = FOLDER / "server.jsonl"
 MODEL = "shape:qwen3-0.6b"
 
 N_STARTS, N_ANSWERS, N_PROMPT = 5, 8, 2000

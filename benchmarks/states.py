@@ -20,8 +20,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.log import Log, Row
-from benchmarks.peers.contests import ENGINES, LLAMA, OURS, SPARE, Contestant, asked
+from benchmarks.log import FOLDER, Log, Row
+from benchmarks.peers.contests import LLAMA, OURS, SPARE, Contestant, asked, interpreters, opened
 from benchmarks.peers.process import Process
 from mlx_engine.bench.origin import describe
 from mlx_engine.bench.samples import Test
@@ -29,7 +29,7 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.machine.memory import usable_cores
 
-RESULTS = Path(__file__).parent / "results" / "states.jsonl"
+RESULTS = FOLDER / "states.jsonl"
 MODEL = "shape:qwen3.5-0.8b"
 DEPTHS, ROUNDS, N_PROMPT, N_GEN = (0, 4096), 5, 512, 32
 WARM = Test(n_prompt=64, n_gen=4)
@@ -61,16 +61,10 @@ def rows(path: Path, python: str, depths: Sequence[int], rounds: int, tests: Seq
     theirs = [Contestant(LLAMA, {"flash_attention": uses}, threads=usable_cores()) for uses in (True, False)]
     contestants = (Contestant(OURS, {"backend": "parallel"}), *theirs)
     with ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                Process(
-                    ENGINES[one.engine].module, sys.executable if one.engine == OURS else python,
-                    model=str(path), context=context, **one.opening,
-                )
-            )
-            for one in contestants
-        ]  # fmt: skip
-        pairs = list(zip(contestants, processes, strict=True))
+        pythons = interpreters({LLAMA: python})
+        pairs = [
+            (one, stack.enter_context(opened(one, pythons, model=str(path), context=context))) for one in contestants
+        ]
         for contestant, process in pairs:
             timed(process, contestant, WARM)
         for depth in depths:

@@ -12,19 +12,18 @@ machine.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from benchmarks.log import Log
+from benchmarks.log import FOLDER, Log
 from mlx_engine.bench.ladder import text
 from mlx_engine.bench.run import rows
 from mlx_engine.bench.samples import Test
 from mlx_engine.bench.sweep import Plan, sweep
 
-RESULTS = Path(__file__).parent / "results" / "sweep.jsonl"
+RESULTS = FOLDER / "sweep.jsonl"
 # Seconds per cell; a cell that does not fit is extrapolated.
 BUDGET = 60.0
 
-BASELINE_RESULTS = Path(__file__).parent / "results" / "baseline.jsonl"
+BASELINE_RESULTS = FOLDER / "baseline.jsonl"
 
 # Model, backends, tests, repetitions, seconds per cell.
 BASELINE = (

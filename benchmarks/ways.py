@@ -13,12 +13,11 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.log import Log
+from benchmarks.log import FOLDER, Log
 from kernels import blocks
 from kernels.cpu import roofline
 from kernels.cpu.build.jit import jit
@@ -29,7 +28,7 @@ from kernels.cpu.build.vectors import fma, load, total, zeros
 from kernels.cpu.formats import float32, q8_0
 from mlx_engine.machine.memory import usable_cores
 
-RESULTS = Path(__file__).parent / "results" / "ways.jsonl"
+RESULTS = FOLDER / "ways.jsonl"
 
 N_COLUMNS = 1024
 # Bytes of each thread's matrix.

@@ -78,24 +78,17 @@ if TYPE_CHECKING:
 
 # The module of each public name. A name that is not listed, such as `matvec`, is in `kernels.metal.NAME`.
 _HOMES = {
-    "Experiment": "lab.experiment",
     "Kernel": "kernel",
+    **dict.fromkeys(("counted", "executors", "use"), "launch"),
+    "Experiment": "lab.experiment",
     "MetalExperiment": "lab.metal_experiment",
-    "Q8_0Matrix": "metal.formats",
-    "StoredMatrix": "metal.layout",
-    "Tuning": "metal.rows",
     "bench": "lab.bench",
     "check": "lab.check",
-    "counted": "launch",
-    "affine_layout": "metal.formats",
+    **dict.fromkeys(("Q8_0Matrix", "affine_layout", "join_affine"), "metal.formats"),
+    **dict.fromkeys(("split_q4_0", "split_q4_k", "split_q6_k", "split_q8_0"), "metal.formats"),
+    "StoredMatrix": "metal.layout",
+    "Tuning": "metal.rows",
     "dequantize_q8_0": "metal.dequantize",
-    "executors": "launch",
-    "join_affine": "metal.formats",
-    "split_q4_0": "metal.formats",
-    "split_q4_k": "metal.formats",
-    "split_q6_k": "metal.formats",
-    "split_q8_0": "metal.formats",
-    "use": "launch",
 }
 
 

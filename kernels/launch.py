@@ -133,6 +133,17 @@ def executor() -> ExecutorName:
     return _chosen.get() or _default()
 
 
+def require(name: ExecutorName) -> None:
+    """Raise an error if this machine does not have an executor.
+
+    Raises:
+        ExecutorUnavailableError: the executor is unavailable; the message has the reason.
+    """
+    reason = unavailable(name)
+    if reason is not None:
+        raise ExecutorUnavailableError(f"kernels cannot run on {name!r}: {reason}")
+
+
 @contextmanager
 def use(name: ExecutorName) -> Iterator[None]:
     """Choose the executor of launches within this context.
@@ -140,9 +151,7 @@ def use(name: ExecutorName) -> Iterator[None]:
     Raises:
         ExecutorUnavailableError: this machine does not have this executor.
     """
-    reason = unavailable(name)
-    if reason is not None:
-        raise ExecutorUnavailableError(f"kernels cannot run on {name!r}: {reason}")
+    require(name)
     token = _chosen.set(name)
     try:
         yield

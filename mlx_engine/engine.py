@@ -179,12 +179,10 @@ def load(
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
             the activations have this type, else "f32", which is exact. "f16" and "bf16" take half of the memory of
             "f32", and "q8_0" takes about a quarter.
-        speculate: which drafter proposes tokens for speculative decoding, in which a forward pass checks several
-            proposed tokens. No answer changes if results are bit-identical in every batch, see docs/speculation.md.
-            "lookup" finds proposals in earlier text, "draft" uses the draft model, and "mtp" uses the model's own layer
-            for multi-token prediction. "auto" uses the draft model if there is one. It uses "mtp" and "lookup" only if
-            results are bit-identical in every batch, and "lookup" only if the model has so many parameters that looking
-            for proposals takes little time compared with a pass. "off" proposes no tokens.
+        speculate: where proposed tokens come from, which a forward pass checks: "lookup" (earlier text), "draft" (the
+            draft model), "mtp" (the model's own layer for multi-token prediction), "auto" (all that are available and
+            worth their time) or "off". With "auto", no answer changes on backends whose results are bit-identical in
+            every batch, see docs/speculation.md.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model even if it needs more memory than is free.
         experts_memory: the largest number of bytes of experts in memory. All other experts are read from the file when
@@ -774,15 +772,14 @@ class Engine:
         if self.speculation.is_on:
             # With `whole_pages`, a client must not learn the texts of other clients. If lookup searched these texts,
             # the latency of an answer would reveal them.
-            keeps_others = prefix is not None and not whole_pages
-            how: dict[str, Any] = {
-                "slots": slots,
-                "n_tokens": pool.n_tokens,
-                "kv_memory": of_drafters,
-                "whole_pages": whole_pages,
-                "keeps_others": keeps_others,
-            }
-            options["speculation"] = self.new_speculation(self.speculation.names, **how)
+            options["speculation"] = self.new_speculation(
+                self.speculation.names,
+                slots=slots,
+                n_tokens=pool.n_tokens,
+                kv_memory=of_drafters,
+                keeps_others=prefix is not None and not whole_pages,
+                whole_pages=whole_pages,
+            )
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
     def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
@@ -838,7 +835,7 @@ class Engine:
             pool = pool_of(MTP, self.model.extra)
             passes.append(NextTokens(self.model, self.model.extra, pool, self._extra_share))
         if DRAFT in names and self._draft is not None:
-            share, pool = self._draft.n_parameters / self.n_parameters, pool_of(DRAFT, self._draft.model)
+            share, pool = self._draft.planned.n_parameters / self.n_parameters, pool_of(DRAFT, self._draft.model)
             passes.append(DraftModel(self._draft.model, pool, share, whole_pages=whole_pages))
         lookups = Lookups(keeps_others=keeps_others) if LOOKUP in names else None
         usual = self.speculation.names
@@ -995,10 +992,6 @@ class RequestBuilder:
         """Release the checkpoint's file. After this, the tokenizer can no longer be built."""
         self._checkpoint = None
 
-    def begin_with(self, phases: Mapping[str, float]) -> None:
-        """Insert the seconds of these phases before the phases so far."""
-        self.phases = {**phases, **self.phases}
-
     def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
         """Return a request for a scheduler: the prompt as token ids, and `n` empty outputs.
 
@@ -1060,14 +1053,9 @@ class RequestBuilder:
             check(text)
             if not text:
                 raise OptionError("input is empty", option="input", expected="at least one character", found=text)
-            end = self.tokenizer.ends
-            if (
-                not end
-                and self.pooling.is_declared
-                and self.pooling.kind == "last"
-                and self.tokenizer.eos_id is not None
-            ):
-                end = (self.tokenizer.eos_id,)
+            end, eos = self.tokenizer.ends, self.tokenizer.eos_id
+            if not end and eos is not None and self.pooling.is_declared and self.pooling.kind == "last":
+                end = (eos,)
             ids = self.checked([*self.ids(text), *end])
         else:
             ids = self.checked(text)
@@ -1362,11 +1350,6 @@ class LoadedDraft:
     planned: Planned
     model: Model = field(init=False)
 
-    @property
-    def n_parameters(self) -> int:
-        """The number of parameters."""
-        return self.planned.n_parameters
-
 
 @dataclass(eq=False)
 class CheckedCheckpoint:
@@ -1506,7 +1489,7 @@ class CheckedCheckpoint:
             backend.warm_up(lambda: forward_logits(loaded.model, SequenceInput([0], loaded.model.scratch_kv(1))))
         ended = time.perf_counter()
         phases = {"load": self.seconds + built - created, "warm_up": created - start + ended - built}
-        self.prompts.begin_with(phases)
+        self.prompts.phases = {**phases, **self.prompts.phases}
         return loaded
 
     def follow(self) -> None:

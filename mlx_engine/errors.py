@@ -55,6 +55,12 @@ def listed(names: Iterable[object]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+def first(names: Sequence[str], most: int = SHOWN) -> str:
+    """Return at most `most` names as text, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def size(n_bytes: int | None) -> str:
     """Format a number of bytes with a binary unit."""
     if n_bytes is None:
@@ -158,8 +164,7 @@ class TensorMismatchError(ModelError):
         lines = [f"{where}: the tensors do not match the model's configuration"]
         for title, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)):
             if names:
-                more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-                lines.append(f"  {title} ({len(names):,}): {', '.join(names[:SHOWN])}{more}")
+                lines.append(f"  {title} ({len(names):,}): {first(names)}")
         lines.append("  the file was converted for another model, or is incomplete; convert or download it again")
         super().__init__("\n".join(lines))
 

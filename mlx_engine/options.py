@@ -59,7 +59,8 @@ class About:
 
     Attributes:
         help: the help of the command line, of Python and of the OpenAPI document.
-        kind: the type of a value: float, int or bool. With None, `__post_init__` of the declaring class checks values.
+        kind: the type of a value: float, int or bool. With None, `__post_init__` of the declaring class checks values,
+            and typer the bounds.
         least: the smallest value.
         most: the largest value.
         above: an exclusive lower bound.
@@ -358,7 +359,7 @@ class Options:
         "at its place. The prompt is then read without the prefix cache.",
         int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
     )  # fmt: skip
-    constraint: Constraint | None = option(  # noqa: RUF009 - it returns a field
+    constraint: Constraint | None = option(
         None, "Generate only text that a JSON Schema, an expression, a grammar or a choice allows.",
         unset="none", parameter=None, has_flag=False,
     )  # fmt: skip
@@ -383,7 +384,7 @@ class Options:
         (), "Functions of (ids, logits) that return the logits to draw from, before all sampling options.",
         unset="none", aliases=("logits_processor", "logits_processors"), parameter=None, has_flag=False,
     )  # fmt: skip
-    sampler: Processor | None = option(  # noqa: RUF009 - it returns a field
+    sampler: Processor | None = option(
         None, "A function of (ids, logits) that returns the id of the token, in place of the sampling options.",
         unset="none", parameter=None, has_flag=False,
     )  # fmt: skip

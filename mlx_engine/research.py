@@ -317,13 +317,7 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
 
 
 def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list[float]]) -> None:
-    """Append the log-probabilities of each text's tokens after its first one, in passes that the texts share.
-
-    Args:
-        prompt: the session of the prompt, which is forked for each text.
-        texts: the token ids of each text.
-        logprobs: for each text a list, which has the log-probability of the first token.
-    """
+    """Append to each list the log-probabilities of a text's tokens after its first one, in passes that texts share."""
     model, forks = prompt._family.model, {i: prompt.fork() for i, ids in enumerate(texts) if len(ids) > 1}
     try:
         while forks:
@@ -491,13 +485,9 @@ def hidden_states(model: Model, ids: Sequence[int], names: Collection[str]) -> d
 def _run(
     model: Model, ids: Sequence[int], names: frozenset[str] | None, note: Callable[[str, np.ndarray], None]
 ) -> None:
-    """Run tokens op by op, in chunks.
+    """Run tokens op by op, in chunks. For each chunk, pass name and array (chunk length, ...) of values to `note`.
 
-    Args:
-        model: the model.
-        ids: the tokens.
-        names: the names of the wanted values; None for all values.
-        note: called for each chunk and each wanted value with the name and an array (chunk length, ...).
+    The values are those with these names, or all if `names` is None.
     """
     if model.is_shared:
         expected, found = "a model that one process runs alone", "one that several processes share"

@@ -40,9 +40,9 @@ NEXT = """
 2. python -m tests.golden.make_dense_goldens {name}
 3. python -m pytest -n 0 -m "slow or not slow" tests/golden/test_dense.py tests/golden/test_table.py -k {name}
 4. python -m tests.golden.compare_config_keys --write {name}, and reasons for new keys under `why`
-5. python -m pytest -n 0 tests/golden/test_independent.py tests/unit/test_random_models.py \\
-       tests/unit/test_config_keys.py
-6. python -m tools.models_page; a line in CHANGELOG
+5. The rest of "All places to edit" in CONTRIBUTING: `ARCHITECTURES` in tests/golden/test_dense.py, and items 4 to 8
+6. python -m pytest -n 0 tests/golden/test_independent.py tests/unit/test_random_models.py \\
+       tests/unit/test_config_keys.py tests/unit/test_models_command.py
 """
 
 
@@ -88,6 +88,7 @@ def frame(name: str, gguf: str, found: Mapping[str, tuple[str, str]], defaults: 
     lines = [f'    "{key}": Row("{hf}", "{shape}"),' for key, (hf, shape) in new.items()]
     checked = [f'            "{key}": {value!r},'.replace("'", '"') for key, value in settings(defaults).items()]
     tied = ", tied=True" if defaults.get("tie_word_embeddings") else ""
+    row_import = "\nfrom mlx_engine.weights.table import Row" if lines else ""
     text = f'''"""{name}.
 
 Reference: Hugging Face transformers, models/{name}. Differences from Llama: ...
@@ -98,16 +99,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.config.declared import Expected
-from mlx_engine.models import llama, standard
-{"from mlx_engine.weights.table import Row" if lines else ""}
+from mlx_engine.models import llama, standard{row_import}
+
 ARCHITECTURES = ({", ".join(map(json.dumps, dict.fromkeys((name, gguf))))},)
 GGUF_ARCHITECTURE = "{gguf}"
 
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     expected = Expected(
         gguf={{"attention.causal": True}},
         hf={{
@@ -136,7 +135,7 @@ def registered(name: str, kind: str, gguf: str, constant: str) -> None:
     for path, before, line in (
         ("tests/golden/make_dense_goldens.py", "MODELS: dict[str, dict[str, Any]] = {\n", golden),
         ("tests/golden/make_dense_goldens.py", "MODULES = (\n", f"    modeling_{kind},\n"),
-        ("tests/golden/make_dense_goldens.py", "from transformers import modeling_rope_utils as rope_utils\n", module),
+        ("tests/golden/make_dense_goldens.py", import_before(module), module),
         ("tests/golden/goldens.py", "SAMPLED = (\n", f'    "{name}",\n'),
         ("tests/random_models.py", "SAMPLED = (\n", f'    "{gguf}",\n'),
         ("tests/random_models.py", settings_line, f'    "{gguf}": ("gguf", _DECODER),\n'),
@@ -148,6 +147,12 @@ def registered(name: str, kind: str, gguf: str, constant: str) -> None:
         if line not in text:
             (ROOT / path).write_text(text.replace(before, before + line, 1))
             print(f"{path}: {line.strip()}")
+
+
+def import_before(module: str) -> str:
+    """Return the line of the goldens' script after which the import of a model's module is in order."""
+    lines = (ROOT / "tests/golden/make_dense_goldens.py").read_text().splitlines(keepends=True)
+    return max(line for line in lines if line.startswith("from transformers") and line < module)
 
 
 def plain(name: str) -> str:

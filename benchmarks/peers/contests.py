@@ -175,13 +175,8 @@ class Processes:
 
     def _opened(self, contestant: Contestant) -> Process:
         test = self._contest.test
-        process = Process(
-            ENGINES[contestant.engine].module,
-            self._interpreters[contestant.engine],
-            model=self._model,
-            context=max(test.depth + test.n_tokens, WARM.n_prompt) + SPARE,
-            **contestant.opening,
-        )
+        context = max(test.depth + test.n_tokens, WARM.n_prompt) + SPARE
+        process = opened(contestant, self._interpreters, model=self._model, context=context)
         try:
             if test.depth:
                 process.ask("fill", n=test.depth)
@@ -204,6 +199,12 @@ class Processes:
                 made.close()
 
 
+def opened(contestant: Contestant, interpreters: Mapping[str, str], **request: Any) -> Process:
+    """Start the process of a contestant with the arguments of its request `open`; raise PeerError if this fails."""
+    request = {**request, **contestant.opening}
+    return Process(ENGINES[contestant.engine].module, interpreters[contestant.engine], **request)
+
+
 def asked(test: Test, contestant: Contestant) -> dict[str, Any]:
     """Return the arguments of a `run` request."""
     return {
@@ -216,7 +217,7 @@ def asked(test: Test, contestant: Contestant) -> dict[str, Any]:
 
 
 # After the first round and after the second, a setting runs again if its time is at most this factor times that of the
-# fastest setting of its engine. After the second round only the fastest continues.
+# fastest setting of its engine.
 SLOWER = (1.2, 1.0)
 
 

@@ -35,27 +35,39 @@ def open_peer(request: Request) -> Peer | BatchPeer:
     return Llama(request["model"], context=request["context"], flash_attention=request.get("flash_attention"))
 
 
+def opened(model: str, flash_attention: bool | None, **settings: int) -> tuple[Any, Any]:
+    """Return the model of a file, and a context; settings that are not given have llama.cpp's defaults."""
+    api.llama_log_set(ignore_log, None)
+    api.llama_backend_init()
+    loaded = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
+    made = api.llama_context_default_params()
+    settings |= {"n_batch": BATCH, "flash_attn_type": FLASH_ATTENTION[flash_attention]}
+    for name, value in settings.items():
+        setattr(made, name, value)
+    context = api.llama_init_from_model(loaded, made) if loaded else None
+    if not context:
+        raise RuntimeError(f"llama.cpp cannot load {model} with these settings")
+    return loaded, context
+
+
+def facts() -> Answer:
+    """Return the wrapper's version, which determines that of llama.cpp, and for which instructions it is built."""
+    built_for = api.llama_print_system_info().decode()
+    return {"versions": {"llama-cpp-python": metadata.version("llama-cpp-python")}, "built_for": built_for}
+
+
 class Llama(Peer):
     """One model, one context."""
 
     def __init__(self, model: str, *, context: int, flash_attention: bool | None = None) -> None:
-        api.llama_log_set(ignore_log, None)
-        api.llama_backend_init()
-        self._model = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
-        settings = api.llama_context_default_params()
-        settings.n_ctx, settings.n_batch = context, BATCH
-        settings.flash_attn_type = FLASH_ATTENTION[flash_attention]
-        self._context = api.llama_init_from_model(self._model, settings) if self._model else None
-        if not self._context:
-            raise RuntimeError(f"llama.cpp cannot load {model}")
+        self._model, self._context = opened(model, flash_attention, n_ctx=context)
         self._vocab = api.llama_model_get_vocab(self._model)
         self.n_vocab = api.llama_vocab_n_tokens(self._vocab)
         self.use_threads(None)
 
     def facts(self) -> Answer:
-        """Return the wrapper's version, which determines the version of llama.cpp."""
-        built_for = api.llama_print_system_info().decode()
-        return {"versions": {"llama-cpp-python": metadata.version("llama-cpp-python")}, "built_for": built_for}
+        """Return the versions, and the instructions for which llama.cpp is built."""
+        return facts()
 
     def use_threads(self, n: int | None) -> None:
         """Set the number of threads for decode and for batches."""
@@ -124,19 +136,13 @@ class LlamaBatch(BatchPeer):
     """One model, and one context with several sequences."""
 
     def __init__(self, request: Request) -> None:
-        api.llama_log_set(ignore_log, None)
-        api.llama_backend_init()
-        self._model = api.llama_model_load_from_file(request["model"].encode(), api.llama_model_default_params())
-        n_sequences, self._depth = request["n_sequences"], request["depth"]
-        settings = api.llama_context_default_params()
-        settings.n_ctx, settings.n_batch = n_sequences * (self._depth + request["spare"]), BATCH
-        settings.n_seq_max = settings.n_outputs_max = n_sequences
-        settings.n_threads = settings.n_threads_batch = request["threads"]
-        settings.flash_attn_type = FLASH_ATTENTION[request.get("flash_attention")]
-        settings.type_k = settings.type_v = F32 if request.get("float32_cache") else F16
-        self._context = api.llama_init_from_model(self._model, settings) if self._model else None
-        if not self._context:
-            raise RuntimeError(f"llama.cpp cannot load {request['model']} with these settings")
+        n_sequences, self._depth, threads = request["n_sequences"], request["depth"], request["threads"]
+        type_ = F32 if request.get("float32_cache") else F16
+        self._model, self._context = opened(
+            request["model"], request.get("flash_attention"), n_ctx=n_sequences * (self._depth + request["spare"]),
+            n_seq_max=n_sequences, n_outputs_max=n_sequences, n_threads=threads, n_threads_batch=threads,
+            type_k=type_, type_v=type_,
+        )  # fmt: skip
         self._n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self._memory = api.llama_get_memory(self._context)
         self._batch = api.llama_batch_init(BATCH, 0, 1)
@@ -146,9 +152,8 @@ class LlamaBatch(BatchPeer):
         self._tokens, self._length = self._first, self._depth
 
     def facts(self) -> Answer:
-        """Return the wrapper's version, which determines the version of llama.cpp."""
-        built_for = api.llama_print_system_info().decode()
-        return {"versions": {"llama-cpp-python": metadata.version("llama-cpp-python")}, "built_for": built_for}
+        """Return the versions, and the instructions for which llama.cpp is built."""
+        return facts()
 
     def begin(self, n_sequences: int, n_steps: int) -> None:
         """Free the KV cells after the prompts."""

@@ -13,17 +13,18 @@ from mlx_engine.kernels.cached import cached_property
 
 import mlx_engine
 from benchmarks.peers.loop import Answer, BatchPeer, Peer, Request, prompts
+from mlx_engine.backends.base import Backend
 from mlx_engine.bench.origin import versions
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.cache import SequenceInput
 from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheSize, KVLayer
-from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.loop.forward import forward, forward_logits
 from mlx_engine.loop.sampler import Sampler
 from mlx_engine.options import Options, Sampling
-from mlx_engine.weights.conversion import Conversion
+from mlx_engine.weights.conversion import STORED, Conversion
 
 # Samples of the memory bandwidth per request.
 SAMPLES = 3
@@ -43,6 +44,13 @@ def open_peer(request: Request) -> Peer | BatchPeer:
     )
 
 
+def facts(backend: Backend, checkpoint: Checkpoint, conversion: Conversion) -> Answer:
+    """Return versions, backend, threads, and the sizes of weights and caches."""
+    of = sizes(checkpoint, lambda type_: bytes_per_weight(backend, type_), conversion)
+    about = {"versions": versions(), "backend": backend.name, "threads": threads_of(backend)}
+    return {**about, "sizes": dataclasses.asdict(of)}
+
+
 class Ours(Peer):
     """An engine and one sequence."""
 
@@ -57,13 +65,7 @@ class Ours(Peer):
 
     def facts(self) -> Answer:
         """Return versions, backend, threads, and the bytes and multiplications of a pass."""
-        of = sizes(self._checkpoint, lambda type_: bytes_per_weight(self._backend, type_), self._conversion)
-        return {
-            "versions": versions(),
-            "backend": self._backend.name,
-            "threads": threads_of(self._backend),
-            "sizes": dataclasses.asdict(of),
-        }
+        return facts(self._backend, self._checkpoint, self._conversion)
 
     def session(self) -> AbstractContextManager[None]:
         """Return the backend's session, which `bench` also enters around a whole run."""
@@ -150,10 +152,7 @@ class OursBatch(BatchPeer):
 
     def facts(self) -> Answer:
         """Return versions, backend, threads, and the sizes of weights and caches."""
-        backend = self._engine.backend
-        of = sizes(self._checkpoint, lambda type_: bytes_per_weight(backend, type_))
-        facts = {"versions": versions(), "backend": backend.name, "threads": threads_of(backend)}
-        return {**facts, "sizes": dataclasses.asdict(of)}
+        return facts(self._engine.backend, self._checkpoint, STORED)
 
     def begin(self, n_sequences: int, n_steps: int) -> None:
         """Submit requests, and run their prompts."""

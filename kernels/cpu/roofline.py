@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from .build.jit import entry, jit
 from .build.memory import floats, words
-from .build.vectors import put, register_lanes
+from .build.vectors import call_llvm, put, register_lanes
 
 # Number of floats of a sum: those of one register, at least 8.
 LANES = max(8, register_lanes())
@@ -58,13 +58,12 @@ def _burst(typing: Any, rounds: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(ir.FloatType(), LANES)
         half, one = (ir.Constant(vector, [value] * LANES) for value in (0.5, 1.0))
-        kind = ir.FunctionType(vector, [vector] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
         starts = (ir.Constant(vector, [float(chain)] * LANES) for chain in range(CHAINS))
         chains = [cgutils.alloca_once_value(builder, start) for start in starts]
         with cgutils.for_range(builder, args[0]):
             for chain in chains:
-                builder.store(builder.call(fma, [builder.load(chain), half, one]), chain)
+                values = [builder.load(chain), half, one]
+                builder.store(call_llvm(builder, f"llvm.fma.v{LANES}f32", vector, values), chain)
         total = builder.load(chains[0])
         for chain in chains[1:]:
             total = builder.fadd(total, builder.load(chain))

@@ -6,14 +6,12 @@ Metal Shading Language (`include/`). Every GPU thread is a fibre, a small thread
 (`runtime/`). Every buffer has unmapped pages around it (`memory`). A process runs one call at a time; calls from other
 threads wait.
 
-The emulator finds reads and writes out of bounds, data races, divergent barriers and SIMD-group operations, undefined
-behaviour, missing address spaces, and reads of unwritten memory, which is filled with NaN. A kernel can be
-compiled in three builds with different checks; a correct kernel passes in each of them. The `seed` chooses the order of
-threads; a correct kernel has the same bits for every seed, except in atomic sums and in products of tensors.
+A kernel can be compiled in three builds with different checks; a correct kernel passes in each of them. The `seed`
+chooses the order of threads; a correct kernel has the same bits for every seed, except in atomic sums and in products
+of tensors. README.md lists the mistakes that the emulator finds, and what it cannot show.
 
-The emulator does not show the speed of a kernel, the precision of a GPU's own functions, or which constructs Apple's
-compiler refuses. Textures are not supported. In the body of a `metal_kernel`, two more constructs are not supported:
-copying a structure out of device memory, and calling a member function of an object outside the address space `thread`.
+Textures are not supported. In the body of a `metal_kernel`, two more constructs are not supported: copying a structure
+out of device memory, and calling a member function of an object outside the address space `thread`.
 """
 
 from __future__ import annotations

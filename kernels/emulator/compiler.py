@@ -306,9 +306,7 @@ def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = 
     name = f"{build.name}-{_digest(text.encode(), flags)}.so"
 
     def compile_in(folder: Path) -> None:
-        source, item = folder / "kernels.cc", folder / "kernels.o"
-        source.write_text(text, encoding="utf-8")
-        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder, judge=_judge)
+        item = _compiled(text, flags, folder)
         if accept is not None:
             accept()
         _link([item], folder / name)
@@ -330,24 +328,23 @@ def check_syntax(text: str, folders: Sequence[Path]) -> None:
     included = (f"-I{folder.resolve()}" for folder in folders)
     flags = (*_KERNEL_FLAGS, *_language(text), *SPACES.flags, *_baseline(), *_FILE_FLAGS, *included)
     with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
-        source, item = scratch / "kernels.cc", scratch / "kernels.o"
-        source.write_text(text, encoding="utf-8")
-        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], scratch, judge=_judge)
+        _compiled(text, flags, scratch)
+
+
+def _compiled(text: str, flags: Sequence[str], folder: Path) -> Path:
+    """Compile a translation unit in a folder and return the path of the object file."""
+    source, item = folder / "kernels.cc", folder / "kernels.o"
+    source.write_text(text, encoding="utf-8")
+    _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder, judge=_judge)
+    return item
+
+
+_LLVM_FLAGS = ("-g0", "-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm")
 
 
 def calls_of(text: str, build: Build) -> str:
     """Return a translation unit as unoptimised LLVM IR, which has every function with its calls."""
-    flags = (
-        *_KERNEL_FLAGS,
-        *_language(text),
-        *_baseline(),
-        *build.flags,
-        "-g0",
-        "-Xclang",
-        "-disable-llvm-passes",
-        "-S",
-        "-emit-llvm",
-    )
+    flags = (*_KERNEL_FLAGS, *_language(text), *_baseline(), *build.flags, *_LLVM_FLAGS)
     with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
         source, item = scratch / "kernels.cc", scratch / "kernels.ll"
         source.write_text(text, encoding="utf-8")
@@ -384,9 +381,8 @@ def _link(items: Sequence[Path], file: Path) -> None:
 def _digest(text: bytes, flags: Sequence[str]) -> str:
     # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache.
     used = [flag for flag in flags if not flag.startswith("-I")]
-    return hashlib.sha256(repr((text, used, compiler().version, _surroundings(runtime=not text))).encode()).hexdigest()[
-        :24
-    ]
+    known = repr((text, used, compiler().version, _surroundings(runtime=not text)))
+    return hashlib.sha256(known.encode()).hexdigest()[:24]
 
 
 def _built(name: str, make: Callable[[Path], None]) -> Path:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
+from .compiler import UNOPTIMIZED
 from .errors import EmulatorError, Finding, MemoryFaultError, Place, merged, message, severity
 from .memory import ALIGNMENT, Buffer, pool
-from .report import Failed, Region
+from .report import Failed, Region, distance
 from .runtime import Entry, Failure, Options, Statistics, printed, threadgroup_arrays, turn
 from .signature import TYPES, Parameter, Signature, dtype_name
 
+R = TypeVar("R")
 _SIZES = {"bfloat16": 2}
 
 
@@ -99,7 +101,7 @@ def _bytes_at(address: int, size: int) -> np.ndarray[Any, Any]:
     return np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address))
 
 
-_POISON = 0xFF  # the byte that fills unwritten outputs: NaN in every floating type
+POISON = 0xFF  # the byte that fills buffers without a value: NaN in every floating type
 # At most this number of bytes of all outputs is checked for races, because each checked byte takes 88 bytes of memory.
 _WATCHED = 8 << 20
 # The largest alignment of a Metal type in bytes: that of four 64-bit numbers.
@@ -117,23 +119,25 @@ class Run:
     grid: Sequence[int]
     threadgroup: Sequence[int]
     init_value: float | None
-    seed: int
-    all_lanes: bool
-    at_end: bool
-    races: bool
-    poison: int
-    time_limit: float
-    print_from: Sequence[int]
+    options: Options
     # The alignment of buffers placed before unmapped memory; with 1, no bytes lie between a buffer's end and the
     # unmapped memory.
     alignment: int = ALIGNMENT
     trace: tuple[int, int] | None = None  # (output, byte): the last thread that wrote the byte is reported in a note
-    m5: bool = False  # whether cooperative tensors have the layout of an M5
 
 
 # {parameter number: alignment in bytes}, for buffers that the kernel accesses with wider loads or stores than
 # `Run.alignment` allows.
 Alignments = dict[int, int]
+
+
+def until_aligned(attempt: Callable[[], R | None]) -> R:
+    """Return the result of a run; repeat a run that returns None because buffers need larger alignments."""
+    with turn:
+        while True:
+            with pool.lending():
+                if (found := attempt()) is not None:
+                    return found
 
 
 def dispatch(
@@ -143,31 +147,14 @@ def dispatch(
     inputs: Sequence[Memory],
     shapes: Sequence[Sequence[int]],
     alignments: Alignments,
-) -> tuple[list[mx.array], Statistics]:
+) -> tuple[list[mx.array], Statistics] | None:
     """Run the kernel and return its outputs, which have the shapes `shapes`, and statistics of the run.
 
-    If a run shows that buffers need larger alignments, the alignments are added to `alignments`, and the kernel runs
-    again.
+    If the kernel needs larger alignments, add them to `alignments` and return None.
 
     Raises:
         EmulatorError: the kernel made a mistake.
     """
-    with turn:
-        while True:
-            with pool.lending():
-                if (found := _dispatched(run, signature, entry, inputs, shapes, alignments)) is not None:
-                    return found
-
-
-def _dispatched(
-    run: Run,
-    signature: Signature,
-    entry: Entry,
-    inputs: Sequence[Memory],
-    shapes: Sequence[Sequence[int]],
-    alignments: Alignments,
-) -> tuple[list[mx.array], Statistics] | None:
-    """Return the outputs. If the kernel needs larger alignments, add them to `alignments` and return None."""
     placed: list[tuple[Buffer, int]] = []  # (buffer, offset of element 0 in bytes)
     for i, parameter in enumerate(signature.parameters):
         alignment = alignments.get(i, run.alignment)
@@ -178,13 +165,14 @@ def _dispatched(
     buffers = [buffer for buffer, _ in placed]
     made = [(p, buffer) for p, buffer in zip(signature.parameters, buffers, strict=True) if p.role == "output"]
     outputs = [buffer for _, buffer in made]
+    run.options.trace = outputs[run.trace[0]].start + run.trace[1] if run.trace else 0
     statistics, reports = entry.dispatch(
         [buffer.start + offset for buffer, offset in placed],
         run.grid,
         run.threadgroup,
-        _options(run, outputs),
+        run.options,
         watched=_watched(run, outputs),
-        bounds=[buffer.bounds for buffer in buffers] if run.races else [],
+        bounds=[buffer.bounds for buffer in buffers] if run.options.races else [],
     )
     regions = _regions(signature.parameters, buffers) if reports else []
     failed = [Failed(run.texts, report, regions) for report in reports]
@@ -212,19 +200,15 @@ def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignm
             needs |= {i: _WIDEST for i, buffer in buffers.items() if buffer.start % _WIDEST}
         if one.kind is not Failure.UNDEFINED or not wanted or not buffers:
             continue
-        i = min(buffers, key=lambda i: _distance(buffers[i], address))
+        i = min(buffers, key=lambda i: distance(buffers[i], address))
         if buffers[i].start % wanted:
             needs[i] = max(wanted, needs.get(i, 0))
     return needs
 
 
-def _distance(buffer: Buffer, address: int) -> int:
-    return max(buffer.start - address, address - (buffer.start + buffer.bytes - 1), 0)
-
-
 def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]:
     """Return the parts of the outputs that are checked for races: (address, bytes, whether they are uninitialised)."""
-    if not run.races:
+    if not run.options.races:
         return []
     if run.trace is not None:
         return [around(outputs[run.trace[0]], run.trace[1])]
@@ -240,17 +224,11 @@ def around(buffer: Buffer, byte: int) -> tuple[int, int, bool]:
     return buffer.start + first, min(buffer.bytes, byte + _TRACED) - first, False
 
 
-def _options(run: Run, outputs: Sequence[Buffer]) -> Options:
-    patience, place = int(run.time_limit * 1000), (ctypes.c_uint * 3)(*run.print_from)
-    trace = outputs[run.trace[0]].start + run.trace[1] if run.trace else 0
-    return Options(run.seed, run.all_lanes, run.races, run.at_end, run.poison, patience, run.m5, place, trace)
-
-
 def _output(run: Run, shape: Sequence[int], dtype: str, alignment: int) -> Buffer:
     size = output_bytes(shape, dtype)
-    buffer = pool.writable(size, at_end=run.at_end, alignment=alignment)
+    buffer = pool.writable(size, at_end=bool(run.options.at_end), alignment=alignment)
     if run.init_value is None:
-        ctypes.memset(buffer.start, _POISON, size)
+        ctypes.memset(buffer.start, POISON, size)
     else:
         fill(buffer.start, size, dtype, run.init_value)
     return buffer
@@ -261,14 +239,15 @@ def _input(run: Run, parameter: Parameter, memory: Memory, alignment: int) -> tu
 
     The buffer has what the parameter asks for: the input, or the input's shape, strides or ndim.
     """
+    at_end = bool(run.options.at_end)
     if parameter.role == "input":
-        buffer = pool.readable(memory.first, memory.size, memory.source, at_end=run.at_end, alignment=alignment)
+        buffer = pool.readable(memory.first, memory.size, memory.source, at_end=at_end, alignment=alignment)
         return buffer, memory.origin - memory.first
     if parameter.role == "strides":
         numbers = np.array(memory.strides, np.int64)
     else:
         numbers = np.array(memory.shape if parameter.role == "shape" else [len(memory.shape)], np.int32)
-    return pool.readable(numbers.ctypes.data, numbers.nbytes, at_end=run.at_end, alignment=alignment), 0
+    return pool.readable(numbers.ctypes.data, numbers.nbytes, at_end=at_end, alignment=alignment), 0
 
 
 def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list[Region]:
@@ -278,9 +257,12 @@ def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list
         name = f"{'output' if is_output else 'input'} '{parameter.name}'"
         item = item_size(parameter.dtype) if is_output else 1
         regions.append(Region(name, buffer.start, buffer.bytes, read_only=not is_output, item=item))
-    for array in threadgroup_arrays():
-        regions.append(Region(f"threadgroup array '{array.name.decode()}'", array.start, array.bytes))
-    return regions
+    return [*regions, *threadgroup_regions()]
+
+
+def threadgroup_regions() -> list[Region]:
+    """Return the threadgroup arrays of the last dispatch."""
+    return [Region(f"threadgroup array '{of.name.decode()}'", of.start, of.bytes) for of in threadgroup_arrays()]
 
 
 def note(statistics: Statistics, failed: Sequence[Failed]) -> None:
@@ -317,6 +299,29 @@ def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tupl
             first = wrong[0].kind if wrong else Failure.THREADGROUP_CANARY
             error.seen = _SEEN.get(first, "at once")
         raise error
+
+
+def located(fault: MemoryFaultError, repeat: Callable[[str], object]) -> MemoryFaultError:
+    """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
+
+    The repeated run is compiled without optimisation, so that the line is equal on all machines. If the fault was
+    seen "afterwards" (by changed canaries), the build is "races". If the repeated run has no fault, because the
+    fault depends on the order of memory accesses, return the first fault.
+
+    Args:
+        fault: the fault.
+        repeat: function that repeats the run, without a trace, in the build of this name.
+    """
+    if fault.seen == "exactly":
+        return fault
+    late = fault.seen == "afterwards"
+    try:
+        repeat("races" if late else UNOPTIMIZED.name)
+    except MemoryFaultError as again:
+        return again
+    except EmulatorError:
+        pass
+    return fault
 
 
 def _damage(name: str, buffer: Buffer, offset: int) -> Finding:

@@ -1,19 +1,6 @@
 """Findings of a run (mistakes and possible mistakes), and the exceptions of the emulator.
 
 The message of an exception has the place, the found and the expected value, and advice.
-
-EmulatorError
-+-- LaunchError (ValueError)    a wrong number of arrays, or an invalid shape, dtype, grid or option in a call
-+-- CompilerMissingError        no clang on this machine
-+-- CompileError                clang refuses the text
-|   +-- LintError               clang accepts the text, but Metal or MLX does not
-+-- MemoryFaultError            a thread accessed memory outside a buffer, or wrote to an input
-+-- ConvergenceError            not all threads reach a SIMD-group operation or a barrier together
-+-- UndefinedBehaviorError      signed overflow, shifts, alignment, divisions, casts
-+-- TensorError                 an undefined use of a tensor
-+-- RaceError                   two unordered accesses to the same bytes, at least one of them a write
-+-- HangError                   a threadgroup that does not end
-+-- OrderError                  results that depend on the order of threads
 """
 
 from __future__ import annotations
@@ -66,7 +53,7 @@ class ConvergenceError(EmulatorError):
 
 
 class UndefinedBehaviorError(EmulatorError):
-    """A thread executed undefined behaviour."""
+    """A thread executed undefined behaviour: signed overflow, a wrong shift, alignment, division or cast."""
 
 
 class TensorError(EmulatorError):

@@ -259,9 +259,12 @@ def difference(one: mx.array, other: mx.array, *, nearly: bool = False) -> tuple
     if nearly and np.issubdtype(a.dtype, np.floating):
         with np.errstate(invalid="ignore"):  # the difference of two infinities
             differs &= ~(np.abs(a - b) <= _NEARLY * np.max(np.abs(a), initial=0, where=np.isfinite(a)))
-    if not differs.any():
-        return None
-    return tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))
+    return first_true(differs) if differs.any() else None
+
+
+def first_true(mask: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """Return the index of the first true element; there must be one."""
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
 
 
 def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:

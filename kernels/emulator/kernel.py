@@ -13,14 +13,14 @@ import mlx.core as mx
 
 from . import lint
 from .compiler import BUILDS, QUICK, RACES, SPACES, UNOPTIMIZED, calls_of, kernel_library
-from .dispatch import Alignments, Memory, Run, dispatch, memory_of
-from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError
+from .dispatch import Alignments, Memory, Run, dispatch, located, memory_of, until_aligned
+from .errors import CompileError, Finding, LaunchError, LintError, MemoryFaultError
 from .lint import notes
 from .memory import ALIGNMENT
-from .runtime import MAX_THREADS, Entry, Statistics, turn
+from .runtime import MAX_THREADS, Entry, Options, Statistics, turn
 from .signature import TYPES, Argument, Input, Signature, dtype_name, signature
 from .source import BODY, HEADER, Part, unit
-from .text import casts_pointers, code_only, line_of
+from .text import casts_pointers, closing, code_only, line_of
 
 # ---- refuse recursion, which Metal does not have and clang accepts ----
 #
@@ -41,7 +41,8 @@ def suspects(header: str) -> set[str]:
     calls: dict[str, set[str]] = {}
     for match in _DEFINED.finditer(code):
         if match[1] not in _NO_FUNCTIONS:
-            calls.setdefault(match[1], set()).update(_CALLED.findall(_block(code, match.end() - 1)))
+            start = match.end() - 1
+            calls.setdefault(match[1], set()).update(_CALLED.findall(code[start : closing(code, start)]))
     return set(_in_cycles(calls))
 
 
@@ -60,16 +61,6 @@ def recursive(assembly: str, names: Iterable[str]) -> str | None:
             if f"{len(name)}{name}" in mangled:
                 return name
     return None
-
-
-def _block(code: str, start: int) -> str:
-    """Return the text from a brace to its closing brace."""
-    depth = 0
-    for i in range(start, len(code)):
-        depth += (code[i] == "{") - (code[i] == "}")
-        if not depth:
-            return code[start : i + 1]
-    return code[start:]
 
 
 def _in_cycles(calls: Mapping[str, set[str]]) -> Iterator[str]:
@@ -336,28 +327,29 @@ class MetalKernel:
             grid=grid,
             threadgroup=threadgroup,
             init_value=init_value,
-            seed=seed,
-            all_lanes=lanes == "all",
-            at_end=guard == "end" if guard else seed % 2 == 0,
-            races=build == "races",
-            poison=POISONS[(seed + 2 * (build == "races")) % len(POISONS)],
-            time_limit=time_limit,
-            print_from=print_from,
+            options=options_of(seed, build, lanes, guard, time_limit, layout, print_from),
             alignment=ALIGNMENT if build == "races" or text.casts else 1,
             trace=_traced(text, trace, output_dtypes, build) if trace else None,
-            m5=layout == "m5",
         )
         try:
             arrays, self.statistics = self._dispatch(run, instance, memories, output_shapes)
         except MemoryFaultError as fault:
-            raise self._located(fault, instance, run, memories, output_shapes) from None
+
+            def repeat(build: str) -> None:
+                again = instance._replace(build=build)
+                _compile([(self, again)])
+                run.options.races = build == "races"
+                self._dispatch(replace(run, trace=None), again, memories, output_shapes)
+
+            raise located(fault, repeat) from None
         return arrays
 
     def _dispatch(
         self, run: Run, instance: Instance, memories: Sequence[Memory], output_shapes: Sequence[Sequence[int]]
     ) -> tuple[list[mx.array], Statistics]:
         alignments = self._alignments.setdefault(instance._replace(build=""), {})
-        return dispatch(run, *self._compiled[instance], memories, output_shapes, alignments)
+        of = self._compiled[instance]
+        return until_aligned(partial(dispatch, run, of.signature, of.entry, memories, output_shapes, alignments))
 
     def _memory(self, value: Any) -> Memory:
         try:
@@ -372,33 +364,6 @@ class MetalKernel:
                 "  for mx.vmap: call the function once per element; MLX has no vmap of a metal_kernel\n"
                 "  for mx.export_function: export with the GPU, outside of the emulator; the file would have no kernel"
             ) from None
-
-    def _located(
-        self,
-        fault: MemoryFaultError,
-        instance: Instance,
-        run: Run,
-        memories: Sequence[Memory],
-        output_shapes: Sequence[Sequence[int]],
-    ) -> MemoryFaultError:
-        """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
-
-        The repeated run is compiled without optimisation, so that the line is equal on all machines. If the fault was
-        seen "afterwards" (by changed canaries), the build is "races". If the repeated run has no fault, because the
-        fault depends on the order of memory accesses, return the first fault.
-        """
-        if fault.seen == "exactly":
-            return fault
-        late = fault.seen == "afterwards"
-        again = instance._replace(build="races" if late else UNOPTIMIZED.name)
-        try:
-            _compile([(self, again)])
-            self._dispatch(replace(run, races=late, trace=None), again, memories, output_shapes)
-        except MemoryFaultError as located:
-            return located
-        except EmulatorError:
-            pass
-        return fault
 
     def prepare(
         self,
@@ -523,6 +488,24 @@ def check_switches(where: str, seed: int, build: str, lanes: str, guard: str | N
         raise LaunchError(f"{where}, guard {guard!r}: expected 'start' or 'end'")
     if layout not in LAYOUTS:
         raise LaunchError(f"{where}, layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
+
+
+def options_of(
+    seed: int, build: str, lanes: str, guard: str | None, time_limit: float, layout: str,
+    print_from: Sequence[int] = (0, 0, 0),
+) -> Options:  # fmt: skip
+    """Return a call's options for the runtime; they must have passed `check_switches`."""
+    races = build == "races"
+    return Options(
+        seed=seed,
+        all_lanes=lanes == "all",
+        races=races,
+        at_end=guard == "end" if guard else seed % 2 == 0,
+        poison=POISONS[(seed + 2 * races) % len(POISONS)],
+        patience=int(time_limit * 1000),
+        m5=layout == "m5",
+        print_from=tuple(print_from),
+    )
 
 
 def metal_kernel(

@@ -15,9 +15,34 @@ from .text import code_only, line_of, threadgroup_declarations, unsuffixed
 Breach = tuple[int, str]
 
 _SCALAR = r"(?:bool|u?char|u?short|u?int|u?long|half|b?float|b?float16_t|u?int(?:8|16|32|64)_t)"
-_CAST = re.compile(rf"\(\s*(?:const\s+)?(?:packed_)?{_SCALAR}[234]?\s*(?:const\s*)?\*\s*\)(?=\s*[\w(&])")
-_DOUBLE = re.compile(r"\bdouble\b")
-_STATIC = re.compile(r"\bstatic\s+(?:\w+\s+)*threadgroup\b(?!\s*\w+\s*\*)")
+# (pattern of text that Metal refuses, explanation)
+_REFUSED = (
+    (
+        re.compile(rf"\(\s*(?:const\s+)?(?:packed_)?{_SCALAR}[234]?\s*(?:const\s*)?\*\s*\)(?=\s*[\w(&])"),
+        "`{}` casts to a pointer without an address space; write `device`, `constant`, `threadgroup` or `thread`",
+    ),
+    (re.compile(r"\bdouble\b"), "`double` is not a type of Metal; write `float`"),
+    (
+        re.compile(r"\bstatic\s+(?:\w+\s+)*threadgroup\b(?!\s*\w+\s*\*)"),
+        "threadgroup memory cannot be static; write `threadgroup T name[n];` in the body",
+    ),
+)
+# (pattern of clang's error, explanation). The first error is about a declaration that `threadgroup_declarations` does
+# not recognise.
+_HINTS = (
+    (
+        re.compile(r"automatic variable qualified with an address space"),
+        "threadgroup memory needs a declaration such as `threadgroup float name[n];`; write it in this form",
+    ),
+    (
+        re.compile(r"read-only variable is not assignable|cannot assign to"),
+        "inputs and constant memory cannot be written; copy the value to a variable, or write to an output",
+    ),
+    (
+        re.compile(r"no matching function for call to '(\w+)'(?s:.*)deduced conflicting types"),
+        "`{}` takes arguments of one type; convert the others, for instance with `float(...)`",
+    ),
+)
 _UNDECLARED = re.compile(r"use of undeclared identifier '(\w+)'")
 
 
@@ -29,7 +54,7 @@ def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
     """
     found: list[str] = []
     for part, text in ((HEADER, header), (BODY, source)):
-        rules = [_casts(text), _doubles(text), _statics(text)]
+        rules = [_refused(text)]
         rules += [_threadgroup_memory(text)] if part == HEADER else []
         rules += [_unsuffixed(text)] if suffixes else []
         in_order = sorted(finding for rule in rules for finding in rule)
@@ -38,23 +63,10 @@ def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
         raise LintError("\n  ".join([f"kernel '{name}' is not valid in Metal", *found]))
 
 
-def _casts(text: str) -> Iterator[Breach]:
-    for match in _CAST.finditer(code_only(text)):
-        yield (
-            match.start(),
-            f"`{match.group()}` casts to a pointer without an address space; "
-            "write `device`, `constant`, `threadgroup` or `thread`",
-        )
-
-
-def _doubles(text: str) -> Iterator[Breach]:
-    for match in _DOUBLE.finditer(code_only(text)):
-        yield match.start(), "`double` is not a type of Metal; write `float`"
-
-
-def _statics(text: str) -> Iterator[Breach]:
-    for match in _STATIC.finditer(code_only(text)):
-        yield match.start(), "threadgroup memory cannot be static; write `threadgroup T name[n];` in the body"
+def _refused(text: str) -> Iterator[Breach]:
+    for pattern, explanation in _REFUSED:
+        for match in pattern.finditer(code_only(text)):
+            yield match.start(), explanation.format(match.group())
 
 
 def _unsuffixed(text: str) -> Iterator[Breach]:
@@ -96,30 +108,14 @@ def _threadgroup_memory(text: str) -> Iterator[Breach]:
 
 def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
     """Return explanations of clang's errors that its messages do not make clear, one per line; "" for none."""
-    return "".join(
-        f"\nhint: {hint}"
-        for hint in (*_attributes(error), *_unplaced(error), *_tiny_inputs(error, inputs), *_others(error))
-    )
+    others = [hint.format(*found.groups()) for pattern, hint in _HINTS if (found := pattern.search(error))]
+    return "".join(f"\nhint: {hint}" for hint in (*_attributes(error), *_tiny_inputs(error, inputs), *others))
 
 
 def _attributes(error: str) -> Iterator[str]:
     for name in dict.fromkeys(_UNDECLARED.findall(error)):
         if name in ATTRIBUTES:
             yield f"`{name}` exists only in the body; pass it to the function as an argument"
-
-
-def _unplaced(error: str) -> Iterator[str]:
-    """Explain the error for a threadgroup variable whose declaration `threadgroup_declarations` does not recognise."""
-    if "automatic variable qualified with an address space" in error:
-        yield "threadgroup memory needs a declaration such as `threadgroup float name[n];`; write it in this form"
-
-
-def _others(error: str) -> Iterator[str]:
-    """Explain a write to an input, and a call with arguments of different types."""
-    if re.search(r"read-only variable is not assignable|cannot assign to", error):
-        yield "inputs and constant memory cannot be written; copy the value to a variable, or write to an output"
-    if name := re.search(r"no matching function for call to '(\w+)'(?s:.*)deduced conflicting types", error):
-        yield f"`{name[1]}` takes arguments of one type; convert the others, for instance with `float(...)`"
 
 
 def _tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> Iterator[str]:

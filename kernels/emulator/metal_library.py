@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,26 @@ from numpy.typing import NDArray
 
 from . import lint
 from .compiler import BUILDS, UNOPTIMIZED, Build, check_syntax, kernel_library, uses_tensors
-from .dispatch import Alignments, around, array_at, memory_of, misplaced, note, output_bytes, raise_mistakes
-from .errors import CompileError, EmulatorError, Finding, LaunchError, LintError, MemoryFaultError, Place
-from .kernel import POISONS, TIME_LIMIT, check_grid, check_switches
+from .dispatch import (
+    POISON,
+    Alignments,
+    around,
+    array_at,
+    located,
+    memory_of,
+    misplaced,
+    note,
+    output_bytes,
+    raise_mistakes,
+    threadgroup_regions,
+    until_aligned,
+)
+from .errors import CompileError, Finding, LaunchError, LintError, MemoryFaultError, Place
+from .kernel import TIME_LIMIT, check_grid, check_switches, options_of
 from .memory import ALIGNMENT, Buffer, pool
 from .metal_text import MetalFunction, MetalParameter, MetalText, read_metal
 from .report import Failed, Region
-from .runtime import Entry, Options, Statistics, threadgroup_arrays, turn
+from .runtime import Entry, Options, Statistics
 from .signature import TYPES, dtype_name
 from .source import attributes, place_threadgroup_memory
 from .text import casts_pointers, with_suffixes
@@ -113,7 +127,6 @@ def _filled(array: NDArray[Any], like: Any) -> Contents:
     return Contents(data.size, data, like)
 
 
-_POISON = 0xFF  # the byte that fills buffers without a value: NaN in every floating type
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
 
 
@@ -263,18 +276,18 @@ class WholeKernel:
         where = f"kernel '{self.name}'"
         check_switches(where, seed, build, lanes, guard, layout)
         check_grid(where, grid, threadgroup)
-        at_end = guard == "end" if guard else seed % 2 == 0
-        poison = POISONS[(seed + 2 * (build == "races")) % len(POISONS)]
-        options = Options(
-            seed, lanes == "all", build == "races", at_end, poison, int(time_limit * 1000), layout == "m5"
-        )
-        run = _Run(grid, threadgroup, options, build, trace)
+        run = _Run(grid, threadgroup, options_of(seed, build, lanes, guard, time_limit, layout), build, trace)
         given = self._given(dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers)))
         sizes = self._sizes(threadgroup_memory or {})
         try:
             return self._dispatch(run, given, sizes)
         except MemoryFaultError as fault:
-            raise self._located(fault, run, given, sizes) from None
+
+            def repeat(build: str) -> None:
+                run.options.races, run.options.trace = build == "races", 0
+                self._dispatch(replace(run, build=build, trace=None), given, sizes)
+
+            raise located(fault, repeat) from None
 
     def _given(self, buffers: dict[int, Any]) -> dict[int, Contents | None]:
         wanted = {one.slot: one for one in self.parameters if one.role == "buffer"}
@@ -288,34 +301,8 @@ class WholeKernel:
             raise LaunchError(f"kernel '{self.name}', threadgroup_memory: expected bytes also of {', '.join(missing)}")
         return {i: given[i] for i in wanted}
 
-    def _located(
-        self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
-    ) -> MemoryFaultError:
-        """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
-
-        The repeated run is compiled without optimisation, or if the fault was not seen at once, in the build "races".
-        If the repeated run has no fault, return the first fault.
-        """
-        if fault.seen == "exactly":
-            return fault
-        options = Options.from_buffer_copy(run.options)
-        build = UNOPTIMIZED.name if fault.seen == "at once" else "races"
-        options.races, options.trace = build == "races", 0
-        try:
-            self._dispatch(replace(run, build=build, options=options, trace=None), given, sizes)
-        except MemoryFaultError as located:
-            return located
-        except EmulatorError:
-            pass
-        return fault
-
     def _dispatch(self, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]) -> dict[int, Any]:
-        entry = self._compiled(run.build)
-        with turn:
-            while True:
-                with pool.lending():
-                    if (found := self._dispatched(entry, run, given, sizes)) is not None:
-                        return found
+        return until_aligned(partial(self._dispatched, self._compiled(run.build), run, given, sizes))
 
     def _dispatched(
         self, entry: Entry, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
@@ -397,9 +384,7 @@ class WholeKernel:
             name, value = f"buffer {i} '{self._label(i)}'", given[i]
             item = value.item if value is not None else 1
             regions.append(Region(name, buffer.start, buffer.bytes, read_only=not self._writes(i), item=item))
-        for array in threadgroup_arrays():
-            regions.append(Region(f"threadgroup array '{array.name.decode()}'", array.start, array.bytes))
-        return regions
+        return [*regions, *threadgroup_regions()]
 
     # ---- compiling ----
 
@@ -488,7 +473,7 @@ def _placed(value: Contents, *, at_end: bool, alignment: int, is_written: bool) 
         return pool.readable(value.bytes.ctypes.data, value.size, value, at_end=at_end, alignment=alignment)
     buffer = pool.writable(value.size, at_end=at_end, alignment=alignment)
     if value.bytes is None:
-        ctypes.memset(buffer.start, _POISON, value.size)
+        ctypes.memset(buffer.start, POISON, value.size)
     else:
         ctypes.memmove(buffer.start, value.bytes.ctypes.data, value.size)
     return buffer

@@ -14,7 +14,7 @@ from .compiler import preprocess
 from .errors import CompileError
 from .signature import ATTRIBUTES
 from .source import place_threadgroup_memory
-from .text import code_only, with_suffixes
+from .text import closing, code_only, with_suffixes
 
 # ---- the parameters that a kernel of a .metal file declares ----
 
@@ -228,7 +228,7 @@ def declarations(text: str) -> Iterator[Declaration]:
             scopes = scopes[:-1] or scopes
             start = position
         elif parentheses:
-            position = _closing(code, at) if mark.group() == "{" else position
+            position = closing(code, at) if mark.group() == "{" else position
         elif mark.group() == ";":
             yield Declaration(_first(code, start), position, position, scopes[-1][0])
             start = position
@@ -240,11 +240,11 @@ def declarations(text: str) -> Iterator[Declaration]:
                 scopes.append((at, False))
                 start = position
             elif _CLASS.match(plain):
-                yield Declaration(first, at, _closing(code, at), scopes[-1][0], is_class=True)
+                yield Declaration(first, at, closing(code, at), scopes[-1][0], is_class=True)
                 scopes.append((at, True))
                 start = position
             else:
-                position = _closing(code, at)
+                position = closing(code, at)
                 if "(" in plain and not re.search(r"=\s*$", plain):
                     yield Declaration(first, at, position, scopes[-1][0])
                     start = position
@@ -254,16 +254,6 @@ def _first(code: str, start: int) -> int:
     """Return the position where a declaration begins, after spaces and a label such as `public:`."""
     label = _LABEL.match(code, start)
     return label.end() if label else start
-
-
-def _closing(code: str, at: int) -> int:
-    """Return the position after the brace that closes the brace at `at`, or the end of the text."""
-    depth = 0
-    for brace in re.finditer(r"[{}]", code[at:]):
-        depth += 1 if brace.group() == "{" else -1
-        if not depth:
-            return at + brace.end()
-    return len(code)
 
 
 def without_template(head: str) -> str:
@@ -304,44 +294,18 @@ def without_twins(text: str) -> str:
 
 
 def _normal(head: str) -> str:
-    head = re.sub(r"(?m)^#.*$", "", head).replace("constant", "const")
+    head = _plain_lines(head).replace("constant", "const")
     words = re.findall(r"\w+|[^\w\s]", _SPACES.sub(" ", head))
     return " ".join(word for i, word in enumerate(words) if not (word == "const" and words[i - 1 : i] == ["const"]))
 
 
 # Headers of Metal's library, which are empty when a file is preprocessed: msl/all.h, which is included later, has their
 # declarations.
-_STANDARD = frozenset(
-    {
-        "assert",
-        "array",
-        "atomic",
-        "common",
-        "compute",
-        "cooperative_tensor",
-        "extended_vector",
-        "geometric",
-        "graphics",
-        "integer",
-        "limits",
-        "logging",
-        "math",
-        "matrix",
-        "numeric",
-        "pack",
-        "packed",
-        "quadgroup",
-        "relational",
-        "simdgroup",
-        "simdgroup_matrix",
-        "stdlib",
-        "tensor",
-        "texture",
-        "type_traits",
-        "types",
-        "uniform",
-    }
-)
+_STANDARD = (
+    "assert", "array", "atomic", "common", "compute", "cooperative_tensor", "extended_vector", "geometric", "graphics",
+    "integer", "limits", "logging", "math", "matrix", "numeric", "pack", "packed", "quadgroup", "relational",
+    "simdgroup", "simdgroup_matrix", "stdlib", "tensor", "texture", "type_traits", "types", "uniform",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -413,7 +377,7 @@ def read_metal(file: Path | None, text: str, folders: Sequence[Path]) -> MetalTe
     """
     name = file.name if file else "metal"
     with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="reading-") as scratch:
-        for header in sorted(_STANDARD):
+        for header in _STANDARD:
             (Path(scratch) / f"metal_{header}").write_text("")
         (Path(scratch) / "MetalPerformancePrimitives").mkdir()
         (Path(scratch) / "MetalPerformancePrimitives" / "MetalPerformancePrimitives.h").write_text("")
@@ -512,7 +476,7 @@ def _legal(text: str) -> str:
 
 
 def _plain(head: str) -> str:
-    return " ".join(re.sub(r"(?m)^#.*$", "", head).split())
+    return " ".join(_plain_lines(head).split())
 
 
 def _index(expression: str) -> int:
@@ -537,6 +501,7 @@ def _kernel(head: str, body: str) -> MetalFunction:
 
 
 def _plain_lines(text: str) -> str:
+    """Return the text without preprocessor lines."""
     return re.sub(r"(?m)^#.*$", "", text)
 
 

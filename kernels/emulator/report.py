@@ -20,7 +20,7 @@ from .errors import (
     TensorError,
     UndefinedBehaviorError,
 )
-from .memory import LARGE_GUARD
+from .memory import LARGE_GUARD, Buffer
 from .runtime import Failure, Report, Site
 
 # ---- the source line of an instruction: the line table of an ELF file, in the format DWARF 4 ----
@@ -190,11 +190,11 @@ def _fault(failed: Failed) -> list[str]:
     did = ("wrote to" if report.is_write else "read") if report.is_known else "touched"
     if report.count:
         return [f"private memory is full, {failed.stopped}", failed.thread, "expected less than 100 KB per thread"]
-    if not failed.regions or failed.nearest.distance(report.address) > LARGE_GUARD:
+    if not failed.regions or distance(failed.nearest, report.address) > LARGE_GUARD:
         where = f"address {report.address:#x}, which belongs to no buffer, {failed.stopped}"
         return [f"{did} {where}", failed.thread, "check the index and the strides"]
     region = failed.nearest
-    if region.read_only and not region.distance(report.address):
+    if region.read_only and not distance(region, report.address):
         did, advice = "wrote to", "inputs are read-only; write to an output"
     else:
         advice = _INSIDE
@@ -208,7 +208,7 @@ def _bounds(failed: Failed) -> list[str]:
     """Return the text of an access that the build "races" found out of bounds, completely or in part."""
     report, region = failed.report, failed.nearest
     where, end = region.place(report.address), region.start + region.bytes
-    if not region.distance(report.address):
+    if not distance(region, report.address):
         where += f": the last {report.address + report.count - end} of {report.count} bytes are past its end"
     did = "wrote to" if report.is_write else "read"
     return [f"{did} {where}, at {failed.line_of(report.code - 1)}", failed.thread, _INSIDE]
@@ -233,23 +233,19 @@ def _not_written(failed: Failed) -> list[str]:
     ]
 
 
-def _divergent(failed: Failed) -> list[str]:
-    report = failed.report
-    return [
-        "lanes of one SIMD-group are at different operations",
-        f"lane {report.lane}: {failed.site}",
-        f"lane {report.other_lane}: {failed.other}",
-        failed.thread,
-        "all 32 lanes must reach the same operation; move it out of code that depends on the lane",
-    ]
+def _lanes_apart(what: str, advice: str) -> Callable[[Failed], list[str]]:
+    """Return a function that describes two lanes at different operations."""
+
+    def describe(failed: Failed) -> list[str]:
+        lanes = (failed.report.lane, failed.site), (failed.report.other_lane, failed.other)
+        return [what, *(f"lane {lane}: {site}" for lane, site in lanes), failed.thread, advice]
+
+    return describe
 
 
-def _returned(failed: Failed) -> list[str]:
-    return [
-        f"{failed.site}, but {failed.report.count} lane(s) of the SIMD-group have returned",
-        failed.thread,
-        "let all lanes take part, and guard the loads and stores of surplus lanes",
-    ]
+def _returned(who: str, advice: str) -> Callable[[Failed], list[str]]:
+    """Return a function that describes an operation that some lanes or threads can no longer reach."""
+    return lambda failed: [f"{failed.site}, but {failed.report.count} {who} have returned", failed.thread, advice]
 
 
 def _divergent_barrier(failed: Failed) -> list[str]:
@@ -262,20 +258,8 @@ def _divergent_barrier(failed: Failed) -> list[str]:
     ]
 
 
-def _returned_barrier(failed: Failed) -> list[str]:
-    return [
-        f"{failed.site}, but {failed.report.count} thread(s) of the threadgroup have returned",
-        failed.thread,
-        "let all threads reach the barrier, and guard the loads and stores of surplus threads",
-    ]
-
-
 def _inactive(failed: Failed) -> list[str]:
-    return [
-        failed.undefined,
-        failed.thread,
-        "let that lane take part, or do not read it",
-    ]
+    return [failed.undefined, failed.thread, "let that lane take part, or do not read it"]
 
 
 def _uneven(failed: Failed) -> list[str]:
@@ -284,28 +268,6 @@ def _uneven(failed: Failed) -> list[str]:
         f"lanes {failed.report.lane} and {failed.report.other_lane} have different ones, so the result is undefined",
         failed.thread,
         "pass the same value in all lanes; only simd_shuffle takes a different lane per thread",
-    ]
-
-
-def _unordered(failed: Failed) -> list[str]:
-    report = failed.report
-    return [
-        "lanes of one SIMD-group are at different operations, and the emulator cannot tell the first",
-        f"lane {report.lane}: {failed.site}",
-        f"lane {report.other_lane}: {failed.other}",
-        failed.thread,
-        "this may be right on a GPU; to check it here, let all lanes take part in both, or write both into the body",
-    ]
-
-
-def _barrier_and_simd(failed: Failed) -> list[str]:
-    report = failed.report
-    return [
-        "some lanes of a SIMD-group wait at a barrier, others at an operation",
-        f"lane {report.lane}: {failed.site}",
-        f"lane {report.other_lane}: {failed.other}",
-        failed.thread,
-        "all lanes must reach both",
     ]
 
 
@@ -459,10 +421,29 @@ class Kind(NamedTuple):
     is_return: bool = False  # whether the report's `code` is a return address, which is after the instruction
 
 
+_divergent = _lanes_apart(
+    "lanes of one SIMD-group are at different operations",
+    "all 32 lanes must reach the same operation; move it out of code that depends on the lane",
+)
+_unordered = _lanes_apart(
+    "lanes of one SIMD-group are at different operations, and the emulator cannot tell the first",
+    "this may be right on a GPU; to check it here, let all lanes take part in both, or write both into the body",
+)
+_barrier_and_simd = _lanes_apart(
+    "some lanes of a SIMD-group wait at a barrier, others at an operation", "all lanes must reach both"
+)
+_returned_simd = _returned(
+    "lane(s) of the SIMD-group", "let all lanes take part, and guard the loads and stores of surplus lanes"
+)
+_returned_barrier = _returned(
+    "thread(s) of the threadgroup",
+    "let all threads reach the barrier, and guard the loads and stores of surplus threads",
+)
+
 KINDS: dict[Failure, Kind] = {
     Failure.FAULT: Kind("fault", MemoryFaultError, _fault),
     Failure.DIVERGENT_SIMD: Kind("divergence", ConvergenceError, _divergent),
-    Failure.RETURNED_SIMD: Kind("divergence", ConvergenceError, _returned),
+    Failure.RETURNED_SIMD: Kind("divergence", ConvergenceError, _returned_simd),
     Failure.DIVERGENT_BARRIER: Kind("divergence", ConvergenceError, _divergent_barrier),
     Failure.RETURNED_BARRIER: Kind("divergence", ConvergenceError, _returned_barrier),
     Failure.BARRIER_AND_SIMD: Kind("divergence", ConvergenceError, _barrier_and_simd),
@@ -498,10 +479,6 @@ class Region(NamedTuple):
     read_only: bool = False
     item: int = 1  # bytes of an element
 
-    def distance(self, address: int) -> int:
-        """Return 0 for an address inside of the region, and for other addresses the distance in bytes to the region."""
-        return max(self.start - address, address - (self.start + self.bytes - 1), 0)
-
     def place(self, address: int) -> str:
         """Return a description of an address relative to this region."""
         offset = address - self.start
@@ -512,6 +489,11 @@ class Region(NamedTuple):
             past = f"{offset - self.bytes:,} bytes past" if offset > self.bytes else "just past"
             return f"{name}, at byte {offset:,}: {past} its end"
         return f"{name}, at byte {offset:,}"
+
+
+def distance(of: Region | Buffer, address: int) -> int:
+    """Return 0 for an address inside, and for other addresses the distance in bytes."""
+    return max(of.start - address, address - (of.start + of.bytes - 1), 0)
 
 
 @dataclass(frozen=True)
@@ -585,7 +567,7 @@ class Failed:
     @property
     def nearest(self) -> Region:
         """The region that contains the address, or is nearest to it."""
-        return min(self.regions, key=lambda region: region.distance(self.report.address))
+        return min(self.regions, key=lambda region: distance(region, self.report.address))
 
     def at(self, site: Site) -> str:
         """Return an operation with its line, as text."""

@@ -33,28 +33,29 @@ TYPES = {
     "complex64": "complex64_t",
 }
 
-# {attribute of a thread: Metal type}, in MLX's order.
+# {attribute of a thread: (Metal type, C++ expression of its value)}, in MLX's order. In the expressions, `t` is the
+# thread and `g` its threadgroup (the structs in runtime/abi.h).
 ATTRIBUTES = {
-    "dispatch_quadgroups_per_threadgroup": "uint",
-    "dispatch_simdgroups_per_threadgroup": "uint",
-    "dispatch_threads_per_threadgroup": "uint3",
-    "grid_origin": "uint3",
-    "grid_size": "uint3",
-    "quadgroup_index_in_threadgroup": "uint",
-    "quadgroups_per_threadgroup": "uint",
-    "simdgroup_index_in_threadgroup": "uint",
-    "simdgroups_per_threadgroup": "uint",
-    "thread_execution_width": "uint",
-    "thread_index_in_quadgroup": "uint",
-    "thread_index_in_simdgroup": "uint",
-    "thread_index_in_threadgroup": "uint",
-    "thread_position_in_grid": "uint3",
-    "thread_position_in_threadgroup": "uint3",
-    "threadgroup_position_in_grid": "uint3",
-    "threadgroups_per_grid": "uint3",
-    "threads_per_grid": "uint3",
-    "threads_per_simdgroup": "uint",
-    "threads_per_threadgroup": "uint3",
+    "dispatch_quadgroups_per_threadgroup": ("uint", "(threads_of(g.dispatched) + 3) / 4"),
+    "dispatch_simdgroups_per_threadgroup": ("uint", "(threads_of(g.dispatched) + 31) / 32"),
+    "dispatch_threads_per_threadgroup": ("uint3", "three(g.dispatched)"),
+    "grid_origin": ("uint3", "uint3(0)"),
+    "grid_size": ("uint3", "three(g.threads_per_grid)"),
+    "quadgroup_index_in_threadgroup": ("uint", "t.index / 4"),
+    "quadgroups_per_threadgroup": ("uint", "(g.threads + 3) / 4"),
+    "simdgroup_index_in_threadgroup": ("uint", "t.index / 32"),
+    "simdgroups_per_threadgroup": ("uint", "(g.threads + 31) / 32"),
+    "thread_execution_width": ("uint", "32"),
+    "thread_index_in_quadgroup": ("uint", "t.index % 4"),
+    "thread_index_in_simdgroup": ("uint", "t.index % 32"),
+    "thread_index_in_threadgroup": ("uint", "t.index"),
+    "thread_position_in_grid": ("uint3", "three(g.position) * three(g.dispatched) + three(t.position)"),
+    "thread_position_in_threadgroup": ("uint3", "three(t.position)"),
+    "threadgroup_position_in_grid": ("uint3", "three(g.position)"),
+    "threadgroups_per_grid": ("uint3", "three(g.threadgroups_per_grid)"),
+    "threads_per_grid": ("uint3", "three(g.threads_per_grid)"),
+    "threads_per_simdgroup": ("uint", "32"),
+    "threads_per_threadgroup": ("uint3", "three(g.size)"),
 }
 
 # MLX passes inputs with fewer elements in the address space `constant`.
@@ -101,7 +102,7 @@ class Signature:
     def head(self) -> str:
         """The text between the header and the body."""
         lines = [f"  {p.declaration} {p.name} [[buffer({i})]]" for i, p in enumerate(self.parameters)]
-        lines += [f"  {ATTRIBUTES[name]} {name} [[{name}]]" for name in self.attributes]
+        lines += [f"  {ATTRIBUTES[name][0]} {name} [[{name}]]" for name in self.attributes]
         return f"{self.template}[[kernel]] void {self.function}(\n" + ",\n".join(lines) + ") {\n"
 
     @property

@@ -12,31 +12,6 @@ from .text import code_only, line_of, threadgroup_declarations, with_suffixes
 # The file names that clang's messages give to the sections of a kernel.
 HEADER, BODY, SIGNATURE = "header", "body", "signature"
 
-# {attribute of a thread: C++ expression of its value}. `t` is the thread and `g` its threadgroup (the structs in
-# runtime/abi.h).
-KNOWN = {
-    "dispatch_quadgroups_per_threadgroup": "(threads_of(g.dispatched) + 3) / 4",
-    "dispatch_simdgroups_per_threadgroup": "(threads_of(g.dispatched) + 31) / 32",
-    "dispatch_threads_per_threadgroup": "three(g.dispatched)",
-    "grid_origin": "uint3(0)",
-    "grid_size": "three(g.threads_per_grid)",
-    "quadgroup_index_in_threadgroup": "t.index / 4",
-    "quadgroups_per_threadgroup": "(g.threads + 3) / 4",
-    "simdgroup_index_in_threadgroup": "t.index / 32",
-    "simdgroups_per_threadgroup": "(g.threads + 31) / 32",
-    "thread_execution_width": "32",
-    "thread_index_in_quadgroup": "t.index % 4",
-    "thread_index_in_simdgroup": "t.index % 32",
-    "thread_index_in_threadgroup": "t.index",
-    "thread_position_in_grid": "three(g.position) * three(g.dispatched) + three(t.position)",
-    "thread_position_in_threadgroup": "three(t.position)",
-    "threadgroup_position_in_grid": "three(g.position)",
-    "threadgroups_per_grid": "three(g.threadgroups_per_grid)",
-    "threads_per_grid": "three(g.threads_per_grid)",
-    "threads_per_simdgroup": "32",
-    "threads_per_threadgroup": "three(g.size)",
-}
-
 _PREAMBLE = """namespace msl_attribute {
 MSL_FUNC uint3 three(const unsigned* of) { return uint3(of[0], of[1], of[2]); }
 MSL_FUNC uint threads_of(const unsigned* of) { return of[0] * of[1] * of[2]; }
@@ -69,8 +44,8 @@ def unit(parts: Sequence[Part]) -> str:
 def attributes() -> str:
     """Return the text of C++ functions, each of which returns one attribute of a thread."""
     functions = [
-        f"MSL_FUNC {kind} {name}(const msl_thread& t, const msl_group& g) {{ return {KNOWN[name]}; }}\n"
-        for name, kind in ATTRIBUTES.items()
+        f"MSL_FUNC {kind} {name}(const msl_thread& t, const msl_group& g) {{ return {value}; }}\n"
+        for name, (kind, value) in ATTRIBUTES.items()
     ]
     return "".join([_PREAMBLE, *functions, "}\n"])
 

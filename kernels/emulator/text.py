@@ -51,6 +51,16 @@ def compares_numbers(text: str, arrays: Sequence[str]) -> bool:
     return bool(names) and (_LARGEST.search(code) or compared.search(code)) is not None
 
 
+def closing(code: str, at: int) -> int:
+    """Return the position after the brace that closes the brace at `at`, or the end of the text."""
+    depth = 0
+    for brace in re.compile(r"[{}]").finditer(code, at):
+        depth += 1 if brace.group() == "{" else -1
+        if not depth:
+            return brace.end()
+    return len(code)
+
+
 def line_of(text: str, position: int) -> int:
     """Return the line number of a position, counted from 1."""
     return text.count("\n", 0, position) + 1

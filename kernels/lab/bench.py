@@ -17,14 +17,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..launch import ExecutorName, ExecutorUnavailableError, Launch
+from ..launch import ExecutorName, ExecutorUnavailableError, Launch, require
 from ..launch import executor as default_executor
 from ..metal.layout import BLOCK
 from ..metal.reference import Expected
 from .arrays import STORED, Sizes, in_numpy
 from .check import EPSILON, compare
 from .experiment import Experiment
-from .run import counted, promise, require, run
+from .run import counted, promise, run
 
 # Results are compared with the reference if the inputs have at most this number of elements. For more elements the
 # reference in float64 takes longer than the measurement.
@@ -159,9 +159,7 @@ def bench(
         )
     require(chosen)
     launch, numbers = experiment.launch(sizes, dtype)
-    shape = " ".join(f"{name}={size}" for name, size in sizes.items()) + (
-        f" T={dtype}" if experiment.has_choice else ""
-    )
+    shape = experiment.label(sizes, dtype)
     wrong: str | None = None
     if sum(x.size for x in numbers.values()) <= MOST_CHECKED:
         expected = [Expected(v, experiment.bound * EPSILON * m) for v, m in experiment.expected(sizes, numbers)]
@@ -233,11 +231,7 @@ def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wr
     return Counts(
         name=experiment.name,
         shape=shape,
-        threads=found["threads"],
-        threadgroups=found["threadgroups"],
-        simd_operations=found["simd_operations"],
-        barriers=found["barriers"],
-        threadgroup_bytes=found["threadgroup_bytes"],
+        **found,
         nbytes=nbytes(launch),
         weight_bytes=sum(x.nbytes for x in of_weights) / weights,
         threads_per_output=found["threads"] / outputs,
@@ -321,7 +315,7 @@ NOMINAL = {
     "Apple M5 Max": 614.0,
 }
 
-# The number of bytes that the kernel `READ` reads. All copies of its input together are larger than any cache.
+# The number of bytes that the kernel `READ` reads.
 READ_BYTES = 64 << 20
 
 READ = Experiment(

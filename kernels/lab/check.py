@@ -18,23 +18,14 @@ from numpy.typing import NDArray
 
 from ..emulator import EmulatorError, Finding
 from ..emulator.errors import merged, root_cause, severity
-from ..launch import ExecutorName, Launch
+from ..emulator.intercept import first_true
+from ..launch import ExecutorName, Launch, require
 from ..launch import executor as default_executor
 from ..metal.reference import Expected
 from .arrays import FLOATS, Sizes, in_numpy
 from .experiment import Experiment, check_orders, check_sizes, check_switches
 from .metal_experiment import MetalExperiment, MetalLaunch
-from .run import (
-    BUILDS,
-    SEEDS,
-    notes_of,
-    prepare,
-    require,
-    run,
-    sums_in_any_order,
-    undefined_reads,
-    writer_of,
-)
+from .run import BUILDS, SEEDS, notes_of, prepare, run, statistics_of
 
 # ---- the result of a check ----
 
@@ -52,8 +43,8 @@ class Failure:
         build: the emulator's build that found the mistake; None on a GPU.
         text: description of the mistake.
         findings: all mistakes of this run in the emulator, as values.
-        rank: how specific the text is, lower is more specific: 0 for accesses out of bounds and if the kernel did not
-            run, the largest rank for wrong values whose cause is unknown.
+        rank: how specific the text is: 0, the most specific, for an access out of bounds or a kernel that did not run;
+            the largest rank for wrong values of unknown cause.
     """
 
     shape: str
@@ -374,7 +365,7 @@ def _examine(
     case: Case, executor: ExecutorName, orders: Orders
 ) -> tuple[float, int, Failure | None, tuple[Finding, ...]]:
     """Return the largest error divided by its bound, the number of runs, the failure or None, and notes."""
-    expected, worst, runs, undefined = case.expected(), 0.0, 0, ""
+    expected, worst, runs, undefined, any_order = case.expected(), 0.0, 0, "", case.launch.atomic_outputs
     notes: tuple[Finding, ...] = ()
     switches = {"lanes": orders.lanes, "suffixes": orders.suffixes}
     for build in orders.builds if executor == "emulator" else (None,):
@@ -385,11 +376,13 @@ def _examine(
                 outputs = _run(case.launch, executor, build, {**switches, "seed": seed})
             except (EmulatorError, RuntimeError, ValueError) as error:  # errors of compilers, the emulator and MLX
                 return worst, runs, _raised(case, seed, build, error), notes
-            notes += notes_of(case.launch) if executor == "emulator" else ()
             results[seed] = [in_numpy(output) for output in outputs]
-            undefined = undefined_reads(case.launch) if executor == "emulator" else ""
-        any_order = executor == "emulator" and sums_in_any_order(case.launch)
-        wrong = None if case.launch.atomic_outputs or any_order else _unsteady(case.launch, results)
+            if executor == "emulator":
+                statistics = statistics_of(case.launch)
+                notes += notes_of(case.launch)
+                undefined = f"\n{statistics.undefined}" if statistics.undefined else ""
+                any_order |= statistics.tensor_operations > 0  # Metal does not define the order of a product's sums
+        wrong = None if any_order else _unsteady(case.launch, results)
         if wrong is not None:
             return worst, runs, _wrong(case, None, build, wrong, undefined, orders), notes
         for seed, arrays in results.items():
@@ -446,7 +439,7 @@ def _causes(
                 errors.append((build, error))
             continue
         found += [note for note in notes_of(launch) if note.kind in ("unwritten", "not written", "truncation")]
-    writer = writer_of(launch)
+    writer = statistics_of(launch).writer
     best = min(errors, key=lambda one: min(map(severity, one[1].findings)), default=None)
     return best, (*merged(found), *((writer,) if writer else ()))
 
@@ -466,13 +459,10 @@ def _unsteady(launch: Launch | MetalLaunch, results: Mapping[int, list[NDArray[A
         for name, one, other in zip(launch.output_names, reference, found, strict=True):
             differs = (one != other) & ~(np.isnan(one) & np.isnan(other))
             if differs.any():
-                at = _first(differs)
-                return Wrong(
-                    name,
-                    at,
-                    f"{element(name, at)}: {one[at]:.9g} with seed {first}, {other[at]:.9g} with seed {seed}\n"
-                    "the result depends on the order of threads, or on memory that no thread has written",
-                )
+                at = first_true(differs)
+                text = f"{element(name, at)}: {one[at]:.9g} with seed {first}, {other[at]:.9g} with seed {seed}\n"
+                text += "the result depends on the order of threads, or on memory that no thread has written"
+                return Wrong(name, at, text)
     return None
 
 
@@ -493,12 +483,12 @@ def compare(
         worst = max(worst, float(ratio.max(initial=0.0)))
         wrong = ratio > 1
         if first is None and wrong.any():
-            first = Wrong(name, _first(wrong), _described(name, got, value, wrong, ratio))
+            first = Wrong(name, first_true(wrong), _described(name, got, value, wrong, ratio))
     return worst, first
 
 
 def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray[Any], ratio: NDArray[Any]) -> str:
-    at = _first(wrong)
+    at = first_true(wrong)
     lines = [f"{element(name, at)}: expected {value[at]:.9g}, found {got[at]:.9g}"]
     if np.issubdtype(got.dtype, np.floating) and np.isnan(got[at]):
         lines[0] += "; it was never written, or computed from unwritten memory"
@@ -508,10 +498,6 @@ def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray
         lines[0] += f", {ratio[at]:.3g} times the error that is allowed"
     lines.append(f"{int(wrong.sum()):,} of {wrong.size:,} numbers of {name} are wrong, this is the first")
     return "\n".join(lines)
-
-
-def _first(wrong: NDArray[Any]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
 
 
 def element(name: str, at: tuple[int, ...]) -> str:

@@ -15,11 +15,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..launch import ExecutorName, Launch, planned
-from ..metal.arguments import word
 from ..metal.attention import attention, fits
 from ..metal.cases import affine, matrix, numbers, paged, stored
 from ..metal.formats import Q8_0Matrix
-from ..metal.layout import AffineMatrix
+from ..metal.layout import AffineMatrix, word
 from ..metal.matvec import matvec
 from ..metal.norm_gate_up import norm_gate_up
 from ..metal.norm_project import norm_project

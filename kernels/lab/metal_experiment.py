@@ -44,16 +44,13 @@ class MetalLaunch:
     outputs: Sequence[int]
     layout: str = "any"
 
+    atomic_outputs = False  # a .metal file cannot declare that the last bits depend on the order of threads
+
     @cached_property
     def output_names(self) -> tuple[str, ...]:
         """The names of the output parameters."""
         names = {one.slot: one.name for one in self.kernel.parameters if one.role == "buffer"}
         return tuple(names[i] for i in self.outputs)
-
-    @property
-    def atomic_outputs(self) -> bool:
-        """Whether the last bits of outputs may depend on the order of threads; a .metal file cannot declare this."""
-        return False
 
     @property
     def output_shapes(self) -> list[Shape]:
@@ -79,22 +76,14 @@ class MetalLaunch:
         traced = None
         if trace is not None:
             place = self.outputs[self.output_names.index(trace[0])]
-            value = self.buffers[place]
-            traced = (
-                place,
-                trace[1] * (value.nbytes // max(1, value.size) if hasattr(value, "nbytes") else _item(value)),
-            )
+            dtype = self.buffers[place].dtype
+            size = dtype.size if isinstance(dtype, mx.Dtype) else np.dtype(dtype).itemsize
+            traced = place, trace[1] * size
         found = self.kernel(
             self.buffers, grid=self.grid, threadgroup=self.threadgroup, threadgroup_memory=self.threadgroup_memory,
             trace=traced, layout=self.layout, **options,
         )  # fmt: skip
         return [found[i] for i in self.outputs]
-
-
-def _item(value: Unwritten) -> int:
-    if isinstance(value.dtype, mx.Dtype):
-        return value.dtype.size
-    return int(np.dtype(value.dtype).itemsize)
 
 
 def _dtype_of(value: Any) -> mx.Dtype | None:

@@ -16,7 +16,7 @@ import mlx.core as mx
 from ..emulator import Finding, MetalKernel
 from ..emulator.runtime import Statistics
 from ..kernel import Kernel
-from ..launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
+from ..launch import ExecutorName, Launch, built, header, translated
 from .metal_experiment import MetalLaunch
 
 # The emulator's default builds. "spaces" checks bounds and barriers, "undefined" also undefined behaviour, "races" data
@@ -27,17 +27,6 @@ BUILDS = ("spaces", "undefined", "races")
 UNOPTIMIZED_BUILDS = BUILDS[1:]
 # Seeds of the order of threads: 0 is ascending, 1 descending, larger seeds shuffle the threads.
 SEEDS = (0, 1, 2)
-
-
-def require(name: ExecutorName) -> None:
-    """Raise an error if this machine does not have the executor `name`.
-
-    Raises:
-        ExecutorUnavailableError: the executor is unavailable; the message has the reason.
-    """
-    reason = unavailable(name)
-    if reason is not None:
-        raise ExecutorUnavailableError(f"kernels cannot run on {name!r}: {reason}")
 
 
 def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
@@ -68,34 +57,16 @@ def emulated(kernel: Kernel) -> MetalKernel:
     return cast(MetalKernel, built(kernel, "emulator"))
 
 
-def statistics_of(launch: Launch | MetalLaunch) -> Statistics | None:
-    """Return the statistics of the last run in the emulator; None before the first."""
-    return launch.kernel.statistics if isinstance(launch, MetalLaunch) else emulated(launch.kernel).statistics
+def statistics_of(launch: Launch | MetalLaunch) -> Statistics:
+    """Return the statistics of the last run in the emulator; there must have been one."""
+    kernel = launch.kernel if isinstance(launch, MetalLaunch) else emulated(launch.kernel)
+    return cast(Statistics, kernel.statistics)
 
 
 def notes_of(launch: Launch | MetalLaunch) -> tuple[Finding, ...]:
     """Return the notes (possible mistakes) of the last run in the emulator."""
-    statistics = statistics_of(launch)
     of_text = () if isinstance(launch, MetalLaunch) else emulated(launch.kernel).notes
-    return () if statistics is None else (*of_text, *statistics.notes)
-
-
-def undefined_reads(launch: Launch | MetalLaunch) -> str:
-    """Return a line about the last run's first shuffle that read an inactive lane and got NaN; "" if there was none."""
-    statistics = statistics_of(launch)
-    return f"\n{statistics.undefined}" if statistics is not None and statistics.undefined is not None else ""
-
-
-def sums_in_any_order(launch: Launch | MetalLaunch) -> bool:
-    """Return whether the last run multiplied tensors (`matmul2d`): Metal does not define the order of their sums."""
-    statistics = statistics_of(launch)
-    return statistics is not None and statistics.tensor_operations > 0
-
-
-def writer_of(launch: Launch | MetalLaunch) -> Finding | None:
-    """Return the last thread that wrote the traced element in the emulator's last run; None if nothing was traced."""
-    statistics = statistics_of(launch)
-    return None if statistics is None else statistics.writer
+    return (*of_text, *statistics_of(launch).notes)
 
 
 def prepare(
@@ -109,9 +80,8 @@ def prepare(
     """
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
-        if isinstance(launch, MetalLaunch):
-            continue
-        wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
+        if not isinstance(launch, MetalLaunch):
+            wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [
             pool.submit(emulated(kernel).prepare, instances, build=build, suffixes=suffixes, optimize=optimize)
@@ -129,9 +99,8 @@ def counted(launch: Launch) -> dict[str, int]:
         Counts by name: threads and threadgroups; SIMD operations, once per SIMD-group; barriers, once per threadgroup;
         bytes of threadgroup memory.
     """
-    kernel = emulated(launch.kernel)
     run(launch, "emulator")
-    found = cast(Statistics, kernel.statistics)  # it is None only before the first call
+    found = statistics_of(launch)
     return {
         "threads": found.threads,
         "threadgroups": found.threadgroups,
@@ -148,6 +117,4 @@ def metal_text(launch: Launch) -> str:
 
 def cuda_text(kernel: Kernel) -> str:
     """Return the header and the body for CUDA's compiler; template arguments become constants in the body."""
-    from ..launch import header, translated
-
     return f"{header()}{translated(kernel.header)}\n{translated(kernel.source)}"

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from .layout import Q8_0, StoredMatrix
+from .layout import Q8_0, StoredMatrix, described, word
 from .rows import MOST_VECTORS
 
 ACTIVATIONS = (mx.float16, mx.float32)
@@ -78,16 +78,6 @@ def same(kernel: str, name: str, found: int, expected: int) -> None:
     """
     if found != expected:
         raise ValueError(f"{kernel}: expected {expected} {name}, found {found}")
-
-
-def described(found: mx.array) -> str:
-    """Return the shape and the type of an array for an error message."""
-    return f"{tuple(found.shape)} of {word(found.dtype)}"
-
-
-def word(dtype: mx.Dtype) -> str:
-    """Return the name of a type without the prefix `mlx.core.`."""
-    return str(dtype).rpartition(".")[2]
 
 
 def factors(given: mx.array | None) -> mx.array:

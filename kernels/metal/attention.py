@@ -30,6 +30,7 @@ import numpy as np
 from ..kernel import Kernel
 from ..launch import Size, launch
 from . import arguments
+from .layout import described
 from .reference import EPSILON, PRODUCT, Expected, wide
 
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
@@ -106,7 +107,7 @@ def attention(
     row = E // 32 * 34 if E % 32 == 0 and store.dtype == mx.uint8 else E
     arguments.array("attention", "store", store, (min(2, len(store)), G, store.shape[2], row), *types)
     if pages.ndim != 2 or not pages.size or pages.dtype != mx.int32:
-        raise ValueError(f"attention: expected pages (B, P) of int32, found {arguments.described(pages)}")
+        raise ValueError(f"attention: expected pages (B, P) of int32, found {described(pages)}")
     arguments.array("attention", "owner", owner, (R,), mx.int32)
     arguments.array("attention", "position", position, (R,), mx.int32)
     if sinks is not None:
@@ -200,12 +201,12 @@ def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, i
     if q.ndim != 3 or not q.shape[0] or not fits(q.shape[2]):
         raise ValueError(
             f"attention: expected q (R, H, E) with E a multiple of 8 from 8 to {NARROW}, or of 64 to {WIDEST_HEAD}, "
-            f"found {arguments.described(q)}"
+            f"found {described(q)}"
         )
     if store.ndim != 4 or not store.size or q.shape[1] % store.shape[1]:
         raise ValueError(
             f"attention: expected a store (2, G, slots, {q.shape[2]}) whose G divides {q.shape[1]} query heads, "
-            f"found {arguments.described(store)}"
+            f"found {described(store)}"
         )
     if page < 1:
         raise ValueError(f"attention: expected a page of at least 1 position, found {page}")

@@ -51,7 +51,7 @@ from .formats import (
     split_q6_k,
     split_q8_0,
 )
-from .layout import AffineMatrix, StoredMatrix
+from .layout import AffineMatrix, StoredMatrix, word
 from .reference import Expected
 
 _BLOCKS: dict[str, tuple[int, Callable[[NDArray[np.uint8], tuple[int, int]], StoredMatrix]]] = {
@@ -258,28 +258,25 @@ def cases(kernel: str | None = None) -> list[Case]:
 
 def _all() -> Iterator[Case]:
     for module in (thread_per_output, simd_per_row, matvec):
-        name = module.__name__.rpartition(".")[2]
-        for N, K, V, dtype in SHAPES:
-            yield _rows(name, getattr(module, name), module.reference, (N, K, V, dtype), _plain)
+        for shape in SHAPES:
+            yield _rows(module, shape, _plain)
     for shape in MORE:
-        yield _rows("matvec", matvec.matvec, matvec.reference, shape, _plain)
-        yield _rows("norm_project", norm_project.norm_project, norm_project.reference, shape, _ready(_normed))
-        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.reference, shape, _ready(_qkv))
-        yield _rows("norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.reference, shape, _ready(_gated("silu")))
+        yield _rows(matvec, shape, _plain)
+        yield _rows(norm_project, shape, _ready(_normed))
+        yield _rows(norm_qkv, shape, _ready(_qkv))
+        yield _rows(norm_gate_up, shape, _ready(_gated("silu")))
     for shape in SHAPES + MORE:
-        yield _rows("norm_rows", norm_rows.norm_rows, norm_rows.reference, shape, _whole)
+        yield _rows(norm_rows, shape, _whole)
         yield _floats(*shape)
-        yield _rows("project_add", project_add.project_add, project_add.reference, shape, _added)
+        yield _rows(project_add, shape, _added)
     for shape in SHAPES:
-        yield _rows("norm_project", norm_project.norm_project, norm_project.reference, shape, _normed)
-        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.reference, shape, _qkv)
+        yield _rows(norm_project, shape, _normed)
+        yield _rows(norm_qkv, shape, _qkv)
     for i, shape in enumerate(SHAPES):
         activation = ("silu", "gelu")[i % 2]
-        yield _rows(
-            "norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.reference, shape, _gated(activation), activation
-        )
+        yield _rows(norm_gate_up, shape, _gated(activation), activation)
     for shape in MANY:
-        yield _rows("tiles", tiles.tiles, tiles.reference, shape, _plain)
+        yield _rows(tiles, shape, _plain)
     yield from _prompts()
     for heads in HEADS:
         yield _heads(*heads)
@@ -306,48 +303,43 @@ def _typed() -> Iterator[Case]:
     """Yield cases of types other than Q8_0: few shapes, because the kernels differ only in how they load weights."""
     for i, type_ in enumerate(TYPES):
         for shape in TYPED[:2]:
-            yield _rows("matvec", matvec.matvec, matvec.reference, shape, partial(_plain, type_=type_), type_)
+            yield _rows(matvec, shape, partial(_plain, type_=type_), type_)
         yield _dequantized(3, 512, (mx.float32, mx.float16)[i % 2], type_)
         yield _embedded(5, 768, 4, type_)
     for shape, types in zip(TYPED, MIXED, strict=True):
         q, *_, v = types
         note = " and ".join(types)
-        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.reference, shape, partial(_qkv, types=types), note)
+        yield _rows(norm_qkv, shape, partial(_qkv, types=types), note)
         make = _gated("silu", (q, v))
-        yield _rows(
-            "norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.reference, shape, make, f"silu, {q} and {v}"
-        )
+        yield _rows(norm_gate_up, shape, make, f"silu, {q} and {v}")
         normed = partial(_normed, type_=q)
-        yield _rows("norm_project", norm_project.norm_project, norm_project.reference, shape, normed, q)
-        yield _rows("project_add", project_add.project_add, project_add.reference, shape, partial(_added, type_=v), v)
-        yield _rows("tiles", tiles.tiles, tiles.reference, shape, partial(_plain, type_=v), v)
+        yield _rows(norm_project, shape, normed, q)
+        yield _rows(project_add, shape, partial(_added, type_=v), v)
+        yield _rows(tiles, shape, partial(_plain, type_=v), v)
 
 
 def _prompts() -> Iterator[Case]:
     """Yield `prompt_product` and `prompt_product_tensors`: Q8_0 in all shapes, each other type in one shape."""
     for module in (prompt_product, prompt_product_tensors):
-        name = module.__name__.rpartition(".")[2]
-        call = getattr(module, name)
         for shape in PROMPTS:
-            yield _rows(name, call, module.reference, shape, _plain)
+            yield _rows(module, shape, _plain)
         for i, type_ in enumerate(TYPES):
             dtype = ("float16", "bfloat16")[i % 2]
-            yield _rows(name, call, module.reference, (5, 256, 33, dtype), partial(_plain, type_=type_), type_)
+            yield _rows(module, (5, 256, 33, dtype), partial(_plain, type_=type_), type_)
         for i, of in enumerate(GROUPED):
             shape = (5, 128, 33, ("float16", "bfloat16")[i % 2])
             note = f"affine of {of[0]} bits, groups of {of[1]}"
-            yield _rows(name, call, module.reference, shape, partial(_grouped, of=of), note)
+            yield _rows(module, shape, partial(_grouped, of=of), note)
 
 
 _Shape: TypeAlias = tuple[int, int, int, str]
 
 
-def _rows(
-    kernel: str, call: Callable[..., Any], reference: Callable[..., Any], shape: _Shape, make: Any, note: str = ""
-) -> Case:
-    N, K, V, dtype = shape
+def _rows(module: Any, shape: _Shape, make: Callable[..., Arguments], note: str = "") -> Case:
+    """Return a case of the kernel of a module."""
+    kernel, (N, K, V, dtype) = module.__name__.rpartition(".")[2], shape
     label = f"{N} x {K}, {V} x {dtype}" + (f", {note}" if note else "")
-    return Case(kernel, label, call, reference, lambda rng: make(rng, *shape))
+    return Case(kernel, label, getattr(module, kernel), module.reference, lambda rng: make(rng, *shape))
 
 
 def _noted(type_: str) -> str:
@@ -473,7 +465,7 @@ def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:
 
 
 def _dequantized(N: int, K: int, dtype: mx.Dtype, type_: str = Q8_0) -> Case:
-    label = f"{N} x {K} to {str(dtype).rpartition('.')[2]}" + _noted(type_)
+    label = f"{N} x {K} to {word(dtype)}" + _noted(type_)
     call, reference = dequantize.dequantize, dequantize.reference
     return Case("dequantize", label, call, reference, lambda rng: (stored(rng, N, K, type_), dtype))
 

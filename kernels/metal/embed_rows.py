@@ -10,8 +10,7 @@ import numpy as np
 
 from ..kernel import Kernel
 from ..launch import Size, launch
-from . import arguments
-from .layout import StoredMatrix, expanded
+from .layout import StoredMatrix, described, expanded
 from .reference import Expected
 
 KERNEL = Kernel.load("embed_rows", ["ids", "wq", "ws"], ["y"])
@@ -37,7 +36,7 @@ def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
         ValueError: the ids are not (T,) int32.
     """
     if ids.ndim != 1 or not ids.size or ids.dtype != mx.int32:
-        raise ValueError(f"embed_rows: expected ids (T,) of int32, found {arguments.described(ids)}")
+        raise ValueError(f"embed_rows: expected ids (T,) of int32, found {described(ids)}")
     N, K = table.shape
     T = ids.size
     threads, group = grid(T, K)

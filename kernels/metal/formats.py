@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import mlx.core as mx
 import numpy as np
@@ -24,13 +24,14 @@ from .layout import BLOCK, Layout, StoredMatrix, blocks_of, packed, unwritten
 LARGEST_AFFINE_SCALE = 511.75
 
 
-def _affine_q8_0(ws: mx.array) -> tuple[mx.array, mx.array]:
-    """Return scales and biases in float32, because a bias could overflow in float16."""
+def _with_offset(offset: int, ws: mx.array) -> tuple[mx.array, mx.array]:
+    """Return scales and biases of `d * (q - offset)`, in float32, because a bias could overflow in float16."""
     scales = ws.astype(mx.float32)
-    return scales, -128 * scales
+    return scales, -offset * scales
 
 
-LAYOUT_Q8_0 = Layout("Q8_0", layout.Q8_0, group=BLOCK, bits=8, entry=1, dtype=mx.float16, affine=_affine_q8_0)
+_AFFINE_Q8_0, _AFFINE_Q4_0 = partial(_with_offset, 128), partial(_with_offset, 8)
+LAYOUT_Q8_0 = Layout("Q8_0", layout.Q8_0, group=BLOCK, bits=8, entry=1, dtype=mx.float16, affine=_AFFINE_Q8_0)
 
 
 class Q8_0Matrix(StoredMatrix):  # noqa: N801 - the format's name
@@ -89,20 +90,11 @@ def joined(matrix: Q8_0Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
 # Q4_0 in GPU memory: quants of four bits, and float16 scales. `weight = d * (q - 8)`.
 
 
-def _affine_q4_0(ws: mx.array) -> tuple[mx.array, mx.array]:
-    scales = ws.astype(mx.float32)
-    return scales, -8 * scales
-
-
-LAYOUT_Q4_0 = Layout("Q4_0", layout.Q4_0, group=BLOCK, bits=4, entry=1, dtype=mx.float16, affine=_affine_q4_0)
+LAYOUT_Q4_0 = Layout("Q4_0", layout.Q4_0, group=BLOCK, bits=4, entry=1, dtype=mx.float16, affine=_AFFINE_Q4_0)
 
 
 def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q4_0 blocks of a file, in row order, for GPU memory; no weight changes.
-
-    Args:
-        raw: N * K / 32 * 18 bytes, of any shape; may be a read-only view of a mapped file.
-        shape: (N, K).
+    """Repack the Q4_0 blocks of a file, N * K / 32 * 18 bytes, as `split_q8_0` does; no weight changes.
 
     Raises:
         ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
@@ -142,11 +134,7 @@ LAYOUT_Q4_K = Layout("Q4_K", layout.Q4_K, group=SUPERBLOCK, bits=4, entry=WORDS,
 
 
 def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q4_K blocks of a file, in row order, for GPU memory; no weight changes.
-
-    Args:
-        raw: N * K / 256 * 144 bytes, of any shape; may be a read-only view of a mapped file.
-        shape: (N, K).
+    """Repack the Q4_K blocks of a file, N * K / 256 * 144 bytes, as `split_q8_0` does; no weight changes.
 
     Raises:
         ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
@@ -187,11 +175,7 @@ LAYOUT_Q6_K = Layout("Q6_K", layout.Q6_K, group=SUPERBLOCK, bits=6, entry=HALVES
 
 
 def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q6_K blocks of a file, in row order, for GPU memory; no weight changes.
-
-    Args:
-        raw: N * K / 256 * 210 bytes, of any shape; may be a read-only view of a mapped file.
-        shape: (N, K).
+    """Repack the Q6_K blocks of a file, N * K / 256 * 210 bytes, as `split_q8_0` does; no weight changes.
 
     Raises:
         ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..kernel import Kernel
 from ..launch import Size, launch
 from . import arguments
+from .layout import described
 from .reference import EPSILON, FACTOR, Expected, Floats, normed, wide
 
 KERNEL = Kernel.load("head_norm_rope", ["q", "k", "v", "q_weight", "k_weight", "eps", "cos_sin"], ["rotated", "kv"])
@@ -130,7 +131,7 @@ def _heads(q: mx.array, k: mx.array, head_dim: int) -> tuple[int, int, int]:
     if head_dim % 2 or head_dim < 8 or q.ndim != 2 or k.ndim != 2 or not q.shape[0]:
         raise ValueError(
             f"head_norm_rope: expected an even head_dim from 8 on and rows (T, H * E), "
-            f"found {head_dim} and {arguments.described(q)}, {arguments.described(k)}"
+            f"found {head_dim} and {described(q)}, {described(k)}"
         )
     return q.shape[0], max(q.shape[1] // head_dim, 1), max(k.shape[1] // head_dim, 1)
 

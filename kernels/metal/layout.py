@@ -81,8 +81,8 @@ class StoredMatrix:
         of, arrays = self.layout, (self.wq, self.ws)
         if self.wq.dtype != mx.uint32 or self.ws.dtype != of.dtype or any(array.ndim != 2 for array in arrays):
             raise ValueError(
-                f"{of.name} matrix: expected uint32 quants (N, K * {of.bits} / 32) and {_word(of.dtype)} scales "
-                f"(N, K / {of.group} * {of.entry}), found {_described(self.wq)} and {_described(self.ws)}"
+                f"{of.name} matrix: expected uint32 quants (N, K * {of.bits} / 32) and {word(of.dtype)} scales "
+                f"(N, K / {of.group} * {of.entry}), found {described(self.wq)} and {described(self.ws)}"
             )
         n, k = self.shape
         if k % of.group or self.ws.shape != (n, k // of.group * of.entry) or min(n, k) < 1:
@@ -163,7 +163,7 @@ class AffineMatrix:
             raise ValueError(
                 f"affine matrix: expected 4 or 8 bits, groups of 32, 64 or 128, uint32 quants (N, K * bits / 32), and "
                 f"scales and biases (N, K / group) of one type, found {self.bits} bits, groups of {self.group}, "
-                f"{_described(self.wq)}, {_described(self.scales)} and {_described(self.biases)}"
+                f"{described(self.wq)}, {described(self.scales)} and {described(self.biases)}"
             )
 
     @property
@@ -252,9 +252,11 @@ def in_device_memory(array: mx.array) -> mx.array:
     return array if array.size >= 8 else mx.pad(array.reshape(-1), (0, 8 - array.size))
 
 
-def _word(dtype: mx.Dtype) -> str:
+def word(dtype: mx.Dtype) -> str:
+    """Return the name of a type without the prefix `mlx.core.`."""
     return str(dtype).rpartition(".")[2]
 
 
-def _described(array: mx.array) -> str:
-    return f"{_word(array.dtype)} {tuple(array.shape)}"
+def described(found: mx.array) -> str:
+    """Return the shape and the type of an array for an error message."""
+    return f"{tuple(found.shape)} of {word(found.dtype)}"

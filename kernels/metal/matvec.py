@@ -15,7 +15,7 @@ import mlx.core as mx
 from ..kernel import Kernel
 from ..launch import launch
 from . import arguments
-from .layout import StoredMatrix
+from .layout import StoredMatrix, word
 from .reference import Expected, products, wide
 from .rows import Tuning, default_tuning, geometry, k_split
 
@@ -43,7 +43,7 @@ def matvec(
     N, K = weight.shape
     V = arguments.vectors("matvec", x, K, mx.bfloat16)
     if dtype not in (x.dtype, mx.float32):
-        raise ValueError(f"matvec: expected a result of float32 or of {arguments.word(x.dtype)}, found {dtype}")
+        raise ValueError(f"matvec: expected a result of float32 or of {word(x.dtype)}, found {dtype}")
     g = geometry((N,), V, tuning or default_tuning(N, V), k_split(N, K, V))
     (y,) = launch(
         KERNEL,

@@ -14,8 +14,7 @@ import numpy as np
 
 from ..kernel import Kernel
 from ..launch import Size, launch
-from .arguments import described
-from .layout import AffineMatrix, StoredMatrix
+from .layout import AffineMatrix, StoredMatrix, described
 from .reference import EPSILON, SEQUENTIAL, Expected, wide
 
 INPUTS, OUTPUTS = ["x", "wq", "ws", "biases"], ["y"]

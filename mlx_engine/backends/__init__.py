@@ -193,8 +193,7 @@ def _parallel(settings: Settings) -> Backend:
 def _compiled(name: str, threads: int, settings: Settings) -> Backend | None:
     """Return a backend with compiled kernels; None if `jit` is off, or if the kernels cannot be loaded or compiled.
 
-    Raises:
-        OptionError: there are no compiled kernels, and NumPy cannot compute with this type of activations.
+    Raise OptionError instead if NumPy cannot compute with this type of activations.
     """
     from mlx_engine.backends.cpu.kernels import load_kernels
 

@@ -525,11 +525,9 @@ class Backend(Primitives):
     @dispatch
     def gated(self, gate: Array, up: Array, gating: Gating) -> Array:
         """Return `activation(gate) * up`, or `clamped_swiglu(gate, up)` if `gating` is its name."""
-        return (
-            self.clamped_swiglu(gate, up)
-            if gating == "clamped_swiglu"
-            else self.multiply(self.activate(gate, gating), up)
-        )
+        if gating == "clamped_swiglu":
+            return self.clamped_swiglu(gate, up)
+        return self.multiply(self.activate(gate, gating), up)
 
     def note(self, name: str, x: Array) -> Array:
         """Pass x to the tap, if one is set, and return x."""

@@ -61,12 +61,8 @@ def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Nat
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
     """Return the number of query-key pairs of one head in causal attention.
 
-    For negative windows (chunks, see `first_visible`), the result is an upper bound.
-
-    Args:
-        n_tokens: the number of queries, which are the sequence's last tokens.
-        n_slots: the number of tokens in the sequence.
-        window: the attention window; None if tokens attend to all earlier tokens.
+    The queries are the last `n_tokens` of the sequence's `n_slots` tokens. For negative windows (chunks, see
+    `first_visible`), the result is an upper bound.
     """
     if not n_tokens:
         return 0

@@ -148,9 +148,8 @@ class Experts:
         return self.routing.n_used / self.n_experts
 
 
-# Measured with Qwen3-30B-A3B (github.com/kekzl/imp/pull/1374), in runs of 256 tokens with a cache that was empty at
-# first and kept the experts that were used last: the share of the experts in memory, and the share of a token's experts
-# that was missing.
+# The share of the experts in memory, and the share of a token's experts that was missing. Measured with Qwen3-30B-A3B
+# (github.com/kekzl/imp/pull/1374), in runs of 256 tokens; the cache was empty at first, and kept the experts used last.
 _HELD, _MISSED = (0, 0.0625, 0.19, 0.38, 0.635, 1), (1, 0.634, 0.259, 0.106, 0.038, 0)
 
 
@@ -170,10 +169,9 @@ def share_read(share: float, n_tokens: int) -> float:
     return 1 - (1 - share) ** n_tokens
 
 
-# The factor by which each pass reduces the weight of all earlier choices. With the choices of `benchmarks/experts.py`
-# and 59 of 128 experts in memory, 1.07 of a token's 8 experts are missing with any factor from 0.99 to 1, and 1.12 with
-# 0.98. If the least recently used expert were replaced, 1.59 would be missing; if the choices to come were known, 0.68.
-# A smaller factor follows a change of the topic sooner.
+# The factor by which each pass reduces the weight of earlier choices. A smaller factor follows a change of the topic
+# sooner. With the choices of `benchmarks/experts.py` and 59 of 128 experts in memory, 1.12 of a token's 8 experts are
+# missing, and 1.07 with factors from 0.99 to 1; if the least recently used expert were replaced, 1.59.
 DECAY = 0.98
 
 

@@ -23,8 +23,8 @@ from mlx_engine.quant.weight import Weight
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# The names of all operations, by kind, in the order of this file and `base.py`. The decorators below add them. Taps,
-# profiler and contract tests take their lists from here.
+# The names of all operations, by kind, in the order of this file and `base.py`. The primitives are the abstract methods
+# of `Primitives`; the decorators below add the other operations. Taps, profiler and contract tests use this list.
 OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": [], "exchange": []}
 
 
@@ -36,42 +36,36 @@ def _registering(kind: str) -> Callable[[Method], Method]:
     return register
 
 
-# A decorator for each kind of operation. Every backend implements the primitives, and the storage operation that writes
-# keys and values. Blocks are composed of primitives, and a backend may fuse them. A dispatch method only chooses which
-# operation to call: `norm`, for example, calls `rms_norm` or `layer_norm`. An exchange combines the arrays of several
-# ranks (processes that share a model).
-primitive, storage, block, dispatch, exchange = map(_registering, OPERATIONS)
+# A decorator for each other kind of operation. Every backend implements the storage operation, which writes keys and
+# values. Blocks are composed of primitives, and a backend may fuse them. A dispatch method only chooses which operation
+# to call: `norm`, for example, calls `rms_norm` or `layer_norm`. An exchange combines the arrays of several ranks
+# (processes that share a model).
+storage, block, dispatch, exchange = map(_registering, [kind for kind in OPERATIONS if kind != "primitive"])
 
 
 class Primitives(ABC):
     """Operations on one array type, without model state. Results are float32 unless the docstring says otherwise."""
 
-    @primitive
     @abstractmethod
     def embed(self, table: Array | Weight, ids: Sequence[Token]) -> Array:
         """Return (T, D): the rows `ids` of a (V, D) embedding table."""
 
-    @primitive
     @abstractmethod
     def linear(self, x: Array, linear: Linear) -> Array:
         """Return `x @ weight.T + bias`, (T, N) from (T, K), accumulated in float32 or float64."""
 
-    @primitive
     @abstractmethod
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         """Return `weight * x / sqrt(mean(x**2) + eps)` over the last axis of (T, D) or (T, H, E)."""
 
-    @primitive
     @abstractmethod
     def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
         """Return `weight * (x - mean) / sqrt(var + eps) + bias` over the last axis of (T, D)."""
 
-    @primitive
     @abstractmethod
     def group_norm(self, x: Array, weight: Array, eps: float, n_groups: int) -> Array:
         """Return (T, N), where each of `n_groups` groups of columns is RMS-normed separately; the weight is (N,)."""
 
-    @primitive
     @abstractmethod
     def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
         """Apply rotary embedding to (T, H, E): rotate elements j and j + E/2 of row t for position `positions[t]`.
@@ -79,7 +73,6 @@ class Primitives(ABC):
         The rotated pair is multiplied by `rope.lengths[j]` and `rope.growth.at(positions[t])`, if they are not None.
         """
 
-    @primitive
     @abstractmethod
     def attention(self, q: Array, kv: KVView, counts: Sequence[int], scores: Scores) -> Array:
         """Return causal softmax attention (R, H, E) within each sequence; query head h reads KV head `h // (H // G)`.
@@ -94,7 +87,6 @@ class Primitives(ABC):
             scores: the scale of the scores, their soft cap and sinks.
         """
 
-    @primitive
     @abstractmethod
     def convolve(self, x: Array, conv: Convolution, state: StateView) -> Array:
         """Return the causal convolution (T, C) within each sequence: row t is `sum_w weight[w] * x[t - W + 1 + w]`.
@@ -105,7 +97,6 @@ class Primitives(ABC):
         run of rows, see `StateView`.
         """
 
-    @primitive
     @abstractmethod
     def delta_rule(self, x: Array, beta: Array, step: Array, rule: DeltaRule, state: StateView) -> Array:
         """Return the output (T, H, P) of the gated delta rule, computed token by token within each sequence.
@@ -116,7 +107,6 @@ class Primitives(ABC):
         `q @ M / sqrt(E)`. The state (H, E, P) is read and written for each run of rows, see `StateView`.
         """
 
-    @primitive
     @abstractmethod
     def state_space(self, x: Array, step: Array, space: StateSpace, state: StateView) -> Array:
         """Return the output (T, H, P) of Mamba2's state space, computed token by token within each sequence.
@@ -126,82 +116,66 @@ class Primitives(ABC):
         `C @ M + skip * x`. The state (H, N, P) is read and written for each run of rows, see `StateView`.
         """
 
-    @primitive
     @abstractmethod
     def sigmoid(self, x: Array) -> Array:
         """Return `1 / (1 + exp(-x))`, without overflow for any x."""
 
-    @primitive
     @abstractmethod
     def silu(self, x: Array) -> Array:
         """Return `x / (1 + exp(-x))`, without overflow for any x."""
 
-    @primitive
     @abstractmethod
     def gelu(self, x: Array) -> Array:
         """Return the tanh form of GELU: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`."""
 
-    @primitive
     @abstractmethod
     def gelu_erf(self, x: Array) -> Array:
         """Return GELU with the error function: `0.5 x (1 + erf(x / sqrt(2)))`."""
 
-    @primitive
     @abstractmethod
     def relu2(self, x: Array) -> Array:
         """Return `max(x, 0)**2`."""
 
-    @primitive
     @abstractmethod
     def add(self, a: Array, b: Array) -> Array:
         """Return the elementwise sum of two arrays of one shape."""
 
-    @primitive
     @abstractmethod
     def multiply(self, a: Array, b: Array) -> Array:
         """Return the elementwise product of two arrays of one shape."""
 
-    @primitive
     @abstractmethod
     def clamped_swiglu(self, gate: Array, up: Array) -> Array:
         """Return `(u + 1) * g / (1 + exp(-1.702 * g))`, with `g = min(gate, 7)`, and u = up, clamped to [-7, 7]."""
 
-    @primitive
     @abstractmethod
     def scale(self, x: Array, factor: float) -> Array:
         """Return (T, D) with every element multiplied by a number."""
 
-    @primitive
     @abstractmethod
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Return (R, V) with every element x replaced by `cap * tanh(x / cap)`."""
 
-    @primitive
     @abstractmethod
     def heads(self, x: Array, head_dim: int) -> Array:
         """Split (T, H*E) into heads, (T, H, E)."""
 
-    @primitive
     @abstractmethod
     def merge(self, x: Array) -> Array:
         """Join heads (T, H, E) into (T, H*E)."""
 
-    @primitive
     @abstractmethod
     def columns(self, x: Array, first: int, last: int) -> Array:
         """Return (T, last - first): the columns [first, last) of (T, N)."""
 
-    @primitive
     @abstractmethod
     def concat(self, a: Array, b: Array) -> Array:
         """Return (T, M + N): the columns of a (T, M), and after them the columns of b (T, N)."""
 
-    @primitive
     @abstractmethod
     def take(self, x: Array, rows: Sequence[int]) -> Array:
         """Return (R, ...): the rows of (T, ...) with these indices."""
 
-    @primitive
     @abstractmethod
     def route(self, logits: Array, routing: Routing) -> tuple[Array, Array]:
         """Return the experts that each token chooses, (T, C) ids in ascending order, and their weights (T, C).
@@ -209,7 +183,6 @@ class Primitives(ABC):
         `logits` is (T, X). `Routing` defines the choice, which depends only on the token's own row.
         """
 
-    @primitive
     @abstractmethod
     def expert_linear(self, x: Array, linear: ExpertLinear, ids: Array) -> Array:
         """Return (T*C, N): for each token and each of its experts `ids` (T, C), the product with that expert's matrix.
@@ -218,27 +191,25 @@ class Primitives(ABC):
         matrices of experts that no token has chosen are not read.
         """
 
-    @primitive
     @abstractmethod
     def head_linear(self, x: Array, linear: ExpertLinear) -> Array:
         """Return (T, H, N): the first K elements of each head of x (T, H, E), times the head's own matrix (N, K)."""
 
-    @primitive
     @abstractmethod
     def join_heads(self, a: Array, b: Array) -> Array:
         """Return (T, H, A + B), the elements of each head of a (T, H, A) and then those of b (T, H, B)."""
 
-    @primitive
     @abstractmethod
     def combine(self, y: Array, weights: Array) -> Array:
         """Return (T, D): the sum over c, in ascending order, of `weights[t, c] * y[t*C + c]`, for y (T*C, D)."""
 
-    @primitive
     @abstractmethod
     def argmax(self, logits: Array) -> Token:
         """Return the index of the largest of (1, V) logits; of several equal ones, the lowest index."""
 
-    @primitive
     @abstractmethod
     def sample(self, logits: Array, draw: Draw) -> Token:
         """Return the id that `draw` selects from (1, V) logits, as `sampling.py` defines."""
+
+
+OPERATIONS["primitive"] += [name for name in vars(Primitives) if name in Primitives.__abstractmethods__]

@@ -173,11 +173,7 @@ def measure(
 
 
 def check(test: Test, engine: Engine | CheckedCheckpoint) -> None:
-    """Check that a test can be run.
-
-    Raises:
-        OptionError: the test is empty, or does not fit the model's context.
-    """
+    """Raise OptionError if the test is empty, or does not fit the model's context."""
     message = "the test has neither prompt tokens nor tokens to generate"
     require(test.n_tokens > 0, option="test", expected="a number of tokens", found=test.n_tokens, message=message)
     check_context(test.name, test.depth + test.n_tokens, engine.config.context_length)

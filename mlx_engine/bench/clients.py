@@ -20,12 +20,13 @@ from json import JSONDecodeError, dumps, loads
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from mlx_engine.bench.work import Sizes, Work, pass_work
+from mlx_engine.bench.work import Sizes, pass_work
 from mlx_engine.cache.pool import PAGE, CacheSize
 from mlx_engine.engine import Engine
 from mlx_engine.errors import SourceError, require
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.scheduler import Scheduler, StepOutput
+from mlx_engine.observe.profiler import Cost
 from mlx_engine.options import Options
 
 
@@ -372,7 +373,7 @@ class Steps:
     flops: float = 0.0
     nbytes: float = 0.0
 
-    def add(self, n_decode: int, n_prefill: int, work: Work) -> None:
+    def add(self, n_decode: int, n_prefill: int, work: Cost) -> None:
         """Add a step."""
         self.n += 1
         self.n_rows += n_decode + n_prefill
@@ -405,12 +406,7 @@ class Run:
 
 
 def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
-    """Return the figures of a run.
-
-    Args:
-        run: the run.
-        limits: memory bandwidth and peak arithmetic, as `Limits.take` returns them; None if they are unknown.
-    """
+    """Return the figures of a run; `limits` are those that `Limits.take` returns, or None."""
     first = [request.first for request in run.requests if request.first is not None]
     rates = [request.rate for request in run.requests if request.rate is not None]
     gaps = [b - a for request in run.requests for a, b in itertools.pairwise(request.arrivals)]

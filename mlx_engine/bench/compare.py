@@ -228,11 +228,7 @@ def differences(old: Report, new: Report, names: dict[str, tuple[str, ...]]) -> 
 
 
 def refuse(old: Report, new: Report) -> None:
-    """Check that two reports are comparable.
-
-    Raises:
-        OptionError: model, machine or passes differ.
-    """
+    """Raise OptionError if the models, machines or passes of two reports differ."""
     other = differences(old, new, SAME)
     if other:
         changes = ", ".join(other)[:200]

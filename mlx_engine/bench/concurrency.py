@@ -15,13 +15,10 @@ from typing import Any
 from mlx_engine.bench.clients import Figures, Load, Run, Scheduled, Served, Target, figures, medians
 from mlx_engine.bench.origin import OtherProcesses, disturbed, fields, origin
 from mlx_engine.bench.roofline import Limits
-from mlx_engine.bench.run import engines
+from mlx_engine.bench.run import Announce, engines
 from mlx_engine.bench.samples import check_context
-from mlx_engine.bench.tables import aligned, figure, printable
+from mlx_engine.bench.tables import Row, aligned, figure, printable
 from mlx_engine.engine import CheckedCheckpoint
-
-Row = dict[str, Any]
-Announce = Callable[[int, int, str], None]
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
 # Tokens of the prompts and answers of the warm-up runs.
@@ -66,10 +63,8 @@ def interleaved(
 ) -> Iterator[dict[int, list[Sample]]]:
     """Run the rounds; after each, yield all samples so far by number of clients.
 
-    Args:
-        plan: the settings.
-        sample: called with (round, number of clients, seconds that are left or None).
-        announce: called before each run with (runs done, runs in total, title).
+    `announce` is called before each run with (runs done, runs in total, title), then `sample` with (round, number of
+    clients, seconds that are left or None).
     """
     found: dict[int, list[Sample]] = {n: [] for n in plan.concurrency}
     spent = dict.fromkeys(plan.concurrency, 0.0)

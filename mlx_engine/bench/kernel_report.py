@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_engine.bench.origin import origin
 from mlx_engine.bench.run import rows
 from mlx_engine.bench.samples import Test
-from mlx_engine.bench.tables import aligned, markdown, write
+from mlx_engine.bench.tables import Row, aligned, markdown, write
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
 from mlx_engine.checkpoint.sources import PREFIX, resolve
@@ -29,7 +29,6 @@ from mlx_engine.weights.model import architecture_of
 if TYPE_CHECKING:
     from mlx_engine.kernels.launch import ExecutorName
 
-Row = dict[str, Any]
 SCHEMA = 1
 # The sizes that determine a model's matrices.
 SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim", "vocab_size")

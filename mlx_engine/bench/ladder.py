@@ -10,15 +10,13 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlx_engine.bench.origin import disturbed
-from mlx_engine.bench.tables import aligned, figure, printable
+from mlx_engine.bench.tables import Row, aligned, figure, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

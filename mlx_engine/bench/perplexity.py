@@ -233,12 +233,8 @@ def measure(
 ) -> Result:
     """Score a text with a model.
 
-    Args:
-        engine: the model.
-        text: the text and its windows.
-        reference: another model with the same vocabulary, or a file that `save` has written.
-        save: a file for the model's log-probabilities.
-        progress: called with (tokens scored, tokens to score).
+    `reference` is another model with the same vocabulary, or a file that `save` has written: the model's
+    log-probabilities. `progress` is called with (tokens scored, tokens to score).
 
     Raises:
         OptionError: the reference has another vocabulary, or its file was made with other tokens or windows.

@@ -13,9 +13,7 @@ from matplotlib.ticker import LogFormatter, LogLocator, NullLocator, StrMethodFo
 
 from mlx_engine.bench.ladder import NO_CACHE, measured, tests
 from mlx_engine.bench.samples import rest
-from mlx_engine.bench.tables import figure, printable
-
-Row = dict[str, Any]
+from mlx_engine.bench.tables import Row, figure, printable
 
 # A palette for colour-blind readers.
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#332288", "#bb5500", "#44aa99", "#999933")

@@ -174,15 +174,20 @@ def enough(timed: Callable[[int], float]) -> int:
 SMALL = 64 << 20
 
 
+def layers_of(engine: Engine) -> list[Linear]:
+    """Return all linear layers of a model, each once (q, k and v separately)."""
+    found = linears(list(vars(engine.model).values()))
+    return list({id(linear): linear for linear in found}.values())
+
+
 def matrices(engine: Engine, checkpoint: Checkpoint) -> list[np.ndarray]:
     """Return the backend's matrices, each once, or the file's tensors if NumPy can view none of the matrices."""
     found: dict[int, np.ndarray] = {}
-    for value in vars(engine.model).values():
-        for linear in linears(value):
-            weight = linear.weight
-            memory = weight.data if isinstance(weight, Matrix) else weight
-            if isinstance(memory, np.ndarray) and memory.flags.c_contiguous:
-                found[memory.ctypes.data] = memory
+    for linear in layers_of(engine):
+        weight = linear.weight
+        memory = weight.data if isinstance(weight, Matrix) else weight
+        if isinstance(memory, np.ndarray) and memory.flags.c_contiguous:
+            found[memory.ctypes.data] = memory
     return list(found.values()) or [checkpoint.weight(name).data for name in checkpoint.shapes]
 
 
@@ -214,7 +219,7 @@ def read_bandwidth(engine: Engine) -> float | None:
     Return None if the result would not be the backend's memory bandwidth, because NumPy cannot view all weights, half
     of them fit into the processor's cache, or the size of the cache is unknown.
     """
-    held = {id(linear.weight): linear.weight for value in vars(engine.model).values() for linear in linears(value)}
+    held = {id(linear.weight): linear.weight for linear in layers_of(engine)}
     words = [in_words(weight.data) for weight in held.values() if isinstance(weight, Matrix)]
     cache, nbytes = cache_bytes(), sum(array.nbytes for array in words)
     if len(words) < len(held) or cache is None or nbytes < 2 * cache:

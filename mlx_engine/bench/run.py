@@ -13,6 +13,7 @@ from mlx_engine.bench.cells import affordable, check, components, measure
 from mlx_engine.bench.origin import OtherProcesses, describe, fields, origin
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.samples import Result, Test
+from mlx_engine.bench.tables import Row
 from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
 from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -27,7 +28,6 @@ from mlx_engine.weights.model import open_model
 if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
 
-Row = dict[str, Any]
 Announce = Callable[[int, int, str], None]
 # Seconds for the profile of a cell without a budget.
 COMPONENT_SECONDS = 2.0

@@ -134,11 +134,7 @@ def pair(text: str) -> tuple[int, int]:
 
 
 def check_context(name: str, n_tokens: int, context: int) -> None:
-    """Check that a test fits the model's context.
-
-    Raises:
-        OptionError: the test has too many tokens.
-    """
+    """Raise OptionError if a test needs more tokens than the model's context has."""
     expected = f"at most {context:,} tokens, the context"
     message = f"{name} needs {n_tokens:,} tokens; the model's context has {context:,}"
     require(n_tokens <= context, option=name, expected=expected, found=n_tokens, message=message)

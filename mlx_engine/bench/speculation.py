@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.bench.tables import aligned
+from mlx_engine.bench.tables import Row, aligned
 from mlx_engine.errors import EngineError, OptionError, listed
 from mlx_engine.loop.lookup import LONGEST
 from mlx_engine.loop.memory import Traffic
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     Answers = Mapping[Request, Sequence[int]]
 
-Row = dict[str, Any]
 KEYS = {"name", "prompt", "max_tokens", "prediction", "right", "drafter", "copies", "prompts"}
 N_TOKENS = 256
 RECORDED = "recorded"
@@ -200,13 +199,8 @@ def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Specula
 def _answered(engine: Engine, text: Row, way: str | None, known: Sequence[Sequence[int]]) -> Row:
     """Answer the prompts of a text at once; return ids, counts and times.
 
-    The times count from the moment at which every prompt has its first token.
-
-    Args:
-        engine: the engine.
-        text: the text.
-        way: the drafter; None for none.
-        known: the answers that were generated without proposals. Drafters of known answers propose their tokens.
+    The times count from the moment at which every prompt has its first token. `way` is the drafter, or None; `known`
+    are the answers that were generated without proposals.
     """
     options = Options.of(text.get("max_tokens", N_TOKENS), ignore_eos=True, prediction=text.get("prediction"))
     requests: list[Request] = [engine.request(prompt, options) for prompt in prompts_of(text)]

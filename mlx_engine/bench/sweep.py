@@ -8,7 +8,7 @@ KV cache, to show the duration of every pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.ladder import NO_CACHE, RUNGS, Rung, measured
 from mlx_engine.bench.origin import describe, memory_bytes, origin
-from mlx_engine.bench.run import Bench, Row, held_type
+from mlx_engine.bench.run import Announce, Bench, held_type
 from mlx_engine.bench.samples import Test, check_context
+from mlx_engine.bench.tables import Row
 from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -90,11 +91,7 @@ class Plan:
         return rungs
 
     def tests(self, context: int) -> list[Test]:
-        """Return the tests of a rung.
-
-        Raises:
-            OptionError: there is no test, or one does not fit the context.
-        """
+        """Return the tests of a rung; raise OptionError if there is no test, or one does not fit the context."""
         given = PROMPTS if context >= 2 * max(PROMPTS) else SHORT_PROMPTS
         fitting = [n for n in given if n <= context]
         lengths = fitting if self.prompts is None else [n for n in self.prompts if n]
@@ -109,8 +106,6 @@ class Plan:
 
 # The largest share of the machine's memory that a rung's weights may take.
 MEMORY = 0.5
-
-Announce = Callable[[int, int, str], None]
 
 
 def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title: None) -> Iterator[Row]:

@@ -116,11 +116,7 @@ def figure(value: float) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file to an existing folder.
-
-    Raises:
-        SourceError: the file cannot be written.
-    """
+    """Write a text file to an existing folder; raise SourceError if the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -128,11 +124,7 @@ def write(path: Path, text: str) -> None:
 
 
 def content(path: Path) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        SourceError: the file cannot be read.
-    """
+    """Return the bytes of a file; raise SourceError if the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -158,11 +150,7 @@ def make_folder(path: Path) -> None:
 
 
 def save(folder: Path, stem: str, found: Sequence[dict[str, Any]], page: str) -> None:
-    """Write all samples as JSON, and the page as Markdown.
-
-    Raises:
-        SourceError: a file cannot be written.
-    """
+    """Write all samples as JSON, and the page as Markdown. Raise SourceError if a file cannot be written."""
     write(folder / f"{stem}.json", as_json(found) + "\n")
     write(folder / f"{stem}.md", page)
 

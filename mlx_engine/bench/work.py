@@ -23,6 +23,7 @@ from mlx_engine.backends.experts import share_read
 from mlx_engine.bench.samples import Test
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.observe.profiler import Cost
 from mlx_engine.quant.key_values import row_nbytes
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
@@ -129,21 +130,12 @@ def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:
     return nbytes_of(prepared) / math.prod(shape)
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work of one or more passes."""
-
-    flops: float
-    nbytes: float
-
-
-def work(of: Sizes, test: Test, *, kv: bool) -> Work:
+def work(of: Sizes, test: Test, *, kv: bool) -> Cost:
     """Return the work of the timed passes of a test."""
-    each = [pass_work(of, [part], kv=kv) for part in passes(test, kv=kv)]
-    return Work(sum(one.flops for one in each), sum(one.nbytes for one in each))
+    return sum((pass_work(of, [part], kv=kv) for part in passes(test, kv=kv)), Cost())
 
 
-def pass_work(of: Sizes, parts: Iterable[tuple[int, int, int]], *, kv: bool = True) -> Work:
+def pass_work(of: Sizes, parts: Iterable[tuple[int, int, int]], *, kv: bool = True) -> Cost:
     """Return the work of one pass over parts of sequences: each (new tokens, cached tokens, rows of logits)."""
     flops, cached, rows, n_tokens = 0.0, 0.0, 0, 0
     for n, before, wanted in parts:
@@ -155,7 +147,7 @@ def pass_work(of: Sizes, parts: Iterable[tuple[int, int, int]], *, kv: bool = Tr
         cached += of.cached * _mean(of, before + n, min(before + n, of.window - 1 + n)) if kv else 0
         rows, n_tokens = rows + wanted, n_tokens + n
     experts = of.expert_nbytes * share_read(of.expert_share, n_tokens)
-    return Work(flops, (of.nbytes if rows else of.nbytes - of.head_nbytes) + experts + cached)
+    return Cost(flops, (of.nbytes if rows else of.nbytes - of.head_nbytes) + experts + cached)
 
 
 def _mean(of: Sizes, everywhere: int, nearby: int) -> float:

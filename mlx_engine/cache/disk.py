@@ -292,24 +292,21 @@ class SavedPrefixes:
 class PrefixFolder(SavedPrefixes):
     """A folder of prefixes: reads the files of one identity, writes new ones in a thread, and bounds the folder's size.
 
+    A thread begins to open the folder at once.
+
     Attributes:
-        path: the folder, which has a folder for each identity.
-        max_nbytes: the largest number of bytes of all files, of all identities.
-        stats: counters.
         identity: the digest of the identity; empty until the folder is open.
-        ours: the folder of the identity; None until it is open, or if it cannot be used.
+        ours: the folder of the identity, inside of `path`; None until it is open, or if it cannot be used.
+
+    Args:
+        path: the folder, which is created if it does not exist. It has a folder for each identity.
+        max_nbytes: the largest number of bytes of all files, of all identities.
+        model: the name of the model, with which the name of the identity's folder begins.
+        identify: a function that returns the identity. It takes a folder in which it may keep the digest of the model's
+            files, because computing this digest reads all files of the model.
     """
 
     def __init__(self, path: Path, max_nbytes: int, model: str, identify: Callable[[Path], Mapping[str, str]]) -> None:
-        """Begin to open the folder, in a thread.
-
-        Args:
-            path: the folder, which is created if it does not exist.
-            max_nbytes: the bound on the bytes of all files in the folder.
-            model: the name of the model, with which the name of the identity's folder begins.
-            identify: a function that returns the identity. It takes a folder in which it may keep the digest of the
-                model's files, because computing this digest reads all files of the model.
-        """
         super().__init__()
         self.path, self.max_nbytes = path, max_nbytes
         self.ours: Path | None = None
@@ -547,11 +544,6 @@ class DiskPrefixes:
         self._buffers = [np.empty(most, dtype=np.uint8) for _ in range(READERS + 1)]
 
     @property
-    def stats(self) -> DiskStats:
-        """The counters of the folder."""
-        return self.folder.stats
-
-    @property
     def piece(self) -> int:
         """The largest number of pages that are read at a time if other requests wait.
 
@@ -697,7 +689,10 @@ class DiskPrefixes:
         if content is None and self._backend.lazy:
             folder.forget(key)
             return
-        is_current = partial(_is_current, generations, number, generation)
+
+        def is_current() -> bool:
+            return bool(generations[number] == generation)
+
         used = time.time_ns() - (len(chain) - 1) * STEP_NS
         if not folder.do(partial(self._write, folder, key, slot, is_current, content, used)):
             self._n_copied -= 0 if content is None else nbytes
@@ -745,10 +740,6 @@ class DiskPrefixes:
             folder.forget(key)
             return
         folder.keep(key, content, used)
-
-
-def _is_current(generations: np.ndarray, number: int, generation: int) -> bool:
-    return bool(generations[number] == generation)
 
 
 def header_of(identity: bytes, key: Key, nbytes: int) -> bytes:

@@ -70,18 +70,25 @@ class KVPool:
     """The memory for the keys, values and states of up to `n_sequences` sequences, with `n_tokens` tokens in total.
 
     Attributes:
-        backend: the backend that allocates the stores.
-        layers: the cache of each layer.
         stores: the KV stores and states of all layers, for forward passes.
         states: the slots of recurrent states; no slots if no layer has a state.
         windows: the window of each group of layers.
-        page: tokens per page.
-        n_tokens: the number of tokens that fit into the pool.
-        longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
         n_pages: the number of pages of each group, free or in use.
         page_nbytes: bytes of a page of each group.
         reclaim: a function that the prefix cache sets, or None. If fewer than n pages of a group are free,
             `reclaim(group, n)` is called to free cached pages.
+
+    Args:
+        backend: allocates the KV stores.
+        layers: the cache of each layer: keys and values, or a state.
+        n_tokens: tokens of all sequences in total.
+        n_sequences: the largest number of sequences at the same time. Layers with a window get pages for this many
+            sequences. While fewer sequences run, a prefix cache can use the other pages.
+        page: tokens per page.
+        longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
+        kept: whether later passes read the keys and values of earlier passes. If not, layers with the same `KVLayer`
+            share one store, in which each layer overwrites the keys and values of the layer before.
+        n_proposed: the largest number of proposed tokens in a pass, which need slots in models with states.
         adapter: the adapter of new sequences, see `KVSequence.adapter`.
     """
 
@@ -98,21 +105,6 @@ class KVPool:
         n_proposed: int = 0,
         adapter: int = 0,
     ) -> None:
-        """Allocate the memory.
-
-        Args:
-            backend: allocates the KV stores.
-            layers: the cache of each layer: keys and values, or a state.
-            n_tokens: tokens of all sequences in total.
-            n_sequences: the largest number of sequences at the same time. Layers with a window get pages for this many
-                sequences. While fewer sequences run, a prefix cache can use the other pages.
-            page: tokens per page.
-            longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
-            kept: whether later passes read the keys and values of earlier passes. If not, layers with the same
-                `KVLayer` share one store, in which each layer overwrites the keys and values of the layer before.
-            n_proposed: the largest number of proposed tokens in a pass, which need slots in models with states.
-            adapter: the adapter of new sequences.
-        """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
             raise ValueError(
                 "expected n_tokens, n_sequences, page and longest_pass of at least 1, found "

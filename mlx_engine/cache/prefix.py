@@ -462,21 +462,17 @@ class PrefixCache:
         length, pages, state = self._tree.usable(path, n, self._step, most)
         full, n = min(n - n % self._step, most), min(n, most)
         path = [node for node in path if node.start < n]
-        expected = self._after(path, n)
+        last = path[-1] if path else self._tree.root
+        expected = self._after(last, n)
         lacking: End = "state" if self.pool.states.n_slots else "window"
         end: End = lacking if length < full else "whole" if n == most else "differs" if expected else "new"
-        if end in ("differs", "new") and self._was_evicted(path, n, ids[n]):
+        if end in ("differs", "new") and n == last.end and last.evicted == ids[n]:
             end = "evicted"
         return Match(length, n, pages, expected, end, state), [node for node in path if node.start < length]
 
-    def _was_evicted(self, path: Sequence[Node], n: int, token: int) -> bool:
-        """Return whether a token was evicted that followed the n tokens of a path."""
-        node = path[-1] if path else self._tree.root
-        return n == node.end and node.evicted == token
-
-    def _after(self, path: Sequence[Node], n: int) -> tuple[int, ...]:
-        """Return the first ids, at most `SHOWN`, with which the tree continues after n tokens of a path."""
-        node = path[-1] if path else self._tree.root
+    @staticmethod
+    def _after(node: Node, n: int) -> tuple[int, ...]:
+        """Return the first ids, at most `SHOWN`, with which the tree continues after n tokens, the last of `node`."""
         found = node.ids[n - node.start :]
         while len(found) < SHOWN and node.children:
             node = max(node.children.values(), key=lambda child: child.last_use)
@@ -515,7 +511,7 @@ class PrefixCache:
         self.stats.cached_tokens += found.length
         if self.disk is not None:
             found = found._replace(from_disk=max(0, min(end, found.length) - first), has_more=has_more)
-            self.disk.stats.tokens += found.from_disk
+            self.disk.folder.stats.tokens += found.from_disk
         return found
 
     def _load(self, disk: DiskPrefixes, ids: np.ndarray, most: int, *, is_busy: bool) -> tuple[int, int, bool]:

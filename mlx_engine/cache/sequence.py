@@ -77,7 +77,7 @@ class KVSequence:
             raise ValueError("begin: expected one pass over a pool whose stores are not kept, found a second one")
         if first + n > self.capacity:
             raise CacheFullError(length=first, wanted=n, capacity=self.capacity)
-        if self._has_state and not self.state.has_room(n if each else 1):
+        if self._has_state and not self.pool.states.make_room(n if each else 1):
             raise CacheFullError(length=first, wanted=n, capacity=first, pool_is_full=True)
         end = max(self._end, -(-(first + n) // self.pool.page))
         if end > self._end or first < self._lent:

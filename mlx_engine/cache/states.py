@@ -169,10 +169,6 @@ class SequenceState:
         """The state that the next pass reads."""
         return self._pending[-1] if self._pending else self.committed
 
-    def has_room(self, n: int = 1) -> bool:
-        """Return whether n slots are free, for the states of a pass, after reclaiming cached states."""
-        return self._pool.make_room(n)
-
     def begin(self, first: int, n: int, inside: int | None = None, *, each: bool = False) -> None:
         """Take slots for the states of a pass.
 

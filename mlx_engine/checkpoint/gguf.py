@@ -32,18 +32,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlx_engine.checkpoint.gguf_values import (
+    CUT_SHORT,
+    FAULTY,
     MAX_KEY_BYTES,
     Cursor,
     Value,
     ValueType,
     read_value,
     read_value_type,
-    shown,
 )
 from mlx_engine.checkpoint.paths import POINTER_BYTES, other_kind, refuse_other_paths, refuse_pointer
-from mlx_engine.errors import FormatError, SourceError
+from mlx_engine.errors import FormatError, SourceError, first, shown
 from mlx_engine.quant.types import BY_ID, GGMLType
 from mlx_engine.quant.weight import Weight
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64, including the terminating zero byte
 MAX_DIMS = 4  # GGML_MAX_DIMS
@@ -51,7 +55,6 @@ MAX_DIMS = 4  # GGML_MAX_DIMS
 # values as float64 fits into 63 bits, too, as NumPy requires.
 MAX_ELEMENTS = 1 << 60
 
-_DAMAGED_RECORD = "the file is damaged, or made by a faulty converter; download or convert it again"
 _RECORD_BYTES = 640  # an upper bound on a TensorInfo with its name and shape, and its dict entry
 
 
@@ -93,7 +96,7 @@ def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[i
             at=data_offset,
             expected=f"{data_bytes:,} bytes",
             found=f"only {max(0, cursor.size - data_offset):,} bytes left of {cursor.size:,}",
-            hint="the file is cut short or damaged; download or convert it again",
+            hint=CUT_SHORT,
         )
     return data_offset, {name: replace(info, offset=info.offset + data_offset) for name, info in tensors.items()}
 
@@ -109,16 +112,14 @@ def _read_record(cursor: Cursor, index: int, known: dict[str, TensorInfo], *, ex
     name = cursor.string(f"name of tensor {index}", max_bytes=MAX_NAME_BYTES)
     field = f"tensor {shown(name)}"
     if name in known:
-        raise cursor.error(
-            field, at=at, expected="a unique name", found="a second tensor of this name", hint=_DAMAGED_RECORD
-        )
+        raise cursor.error(field, at=at, expected="a unique name", found="a second tensor of this name", hint=FAULTY)
     shape = _read_shape(cursor, field)
     type_ = _read_type(cursor, field, shape)
     at = cursor.at
     offset = cursor.u64(f"{field}, offset,")
     if offset != expected_offset:
         expected = f"{expected_offset:,}, where the tensor before it ends"
-        raise cursor.error(f"{field}, offset,", at=at, expected=expected, found=f"{offset:,}", hint=_DAMAGED_RECORD)
+        raise cursor.error(f"{field}, offset,", at=at, expected=expected, found=f"{offset:,}", hint=FAULTY)
     return TensorInfo(name, shape, type_, offset, type_.bytes_for(math.prod(shape)))
 
 
@@ -127,13 +128,13 @@ def _read_shape(cursor: Cursor, field: str) -> tuple[int, ...]:
     n_dims = cursor.u32(f"{field}, number of dimensions,")
     if n_dims > MAX_DIMS:
         what = f"{field}, number of dimensions,"
-        raise cursor.error(what, at=at, expected=f"at most {MAX_DIMS}", found=f"{n_dims:,}", hint=_DAMAGED_RECORD)
+        raise cursor.error(what, at=at, expected=f"at most {MAX_DIMS}", found=f"{n_dims:,}", hint=FAULTY)
     at = cursor.at
     dims = [cursor.u64(f"{field}, dimension {i},") for i in range(n_dims)]
     # Dimensions of 0 count as 1 here: an empty tensor is allowed if the product of its other dimensions is in bounds.
     if math.prod(max(dim, 1) for dim in dims) >= MAX_ELEMENTS:
         expected = f"fewer than 2**{MAX_ELEMENTS.bit_length() - 1} elements"
-        raise cursor.error(f"{field}, dimensions,", at=at, expected=expected, found=f"{dims}", hint=_DAMAGED_RECORD)
+        raise cursor.error(f"{field}, dimensions,", at=at, expected=expected, found=f"{dims}", hint=FAULTY)
     return tuple(reversed(dims))
 
 
@@ -147,12 +148,9 @@ def _read_type(cursor: Cursor, field: str, shape: tuple[int, ...]) -> GGMLType:
     row = shape[-1] if shape else 1
     if row % type_.block_size:
         expected = f"rows of whole {type_.name} blocks, {type_.block_size} weights each"
-        raise cursor.error(f"{field}, type,", at=at, expected=expected, found=f"rows of {row:,}", hint=_DAMAGED_RECORD)
+        raise cursor.error(f"{field}, type,", at=at, expected=expected, found=f"rows of {row:,}", hint=FAULTY)
     return type_
 
-
-if TYPE_CHECKING:
-    import mlx.core as mx
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -203,7 +201,7 @@ class GGUFFile:
                 at=at,
                 expected="a unique, non-empty key",
                 found="a second value for this key" if key else "an empty key",
-                hint="the file is damaged, or made by a faulty converter; download or convert it again",
+                hint=FAULTY,
             )
         cursor.spend(512, field)  # each of two dicts gets a new entry
         self.kinds[key] = kind = read_value_type(cursor, f"{field}, type,")
@@ -255,12 +253,11 @@ class GGUFFile:
         if name in self.tensors:
             return self.tensors[name]
         close = difflib.get_close_matches(name, self.tensors, n=3) or list(self.tensors)[:3]
+        others = f"{len(self.tensors):,} others, such as {', '.join(map(shown, close))}"
         raise FormatError(
             where=str(self.path),
             expected=f"a tensor named {shown(name)}",
-            found=f"{len(self.tensors):,} others, such as {', '.join(map(shown, close))}"
-            if close
-            else "no tensors at all",
+            found=others if close else "no tensors at all",
             hint="list them with `inspect`, or choose the file of another model",
         )
 
@@ -301,21 +298,15 @@ def _open_part(file: Path) -> GGUFFile:
         refuse_other_paths(file, "a GGUF file")
         with file.open("rb") as stream:
             if os.fstat(stream.fileno()).st_size == 0:
-                raise FormatError(
-                    where=f"{file}: magic at byte 0",
-                    expected="'GGUF'",
-                    found="an empty file",
-                    hint="download or convert it again",
-                )
+                where, hint = f"{file}: magic at byte 0", "download or convert it again"
+                raise FormatError(where=where, expected="'GGUF'", found="an empty file", hint=hint)
             mapped = MappedFile(stream.fileno(), 0, access=mmap.ACCESS_READ)
             mapped.path, mapped.stat = file, os.fstat(stream.fileno())
-    except SourceError:
+    except (SourceError, FormatError):
         raise
     except OSError as error:
         raise SourceError(f"{file}: cannot be opened ({error.strerror}); check the permissions of the file") from error
     except ValueError as error:
-        if isinstance(error, FormatError):
-            raise
         raise SourceError(f"{shown(str(file))}: not a valid path ({error}); check the path") from error
     try:
         return GGUFFile(file, mapped)
@@ -355,7 +346,7 @@ def _alignment(cursor: Cursor, metadata: dict[str, object], kinds: dict[str, Val
         f"metadata {ALIGNMENT_KEY!r}, before the tensors",
         expected="a UINT32 that is a power of two",
         found=f"{kind.name} {value}" if isinstance(value, int | float) else kind.name,
-        hint="the file is damaged, or made by a faulty converter; download or convert it again",
+        hint=FAULTY,
     )
 
 
@@ -390,10 +381,10 @@ class SplitGGUFFile(GGUFFile):
     """
 
     def __init__(self, parts: Sequence[GGUFFile]) -> None:
-        first = parts[0]
-        self.path, self.version, self.alignment = first.path, first.version, first.alignment
-        self.metadata = {key: value for key, value in first.metadata.items() if key not in _SPLIT_KEYS}
-        self.kinds = {key: kind for key, kind in first.kinds.items() if key not in _SPLIT_KEYS}
+        head = parts[0]
+        self.path, self.version, self.alignment = head.path, head.version, head.alignment
+        self.metadata = {key: value for key, value in head.metadata.items() if key not in _SPLIT_KEYS}
+        self.kinds = {key: kind for key, kind in head.kinds.items() if key not in _SPLIT_KEYS}
         self.data_offset = sum(part.data_offset for part in parts)
         self.tensors = {name: info for part in parts for name, info in part.tensors.items()}
         self._parts = parts
@@ -433,9 +424,8 @@ def _open_split(named: GGUFFile) -> GGUFFile:
     paths = [named.path.with_name(name) for name in names]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
-        more = f" and {len(missing) - 5:,} more" if len(missing) > 5 else ""
         raise SourceError(
-            f"{named.path}: of the {count:,} parts of this split file, {', '.join(missing[:5])}{more} are missing; "
+            f"{named.path}: of the {count:,} parts of this split file, {first(missing, 5)} are missing; "
             "download them to the same folder"
         )
     parts: list[GGUFFile] = []

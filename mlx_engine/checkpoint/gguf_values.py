@@ -114,6 +114,9 @@ def any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
     return out, at
 
 
+CUT_SHORT = "the file is cut short or damaged; download or convert it again"
+FAULTY = "the file is damaged, or made by a faulty converter; download or convert it again"
+
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
 MAX_DEPTH = 8  # the most nested arrays that are read; no known file has nested arrays, and llama.cpp rejects them
 
@@ -124,12 +127,6 @@ _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 _PIECE = 1 << 15
 _OBJECT_BYTES = 256  # an upper bound on a string's or array's object without its data, and its entry in a dict
 _SPARE_BYTES = 1 << 18  # the part of the 1 MB that counted allocations may use; the rest is for uncounted ones
-
-
-def shown(text: object) -> str:
-    """Format `text` for an error message: quoted, escaped, and shortened to one line."""
-    quoted = repr(text)
-    return quoted if len(quoted) <= 80 else f"{quoted[:60]}... ({len(quoted):,} characters)"
 
 
 class Cursor:
@@ -152,7 +149,7 @@ class Cursor:
                 field,
                 expected=f"{n_bytes:,} bytes",
                 found=f"only {self.size - self.at:,} bytes left of {self.size:,}",
-                hint="the file is cut short or damaged; download or convert it again",
+                hint=CUT_SHORT,
             )
 
     def spend(self, n_bytes: int, field: str) -> None:
@@ -166,19 +163,20 @@ class Cursor:
                 hint="no converter writes such a file; it is damaged, or made to exhaust memory",
             )
 
+    def number(self, layout: struct.Struct, field: str) -> Any:
+        """Read a number or a boolean."""
+        self.need(layout.size, field)
+        (value,) = layout.unpack_from(self.buffer, self.at)
+        self.at += layout.size
+        return value
+
     def u32(self, field: str) -> int:
         """Read an unsigned 32-bit integer."""
-        self.need(4, field)
-        (value,) = _U32.unpack_from(self.buffer, self.at)
-        self.at += 4
-        return int(value)
+        return int(self.number(_U32, field))
 
     def u64(self, field: str) -> int:
         """Read an unsigned 64-bit integer."""
-        self.need(8, field)
-        (value,) = _U64.unpack_from(self.buffer, self.at)
-        self.at += 8
-        return int(value)
+        return int(self.number(_U64, field))
 
     def count(self, field: str, *, bytes_each: int) -> int:
         """Read how many items of at least `bytes_each` bytes follow; raise FormatError if the file is too short."""
@@ -190,7 +188,7 @@ class Cursor:
                 at=at,
                 expected=f"at most {(self.size - self.at) // bytes_each:,}, as the rest of the file can hold",
                 found=f"{n:,}",
-                hint="the file is cut short or damaged; download or convert it again",
+                hint=CUT_SHORT,
             )
         return n
 
@@ -199,8 +197,8 @@ class Cursor:
         at = self.at
         length = self.count(field, bytes_each=1)
         if max_bytes is not None and length > max_bytes:
-            hint = "the file is damaged, or made by a faulty converter; download or convert it again"
-            raise self.error(field, at=at, expected=f"at most {max_bytes:,} bytes", found=f"{length:,}", hint=hint)
+            expected = f"at most {max_bytes:,} bytes"
+            raise self.error(field, at=at, expected=expected, found=f"{length:,}", hint=FAULTY)
         # A Python str with one wide character needs four bytes for every character. The decoder's temporary buffer,
         # which may need half of this in addition, is not counted.
         self.spend(4 * length + _OBJECT_BYTES, field)
@@ -252,11 +250,7 @@ def read_value(cursor: Cursor, kind: ValueType, field: str, depth: int = 0) -> o
         return _read_array(cursor, field, depth + 1)
     if kind == ValueType.STRING:
         return cursor.string(field)
-    layout = _SCALARS[kind]
-    cursor.need(layout.size, field)
-    (value,) = layout.unpack_from(cursor.buffer, cursor.at)
-    cursor.at += layout.size
-    return value
+    return cursor.number(_SCALARS[kind], field)
 
 
 def _read_array(cursor: Cursor, field: str, depth: int) -> object:

@@ -28,8 +28,8 @@ from mlx_engine.checkpoint.gguf import (
     VERSIONS,
     padded,
 )
-from mlx_engine.checkpoint.gguf_values import CODES, DTYPES, MAX_DEPTH, MAX_KEY_BYTES, Value, ValueType, shown
-from mlx_engine.errors import OptionError, SourceError
+from mlx_engine.checkpoint.gguf_values import CODES, DTYPES, MAX_DEPTH, MAX_KEY_BYTES, Value, ValueType
+from mlx_engine.errors import OptionError, SourceError, shown
 from mlx_engine.kernels.files import draft
 from mlx_engine.quant.types import GGMLType
 

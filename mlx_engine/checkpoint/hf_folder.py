@@ -10,7 +10,7 @@ from typing import Any
 
 from mlx_engine.checkpoint.paths import read_file, refuse_pointer
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, open_safetensors
-from mlx_engine.errors import SHOWN, FormatError, SourceError
+from mlx_engine.errors import FormatError, SourceError, first
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
@@ -42,10 +42,9 @@ def shards(folder: Path) -> list[SafetensorsFile]:
         names, source = _named_shards(folder) or [SINGLE], "the names of the others"
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
-        more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
         raise SourceError(
             f"{folder}: of {len(names):,} safetensors files (by {source}), "
-            f"{', '.join(missing[:SHOWN])}{more} are missing; download what is missing, "
+            f"{first(missing)} are missing; download what is missing, "
             f"`hf download ORG/NAME --local-dir {shlex.quote(str(folder))}`"
         )
     return [open_safetensors(folder / name) for name in names]
@@ -86,12 +85,8 @@ def read_json(path: Path) -> dict[str, Any]:
     refuse_pointer(path, content, "JSON")
     value = parse_json(content, str(path))
     if not isinstance(value, dict):
-        raise FormatError(
-            where=str(path),
-            expected="a JSON object",
-            found=type(value).__name__,
-            hint="download the file again",
-        )
+        found, hint = type(value).__name__, "download the file again"
+        raise FormatError(where=str(path), expected="a JSON object", found=found, hint=hint)
     return value
 
 

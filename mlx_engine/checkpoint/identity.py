@@ -16,6 +16,11 @@ from mlx_engine.kernels.files import draft
 PIECES, PIECE_BYTES = 256, 16 << 10
 
 
+def _weight_files(path: Path) -> list[Path]:
+    """Return a model file with all its parts, or a folder's safetensors files in order of names."""
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path)
+
+
 def identity(path: Path) -> str:
     """Return a SHA-256, in hex, of the sizes and some bytes of a checkpoint's files, and of the names in a folder.
 
@@ -26,8 +31,7 @@ def identity(path: Path) -> str:
         SourceError: a file cannot be read.
     """
     hashed = hashlib.sha256()
-    files = [*sorted(path.glob("*.safetensors")), path / "config.json"] if path.is_dir() else part_files(path)
-    for file in files:
+    for file in [*_weight_files(path), *([path / "config.json"] if path.is_dir() else [])]:
         try:
             with file.open("rb") as opened:
                 size = opened.seek(0, 2)
@@ -45,7 +49,7 @@ def identity(path: Path) -> str:
 def digest(path: Path) -> str:
     """Return the SHA-256 of a model file with all its parts, or of a folder's safetensors files in order of names."""
     total = hashlib.sha256()
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path):
+    for file in _weight_files(path):
         with file.open("rb") as stream:
             while piece := stream.read(1 << 20):
                 total.update(piece)
@@ -57,9 +61,8 @@ def signature(path: Path) -> str:
 
     The text changes when a file is written again, because programs cannot set its change time (ctime).
     """
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path)
     try:
-        about = [(str(file.resolve()), file.stat()) for file in files]
+        about = [(str(file.resolve()), file.stat()) for file in _weight_files(path)]
     except OSError:
         return ""
     return repr([(file, of.st_size, of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for file, of in about])

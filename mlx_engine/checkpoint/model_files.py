@@ -14,7 +14,7 @@ from mlx_engine.checkpoint.hf_folder import has_safetensors, read_json, shards
 from mlx_engine.checkpoint.mlx_quantization import KEYS, group_entries, read_quantization
 from mlx_engine.checkpoint.quantized import CONFIG, Layer, quant_method, read_layers
 from mlx_engine.checkpoint.safetensors import SafetensorsFile
-from mlx_engine.errors import FormatError, SourceError
+from mlx_engine.errors import FormatError, SourceError, first
 from mlx_engine.quant.weight import Weight
 
 
@@ -216,8 +216,7 @@ def _ggufs(folder: Path, names: Sequence[str]) -> Found:
     ggufs = [name for name in names if name.endswith(".gguf")]
     if not ggufs:
         return None
-    more = f" and {len(ggufs) - 5:,} more" if len(ggufs) > 5 else ""
-    found = f"{'a GGUF file' if len(ggufs) == 1 else f'{len(ggufs):,} GGUF files'}, {', '.join(ggufs[:5])}{more}"
+    found = f"{'a GGUF file' if len(ggufs) == 1 else f'{len(ggufs):,} GGUF files'}, {first(ggufs, 5)}"
     return found, f"name the file: {folder / ggufs[0]}" if len(ggufs) == 1 else f"name one, such as {folder / ggufs[0]}"
 
 

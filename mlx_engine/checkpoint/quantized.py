@@ -90,10 +90,7 @@ def part(files: Files, name: str, *dtypes: str) -> NDArray[Any]:
         FormatError: there is no such tensor, or its type is not among `dtypes`.
     """
     if name not in files:
-        layer = name.rpartition(".")[0]
-        raise FormatError(
-            where=layer, expected=f"a tensor {name!r}", found="none", hint="download or convert the folder again"
-        )
+        raise _damaged(name.rpartition(".")[0], f"a tensor {name!r}", "none")
     return files[name].array(name, *dtypes)
 
 
@@ -116,8 +113,11 @@ def floats(files: Files, name: str) -> NDArray[np.float32]:
 def check_shape(name: str, found: tuple[int, ...], *allowed: tuple[int, ...]) -> None:
     """Raise FormatError if the shape of a tensor is not among `allowed`."""
     if found not in allowed:
-        expected = f"the shape {' or '.join(map(str, allowed))}"
-        raise FormatError(where=name, expected=expected, found=str(found), hint="download or convert the folder again")
+        raise _damaged(name, f"the shape {' or '.join(map(str, allowed))}", str(found))
+
+
+def _damaged(where: str, expected: str, found: str) -> FormatError:
+    return FormatError(where=where, expected=expected, found=found, hint="download or convert the folder again")
 
 
 BLOCK = 32
@@ -154,12 +154,8 @@ class Groups:
     def __post_init__(self) -> None:
         n_groups = self.scales.shape[1]
         if self.groups.size and not (self.groups.min() >= 0 and self.groups.max() < n_groups):
-            raise FormatError(
-                where=self.name,
-                expected=f"columns in groups 0 to {n_groups - 1}",
-                found=f"groups {self.groups.min()} to {self.groups.max()}",
-                hint="download or convert the folder again",
-            )
+            found = f"groups {self.groups.min()} to {self.groups.max()}"
+            raise _damaged(self.name, f"columns in groups 0 to {n_groups - 1}", found)
 
     def weight(self) -> Weight:
         """Return the matrix as Q4_0 or Q8_0 if one of these types can represent its values exactly, else as float32."""
@@ -509,7 +505,7 @@ def _compressed_packed(files: Files, prefix: str, bits: int) -> Layer:
     stored = part(files, f"{prefix}.weight_packed", "I32")
     shape = tuple(int(n) for n in part(files, f"{prefix}.weight_shape", "I64", "I32").reshape(-1))
     if len(shape) != 2 or min(shape) < 0:
-        raise FormatError(where=f"{prefix}.weight_shape", expected="two sizes", found=str(shape), hint="convert again")
+        raise _damaged(f"{prefix}.weight_shape", "two sizes", str(shape))
     n, k = shape
     check_shape(f"{prefix}.weight_packed", stored.shape, (n, -(-k * bits // 32)))
     middle = np.int16(1 << bits - 1)

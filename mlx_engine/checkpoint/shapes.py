@@ -136,7 +136,6 @@ class Qwen3Shape(Shape):
 
     @property
     def suffix(self) -> str:
-        """The end of a GGUF file's name."""
         return "q8_0.gguf"
 
     def settings(self) -> dict[str, object]:
@@ -155,7 +154,6 @@ class Qwen3Shape(Shape):
         }
 
     def tensors(self) -> Iterator[RandomTensor]:
-        """Yield the embedding table, which is the head too, and the layers."""
         yield matrix("token_embd", self.vocab_size, self.hidden_size, gain=0.6)
         yield norm("output_norm", self.hidden_size)
         for i in range(self.n_layers):
@@ -219,7 +217,6 @@ class Qwen35Shape(Qwen3Shape):
     interval: ClassVar[int] = 4
 
     def settings(self) -> dict[str, object]:
-        """Return the settings, with those of the delta networks."""
         return super().settings() | {
             "rope.dimension_count": self.head_dim // 4,
             # The sections of position ids that llama.cpp expects in every file.
@@ -233,7 +230,6 @@ class Qwen35Shape(Qwen3Shape):
         }
 
     def layer(self, i: int) -> Iterator[RandomTensor]:
-        """Yield the tensors of a layer, with attention or a delta network."""
         at = f"blk.{i}."
         yield norm(f"{at}attn_norm", self.hidden_size)
         yield norm(f"{at}post_attention_norm", self.hidden_size)
@@ -264,11 +260,9 @@ class Qwen35NextShape(Qwen35Shape):
     """Sizes of a dense Qwen3.5 with its layer of multi-token prediction, which has attention."""
 
     def settings(self) -> dict[str, object]:
-        """Return the settings, with the layer of multi-token prediction."""
         return super().settings() | {"block_count": self.n_layers + 1, "nextn_predict_layers": 1}
 
     def tensors(self) -> Iterator[RandomTensor]:
-        """Yield the tensors, then the tensors of the layer of multi-token prediction."""
         yield from super().tensors()
         at, D = f"blk.{self.n_layers}.", self.hidden_size
         yield norm(f"{at}attn_norm", D)
@@ -291,7 +285,6 @@ class Qwen3MoeShape(Qwen3Shape):
     architecture = "qwen3moe"
 
     def settings(self) -> dict[str, object]:
-        """Return the settings, with those of the experts."""
         return super().settings() | {
             "expert_count": self.n_experts,
             "expert_used_count": self.n_experts_used,
@@ -299,12 +292,10 @@ class Qwen3MoeShape(Qwen3Shape):
         }
 
     def tensors(self) -> Iterator[RandomTensor]:
-        """Yield the tensors, with a head."""
         yield from super().tensors()
         yield matrix("output", self.vocab_size, self.hidden_size)
 
     def ffn(self, at: str) -> Iterator[RandomTensor]:
-        """Yield the router and the experts."""
         D, F, X = self.hidden_size, self.expert_size, self.n_experts
         yield matrix(f"{at}ffn_gate_inp", X, D, type=F32)
         yield matrix(f"{at}ffn_gate_exps", X, F, D)
@@ -332,7 +323,6 @@ class DeepSeek2Shape(Qwen3MoeShape):
     architecture = "deepseek2"
 
     def settings(self) -> dict[str, object]:
-        """Return the settings, with those of latent attention."""
         return super().settings() | {
             "attention.head_count_kv": 1,
             "attention.q_lora_rank": self.q_latent,
@@ -351,12 +341,10 @@ class DeepSeek2Shape(Qwen3MoeShape):
         }
 
     def head_norms(self, at: str) -> Iterator[RandomTensor]:
-        """Yield the norms of the latents."""
         yield norm(f"{at}attn_q_a_norm", self.q_latent)
         yield norm(f"{at}attn_kv_a_norm", self.latent)
 
     def attention(self, at: str, q_rows: int = 1) -> Iterator[RandomTensor]:
-        """Yield the matrices of latent attention."""
         D, H, E = self.hidden_size, self.n_heads, self.head_dim
         yield matrix(f"{at}attn_q_a", self.q_latent, D)
         yield matrix(f"{at}attn_q_b", H * (E + self.rope_dim), self.q_latent)
@@ -395,7 +383,6 @@ class NemotronHShape(Qwen3Shape):
     architecture = "nemotron_h"
 
     def settings(self) -> dict[str, object]:
-        """Return the settings, with the kinds of layers and the sizes of the mixers."""
         return super().settings() | {
             "attention.head_count_kv": [self.n_kv_heads * (kind == "*") for kind in self.pattern],
             "feed_forward_length": [self.intermediate_size * (kind == "-") for kind in self.pattern],
@@ -411,7 +398,6 @@ class NemotronHShape(Qwen3Shape):
         }
 
     def tensors(self) -> Iterator[RandomTensor]:
-        """Yield the tensors, with a head."""
         yield from super().tensors()
         yield matrix("output", self.vocab_size, self.hidden_size)
 
@@ -447,7 +433,6 @@ class FolderShape(Shape):
 
     @property
     def suffix(self) -> str:
-        """The end of a folder's name."""
         return self.type.name.lower()
 
     @abstractmethod
@@ -496,15 +481,12 @@ class GPT2Shape(FolderShape):
     type: GGMLType = F32
 
     def config(self) -> dict[str, Any]:
-        """Return config.json: these sizes, and the other values of openai-community/gpt2."""
+        """Return config.json: these sizes, and the values of openai-community/gpt2 that are no defaults."""
         return {
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
-            "attn_pdrop": 0.1,
             "bos_token_id": self.vocab_size - 1,
-            "embd_pdrop": 0.1,
             "eos_token_id": self.vocab_size - 1,
-            "initializer_range": 0.02,
             "layer_norm_epsilon": 1e-5,
             "model_type": "gpt2",
             "n_ctx": self.context_length,
@@ -512,13 +494,6 @@ class GPT2Shape(FolderShape):
             "n_head": self.n_heads,
             "n_layer": self.n_layers,
             "n_positions": self.context_length,
-            "resid_pdrop": 0.1,
-            "summary_activation": None,
-            "summary_first_dropout": 0.1,
-            "summary_proj_to_labels": True,
-            "summary_type": "cls_index",
-            "summary_use_proj": True,
-            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
             "vocab_size": self.vocab_size,
         }
 
@@ -563,36 +538,27 @@ class Gemma3Shape(FolderShape):
     type: GGMLType = BF16
 
     def config(self) -> dict[str, Any]:
-        """Return config.json: these sizes, and the other values of google/gemma-3-1b-it."""
+        """Return config.json: these sizes, and the values of google/gemma-3-1b-it that are no defaults."""
         return {
             "architectures": ["Gemma3ForCausalLM"],
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "attn_logit_softcapping": None,
             "bos_token_id": 2,
-            "cache_implementation": "hybrid",
             "eos_token_id": [1, 106],
-            "final_logit_softcapping": None,
             "head_dim": self.head_dim,
             "hidden_activation": "gelu_pytorch_tanh",
             "hidden_size": self.hidden_size,
-            "initializer_range": 0.02,
             "intermediate_size": self.intermediate_size,
             "max_position_embeddings": self.context_length,
             "model_type": "gemma3_text",
             "num_attention_heads": self.n_heads,
             "num_hidden_layers": self.n_layers,
             "num_key_value_heads": self.n_kv_heads,
-            "pad_token_id": 0,
             "query_pre_attn_scalar": 256,
             "rms_norm_eps": 1e-6,
             "rope_local_base_freq": 10_000,
-            "rope_scaling": None,
             "rope_theta": 1_000_000,
             "sliding_window": self.window,
             "sliding_window_pattern": 6,
             "torch_dtype": "bfloat16",
-            "use_cache": True,
             "vocab_size": self.vocab_size,
         }
 
@@ -674,43 +640,16 @@ SHAPES: dict[str, Shape] = {
     "qwen3.5-0.8b-mtp": Qwen35NextShape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     # 4 of 27 layers of DeepSeek-V2-Lite, and 4 of 52 layers of Nemotron-H 8B, with the same fraction of the vocabulary.
     "deepseek-v2-lite-4": DeepSeek2Shape(
-        4,
-        2048,
-        10_944,
-        16,
-        1,
-        128,
-        15_168,
-        163_840,
-        1e4,
-        64,
-        6,
-        1408,
-        n_shared=2,
-        q_latent=768,
-        latent=512,
+        4, 2048, 10_944, 16, 1, 128, 15_168, 163_840, 1e4, 64, 6, 1408, n_shared=2, q_latent=768, latent=512,
         rope_dim=64,
     ),
     "nemotron-h-4": NemotronHShape(
-        4,
-        4096,
-        21_504,
-        32,
-        8,
-        128,
-        10_080,
-        8192,
-        1e4,
-        pattern="M-M*",
-        n_space_heads=128,
-        space_head_dim=64,
-        n_groups=8,
-        state_dim=128,
-        conv_kernel=4,
+        4, 4096, 21_504, 32, 8, 128, 10_080, 8192, 1e4, pattern="M-M*", n_space_heads=128, space_head_dim=64,
+        n_groups=8, state_dim=128, conv_kernel=4,
     ),
     "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
     "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
-}
+}  # fmt: skip
 # The folder for shapes that are deleted after use; None keeps them in the cache folder.
 _temporary: Path | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
 from typing import Annotated, Any
 
 try:
@@ -45,35 +45,20 @@ SUMMARIES = {
 }
 
 
-class Commands(MutableMapping[str, Any]):
+class Commands(UserDict[str, Any]):
     """The commands by name. A command is imported when it is looked up."""
 
-    def __init__(self) -> None:
-        self._made = dict[str, Any].fromkeys(SUMMARIES)
-
     def __getitem__(self, name: str) -> Any:
-        found = self._made[name]
+        found = self.data[name]
         if found is None:
             found = getattr(importlib.import_module(f"mlx_engine.commands.{name}"), name)
             if not isinstance(found, typer.Typer):
                 alone = typer.Typer(add_completion=False)
                 alone.command(name, cls=Command)(found)
                 found = alone
-            found = self._made[name] = typer.main.get_command(found)
+            found = self.data[name] = typer.main.get_command(found)
             found.name, found.help = name, found.help or f"{SUMMARIES[name]}."
         return found
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
 
 
 class Application(Group):
@@ -82,7 +67,7 @@ class Application(Group):
     summaries = SUMMARIES
 
     def __init__(self, **about: Any) -> None:
-        super().__init__(**about | {"commands": Commands()})
+        super().__init__(**about | {"commands": Commands(dict.fromkeys(SUMMARIES))})
 
 
 def _print_version(wanted: bool) -> None:

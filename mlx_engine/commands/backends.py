@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json as json_module
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from mlx_engine.commands.console import reports_errors
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting
+from mlx_engine.options import option
 
 # Backends whose dispatches are counted.
 ON_GPU = ("mlx", "metal", "cuda")
@@ -18,12 +17,11 @@ ON_GPU = ("mlx", "metal", "cuda")
 @reports_errors
 @takes_groups
 def backends(
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Also print the GPU dispatches and bytes of one token of this model."),
-    ] = None,
+    model: str | None = option(
+        None, "Also print the GPU dispatches and bytes of one token of this model.", flags=("--model", "-m")
+    ),
     allow_setting: AllowSetting = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """List the backends, slowest first, and say why this machine cannot run some of them."""
     from mlx_engine.backends import auto, backend_names, summary, unavailable

@@ -16,7 +16,7 @@ from mlx_engine.commands.options.groups import flags_given, takes_groups
 from mlx_engine.commands.options.model import ComputeOptions, Draft, Model
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import OptionError, SourceError, is_number, listed, require
-from mlx_engine.options import AUTO_SPECULATION
+from mlx_engine.options import AUTO_SPECULATION, option
 
 if TYPE_CHECKING:
     from mlx_engine.bench import concurrency
@@ -45,27 +45,19 @@ class MeasureOptions:
     """The tests, and their model and backends."""
 
     model: Model = "builtin"
-    backend: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--backend",
-            "-b",
-            help="Backend to measure, or all; may be given several times.",
-            show_default="auto; with --sweep all",
-        ),
-    ] = None
-    n_prompt: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--n-prompt",
-            "-p",
-            help="Prompt tokens of a prefill test: 512, 128,512 or 64-256+64.",
-            show_default="512; with --sweep what suits the model",
-        ),
-    ] = None
-    n_gen: Annotated[
-        list[str] | None, typer.Option("--n-gen", "-n", help="Generated tokens of a decode test.", show_default="64")
-    ] = None
+    backend: list[str] | None = option(
+        None,
+        "Backend to measure, or all; may be given several times.",
+        flags=("--backend", "-b"),
+        unset="auto; with --sweep all",
+    )
+    n_prompt: list[str] | None = option(
+        None,
+        "Prompt tokens of a prefill test: 512, 128,512 or 64-256+64.",
+        flags=("--n-prompt", "-p"),
+        unset="512; with --sweep what suits the model",
+    )
+    n_gen: list[str] | None = option(None, "Generated tokens of a decode test.", flags=("--n-gen", "-n"), unset="64")
     both: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,71 +69,54 @@ class MeasureOptions:
         typer.Option("--n-depth", "-d", help="Tokens already in the context when a test begins.", show_default="0"),
     ] = None
 
+    @property
+    def names(self) -> list[str]:
+        """The chosen backends; without --backend the fastest one."""
+        return names_of(self.backend or ["auto"])
+
 
 @dataclass(frozen=True)
 class TimingOptions:
     """How each test is measured."""
 
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Repetitions of every test.")] = 5
-    kv: Annotated[
-        bool | None,
-        typer.Option(
-            "--kv/--no-kv", help="Use a KV cache, or recompute the whole sequence for every token.", show_default="kv"
-        ),
-    ] = None
-    no_overlap: Annotated[
-        bool, typer.Option("--no-overlap", help="Wait for each token before the next forward pass is queued on a GPU.")
-    ] = False
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            "--budget",
-            help="Seconds for each test on each backend; longer tests are estimated and marked with ~.",
-            show_default="none; with --sweep 10",
-        ),
-    ] = None
+    repetitions: int = option(5, "Repetitions of every test.", flags=("--repetitions", "-r"), least=1)
+    kv: bool | None = option(
+        None, "Use a KV cache, or recompute the whole sequence for every token.", flags=("--kv/--no-kv",), unset="kv"
+    )
+    no_overlap: bool = option(False, "Wait for each token before the next forward pass is queued on a GPU.")
+    budget: float | None = option(
+        None,
+        "Seconds for each test on each backend; longer tests are estimated and marked with ~.",
+        unset="none; with --sweep 10",
+    )
 
 
 @dataclass(frozen=True)
 class OutputOptions:
     """Output format and folder."""
 
-    output: Annotated[str, typer.Option("--output", "-o", help="Format of the output: md, csv, json or jsonl.")] = "md"
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="Folder for all samples (JSON) and the tables (Markdown).",
-            show_default="none; with --sweep and --concurrency bench-results/MODEL-TIME",
-        ),
-    ] = None
+    output: str = option("md", "Format of the output: md, csv, json or jsonl.", flags=("--output", "-o"))
+    out: Path | None = option(
+        None,
+        "Folder for all samples (JSON) and the tables (Markdown).",
+        unset="none; with --sweep and --concurrency bench-results/MODEL-TIME",
+    )
 
 
 @dataclass(frozen=True)
 class ModeOptions:
     """Modes other than single tests."""
 
-    sweep: Annotated[
-        bool,
-        typer.Option(
-            "--sweep", help="Measure every backend, slowest first: tables, plots, and the speedup of each step."
-        ),
-    ] = False
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(
-            "--compare", metavar="OLD NEW", help="Compare two JSON files that bench wrote; nothing is measured."
-        ),
-    ] = None
-    speculate: Annotated[
-        Path | None,
-        typer.Option(
-            "--speculate",
-            metavar="FILE",
-            help="Answer each text of this file with and without proposed tokens. A line is a JSON object with prompt "
-            "or prompts, and perhaps name, max_tokens, prediction, right (a share), drafter and copies.",
-        ),
-    ] = None
+    sweep: bool = option(False, "Measure every backend, slowest first: tables, plots, and the speedup of each step.")
+    compare: tuple[Path, Path] | None = option(
+        None, "Compare two JSON files that bench wrote; nothing is measured.", metavar="OLD NEW"
+    )
+    speculate: Path | None = option(
+        None,
+        "Answer each text of this file with and without proposed tokens. A line is a JSON object with prompt "
+        "or prompts, and perhaps name, max_tokens, prediction, right (a share), drafter and copies.",
+        metavar="FILE",
+    )
     draft: Draft = None
 
 
@@ -149,41 +124,28 @@ class ModeOptions:
 class ConcurrencyOptions:
     """Several clients at once."""
 
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency",
-            metavar="N,N...",
-            help="Measure N clients at once, each of which submits its next request when its last one has ended.",
-            show_default="off; with --url 1,2,4,8,16,32",
-        ),
-    ] = None
-    requests: Annotated[int, typer.Option("--requests", min=1, help="With --concurrency: requests of each client.")] = 2
-    prefix_cache: Annotated[
-        bool | None,
-        typer.Option(
-            "--prefix-cache/--no-prefix-cache",
-            help="With --concurrency: keep prompts for later requests that share a prefix.",
-            show_default="no-prefix-cache; with --shared-prefix prefix-cache",
-        ),
-    ] = None
-    shared_prefix: Annotated[
-        int,
-        typer.Option(
-            "--shared-prefix",
-            min=0,
-            metavar="K",
-            help="With --concurrency: K tokens before each prompt that all have in common; prints the time to first "
-            "token cold, warm, and of prompts of the same length that share nothing.",
-        ),
-    ] = 0
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url", help="Measure an OpenAI-compatible server at this address, over HTTP.", show_default="off"
-        ),
-    ] = None
-    api_key: Annotated[str | None, typer.Option("--api-key", help="With --url: the server's key.")] = None
+    concurrency: str | None = option(
+        None,
+        "Measure N clients at once, each of which submits its next request when its last one has ended.",
+        metavar="N,N...",
+        unset="off; with --url 1,2,4,8,16,32",
+    )
+    requests: int = option(2, "With --concurrency: requests of each client.", least=1)
+    prefix_cache: bool | None = option(
+        None,
+        "With --concurrency: keep prompts for later requests that share a prefix.",
+        flags=("--prefix-cache/--no-prefix-cache",),
+        unset="no-prefix-cache; with --shared-prefix prefix-cache",
+    )
+    shared_prefix: int = option(
+        0,
+        "With --concurrency: K tokens before each prompt that all have in common; prints the time to first "
+        "token cold, warm, and of prompts of the same length that share nothing.",
+        metavar="K",
+        least=0,
+    )
+    url: str | None = option(None, "Measure an OpenAI-compatible server at this address, over HTTP.", unset="off")
+    api_key: str | None = option(None, "With --url: the server's key.")
 
     @property
     def is_wanted(self) -> bool:
@@ -219,7 +181,7 @@ def bench(
         refuse_sharing(tests, mode, clients)
     with sharing.joined() as shard:
         if shard is not None and not shard.is_leader:
-            follow(tests.model, names_of(tests.backend or ["auto"])[0], shard, compute.options() | conversion.options())
+            follow(tests.model, tests.names[0], shard, compute.options() | conversion.options())
         elif clients.is_wanted:
             print_snapshots(clients_rows(clients, tests, timing, compute, given, shard), tests.model, output)
         elif mode.speculate is not None:
@@ -232,19 +194,14 @@ def bench(
             how: dict[str, Any] = {"quant": conversion, "shard": shard, **compute.options()}
             how |= {"repetitions": timing.repetitions, "budget": timing.budget, "overlap": not timing.no_overlap}
             chosen = tests_of(tests.n_prompt, tests.n_gen, tests.both, tests.depth)
-            names = names_of(tests.backend or ["auto"])
-            run_tests(tests.model, names, chosen, output, kv=(timing.kv is not False,), **how)
+            run_tests(tests.model, tests.names, chosen, output, kv=(timing.kv is not False,), **how)
 
 
 # ---- checks of the options, and plans made of them ----
 
 
 def check_values(timing: TimingOptions, output: OutputOptions) -> None:
-    """Check the values of options before anything is run.
-
-    Raises:
-        OptionError: a value is invalid.
-    """
+    """Raise OptionError if the value of an option is invalid."""
     from mlx_engine.bench.tables import FORMATS
 
     require(
@@ -276,7 +233,7 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
     else:
         for flag in (given[name] for name in ONLY_OF_CLIENTS if name in given):
             needed = "--concurrency or --url"
-            require(False, option=flag, expected=needed, found=flag, message=f"{flag} needs {needed}")
+            raise OptionError(f"{flag} needs {needed}", option=flag, expected=needed, found=flag)
         if mode.compare is not None:
             refuse("--compare", [flag for name, flag in given.items() if name not in ("compare", "out")])
         elif mode.sweep:
@@ -291,9 +248,9 @@ def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: Concurrenc
     """
     modes = {"--sweep": mode.sweep, "--compare": mode.compare is not None, "--url": clients.url is not None}
     refuse("--shard", [flag for flag, is_given in modes.items() if is_given])
-    names = names_of(tests.backend or ["auto"])
-    message = f"--shard measures one backend, not {', '.join(names)}"
-    require(len(names) == 1, option="--shard", expected="one backend with it", found=", ".join(names), message=message)
+    names = ", ".join(tests.names)
+    message = f"--shard measures one backend, not {names}"
+    require(len(tests.names) == 1, option="--shard", expected="one backend with it", found=names, message=message)
 
 
 def refuse(option: str, others: Sequence[str]) -> None:
@@ -418,10 +375,9 @@ def print_speculation(
     texts, found = texts_of(file), list[Row]()
     if output.out is not None:
         make_folder(output.out)
-    names = names_of(tests.backend or ["auto"])
     how: dict[str, Any] = {"quant": compute.conversion(), "shard": shard, **compute.options()}
     how |= {"speculate": AUTO_SPECULATION, "draft": draft}
-    for about, reason, bench in engines(tests.model, names, lambda opened: opened.check_memory(), **how):
+    for about, reason, bench in engines(tests.model, tests.names, lambda opened: opened.check_memory(), **how):
         if bench is None:
             notice(f"{about['backend']} is not available: {reason}")
             continue
@@ -449,8 +405,7 @@ def clients_rows(
         return lambda announce: server_rows(Served(url, model=model, api_key=clients.api_key), plan, announce=announce)
     how: dict[str, Any] = {"quant": compute.conversion(), "shard": shard, **compute.options()}
     how |= {"overlap": not timing.no_overlap, "prefix_cache": clients.caches_prefixes}
-    names = names_of(tests.backend or ["auto"])
-    return lambda announce: engine_rows(tests.model, names, plan, announce=announce, **how)
+    return lambda announce: engine_rows(tests.model, tests.names, plan, announce=announce, **how)
 
 
 def print_snapshots(measure: Snapshots, model: str, output: OutputOptions) -> None:

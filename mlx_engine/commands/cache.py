@@ -19,6 +19,7 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, exact, plain, print_json
 from mlx_engine.errors import OptionError, SourceError, size
+from mlx_engine.options import option
 
 cache = typer.Typer(
     cls=Group,
@@ -61,7 +62,7 @@ class Kept:
 @takes_groups
 def list_(
     prefix_dir: PrefixDir = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """List downloaded models, models with random weights, compiled kernels and prefixes, with sizes and paths."""
     items = everything_kept(prefix_dir)
@@ -82,7 +83,7 @@ def remove(
     names: Annotated[list[str] | None, typer.Argument(help="Names as `cache list` prints them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove everything that `cache list` prints.")] = False,
     prefix_dir: PrefixDir = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: bool = option(False, "Do not ask.", flags=("--yes", "-y")),
 ) -> None:
     """Remove models, prefixes or compiled kernels from disk. Other programs may use the same downloads of the hub."""
     if bool(names) == everything:
@@ -114,11 +115,7 @@ def everything_kept(prefix_dir: Path | None) -> list[Kept]:
 
 
 def named(items: Sequence[Kept], name: str) -> Kept:
-    """Return the item of this name.
-
-    Raises:
-        OptionError: there is none.
-    """
+    """Return the item of this name; raise OptionError if there is none."""
     item = next((item for item in items if item.name == name), None)
     if item is None:
         known = ", ".join(item.name for item in items) or "nothing"
@@ -128,11 +125,7 @@ def named(items: Sequence[Kept], name: str) -> Kept:
 
 
 def confirmed(items: Sequence[Kept]) -> bool:
-    """Ask on the terminal whether to remove the items.
-
-    Raises:
-        OptionError: stdin is not a terminal.
-    """
+    """Ask on the terminal whether to remove the items; raise OptionError if stdin is not a terminal."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise OptionError("cache remove needs --yes where there is no terminal to ask on", option="--yes")
     total = size(sum(item.nbytes for item in items))
@@ -150,10 +143,7 @@ def lines_of(items: Sequence[Kept]) -> list[str]:
 
 
 def kept() -> list[Kept]:
-    """Return what is on disk except prefixes, models first. Unfinished files of dead processes are removed first.
-
-    The hub's folder is shared with other programs that use the hub.
-    """
+    """Remove the unfinished files of dead processes, and return what is on disk, models first, without prefixes."""
     from mlx_engine.checkpoint import shapes
     from mlx_engine.kernels.files import remove_dead
 

@@ -44,7 +44,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.suggested import IDLE_IF_GREEDY, described
 from mlx_engine.errors import ContextLengthError, EngineError, OptionError, SourceError, shown
 from mlx_engine.kernels.files import draft
-from mlx_engine.options import AUTO_SPECULATION, Options, Sampling, aliases, declared
+from mlx_engine.options import AUTO_SPECULATION, Options, Sampling, aliases, declared, option
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -67,36 +67,34 @@ BUILTIN = (
 )
 
 
+@dataclass(frozen=True)
+class PromptOptions:
+    """Prompt. What a conversation begins with, and whether typed messages are kept."""
+
+    system: str | None = option(None, "System message.")
+    load: Path | None = option(None, "Continue the conversation of a file that /save wrote.")
+    session: str | None = option(
+        None,
+        "Continue the conversation of this name, without reading it again, and keep it at the end.",
+        metavar="NAME",
+        is_rare=True,
+    )
+    tools: list[Path] | None = option(
+        None,
+        "Let the model call the functions of a Python file; chat asks you before each call. May be given several "
+        "times.",
+        metavar="FILE.py",
+    )
+    think: Think = None
+    no_history: bool = option(False, "Do not keep the typed messages for later runs, nor offer earlier ones.")
+
+
 @reports_errors
 @takes_groups
 def chat(
     *,
     invocation: typer.Context,
-    system: Annotated[str | None, typer.Option("--system", help="System message.", rich_help_panel="Prompt")] = None,
-    load: Annotated[
-        Path | None,
-        typer.Option("--load", help="Continue the conversation of a file that /save wrote.", rich_help_panel="Prompt"),
-    ] = None,
-    session: Annotated[
-        str | None,
-        typer.Option(
-            "--session",
-            metavar="NAME",
-            help="Continue the conversation of this name, without reading it again, and keep it at the end.",
-            rich_help_panel="Prompt",
-        ),
-        RARE,
-    ] = None,
-    tools: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--tools",
-            metavar="FILE.py",
-            help="Let the model call the functions of a Python file; chat asks you before each call. May be given "
-            "several times.",
-            rich_help_panel="Prompt",
-        ),
-    ] = None,
+    prompt: PromptOptions,
     model: Model = "builtin",
     backend: Backend = "auto",
     run: Options,
@@ -107,19 +105,10 @@ def chat(
         bool,
         typer.Option("--suggested/--no-suggested", help=SUGGESTED, rich_help_panel=first_sentence(Sampling.__doc__)),
     ] = True,
-    think: Think = None,
     strict: Strict = False,
     speculate: Speculate = AUTO_SPECULATION,
     draft: Draft = None,
     adapter: AdapterPaths = None,
-    no_history: Annotated[
-        bool,
-        typer.Option(
-            "--no-history",
-            help="Do not keep the typed messages for later runs, nor offer earlier ones.",
-            rich_help_panel="Prompt",
-        ),
-    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.", rich_help_panel="Output")
     ] = False,
@@ -131,7 +120,7 @@ def chat(
     from mlx_engine.conversation.functions import tools_of
     from mlx_engine.tokenizer.chat_prompt import thinking
 
-    functions = [function for path in tools or () for function in functions_of(path)]
+    functions = [function for path in prompt.tools or () for function in functions_of(path)]
     described = tools_of(functions)
     how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
     how["adapters"] = one_adapter(adapter)
@@ -145,25 +134,25 @@ def chat(
             opened = engine.open_source(name, used, progress=progress, **how)
         chosen = choose_sampling(invocation, run.sampling, opened, suggested=suggested)
         options = replace(run, sampling=chosen.sampling)
-        variables = thinking(opened.prompts.tokenizer.chat_template, think)
-        check(opened.prompts, options, list(messages) or shortest(system), variables, described)
+        variables = thinking(opened.prompts.tokenizer.chat_template, prompt.think)
+        check(opened.prompts, options, list(messages) or shortest(prompt.system), variables, described)
         with progress_bar("loading", quiet=quiet) as progress:
             loaded = engine.Engine(opened, progress)
         prefixes.use(loaded)
-        conversation = Conversation(loaded, options, system=system, variables=variables, tools=described)
+        conversation = Conversation(loaded, options, system=prompt.system, variables=variables, tools=described)
         greet(name, conversation, chosen, quiet=quiet)
         return conversation
 
-    kept = None if session is None else session_file(session)
-    if kept is not None and load is not None:
-        raise OptionError("give either --session or --load", option="--session", found=session)
-    messages = [] if load is None else read_messages(str(load))
+    kept = None if prompt.session is None else session_file(prompt.session)
+    if kept is not None and prompt.load is not None:
+        raise OptionError("give either --session or --load", option="--session", found=prompt.session)
+    messages = [] if prompt.load is None else read_messages(str(prompt.load))
     conversation = begin(model, messages)
     if kept is not None and kept.exists():
         resume(conversation, kept)
-    if load is not None:
-        continue_from(conversation, messages, str(load))
-    typed = typed_messages(completer, keeps_history=not no_history)
+    if prompt.load is not None:
+        continue_from(conversation, messages, str(prompt.load))
+    typed = typed_messages(completer, keeps_history=not prompt.no_history)
     named = {about["function"]["name"]: each for about, each in zip(described, functions, strict=True)}
     talking = Chat(conversation, begin, named)
     try:
@@ -338,10 +327,7 @@ DECLINED = "The user does not want this call to be made."
 def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
     """Ask the user whether to make a call, and return its result, or a text for the model if it is not made.
 
-    Args:
-        chat: has the functions, and the names of those that may be called without asking.
-        call: the call.
-        replies: yields the lines that the user types.
+    `replies` yields the lines that the user types.
     """
     from mlx_engine.conversation.functions import call_function
 
@@ -392,10 +378,7 @@ def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
 
 
 def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Conversation, *, quiet: bool) -> None:
-    """Print text and reasoning piece by piece until they end or `stop` is set, then a line feed. Calls are not printed.
-
-    Reasoning is dimmed in a terminal, with an empty line after it; elsewhere it goes to stderr, unless `quiet` is set.
-    """
+    """Print text and reasoning until they end or `stop` is set, then a line feed. Calls are not printed."""
     reader = conversation.reader()
     with AnswerPrinter(quiet=quiet) as printer:
         for piece in pieces:
@@ -407,10 +390,7 @@ def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Con
 
 
 class AnswerPrinter(TextWriter):
-    """Prints the pieces of one answer. Reasoning is dimmed in a terminal; elsewhere it goes to stderr.
-
-    With `quiet`, reasoning that would go to stderr is not printed.
-    """
+    """Prints the pieces of one answer. Reasoning is dimmed in a terminal; elsewhere it goes to stderr if not quiet."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(sys.stdout)
@@ -795,11 +775,9 @@ def unwrapped(text: str) -> str:
 
 
 def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = True) -> Iterator[str]:
-    """Yield the messages of the user until the input ends.
+    """Yield the messages of the user until the input ends. `completer` makes the completer of a line in a terminal.
 
-    Args:
-        completer: makes the completer of a line in a terminal.
-        keeps_history: keep the messages typed in a terminal for later runs, and offer the messages of earlier runs.
+    With `keeps_history`, messages typed in a terminal are kept for later runs, and those of earlier runs are offered.
 
     Raises:
         OptionError: there is no standard input, or it is not UTF-8.
@@ -819,9 +797,7 @@ def history_file() -> Path:
 
 
 def kept_history() -> History | None:
-    """Return the history of typed messages: those of earlier runs; new ones are added to its file.
-
-    Only this user can read the file.
+    """Return the messages of earlier runs. New ones are added to their file, which only this user can read.
 
     Return None, with a notice, if the file cannot be written.
     """

@@ -43,7 +43,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.errors import EngineError, OptionError, SourceError
 from mlx_engine.errors import size as size_of
-from mlx_engine.options import AUTO_SPECULATION, Options, Sampling
+from mlx_engine.options import AUTO_SPECULATION, Options, Sampling, option
 
 if TYPE_CHECKING:
     from mlx_engine.cache.pool import CacheSize
@@ -85,28 +85,18 @@ class PromptOptions:
     prompt_option: Annotated[
         str | None, typer.Option("--prompt", "-p", metavar="PROMPT", help="The same as the argument.")
     ] = None
-    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file.")] = (
-        None
-    )
-    batch_file: Annotated[
-        Path | None,
-        typer.Option("--batch-file", help="Run every non-blank line of this file as a prompt; - reads stdin."),
-    ] = None
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Send the prompt as one user message through the model's chat template.")
-    ] = False
-    system: Annotated[str | None, typer.Option("--system", help="System message, with --chat.")] = None
+    prompt_file: Path | None = option(None, "Read the prompt from this file.", flags=("--prompt-file", "-f"))
+    batch_file: Path | None = option(None, "Run every non-blank line of this file as a prompt; - reads stdin.")
+    chat: bool = option(False, "Send the prompt as one user message through the model's chat template.")
+    system: str | None = option(None, "System message, with --chat.")
     think: Think = None
-    prompt_cache: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompt-cache",
-            metavar="FILE",
-            help="Read keys and values from this file, as far as it has the same prompt; at the end, write those of "
-            "the prompt and the generated text to it.",
-        ),
-        RARE,
-    ] = None
+    prompt_cache: Path | None = option(
+        None,
+        "Read keys and values from this file, as far as it has the same prompt; at the end, write those of "
+        "the prompt and the generated text to it.",
+        metavar="FILE",
+        is_rare=True,
+    )
 
     def check(self) -> None:
         """Check for options that exclude each other, before anything is read.
@@ -123,9 +113,9 @@ class PromptOptions:
             raise OptionError("--batch-file cannot be combined with a prompt", option="--batch-file", found=str(other))
         if self.batch_file is not None and self.prompt_cache is not None:
             raise OptionError("--prompt-cache cannot be combined with --batch-file", option="--prompt-cache")
-        for option, value in (("--system", self.system), ("--think", self.think)):
+        for flag, value in (("--system", self.system), ("--think", self.think)):
             if value is not None and not self.chat:
-                raise OptionError(f"{option} needs --chat", option=option, found=value)
+                raise OptionError(f"{flag} needs --chat", option=flag, found=value)
         if self.system is not None:
             checked_text(self.system, "--system")
 
@@ -225,33 +215,17 @@ class PromptOptions:
 class OutputOptions:
     """Output."""
 
-    log_level: Annotated[
-        str | None,
-        typer.Option(
-            "--log-level",
-            help="Log to stderr: info (every token), debug (every forward pass) or trace (every operation).",
-        ),
-        RARE,
-    ] = None
-    no_echo: Annotated[
-        bool,
-        typer.Option(
-            "--no-echo",
-            help="Print the generated text without the prompt before it.",
-        ),
-    ] = False
-    per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every forward pass."), RARE] = (
-        False
+    log_level: str | None = option(
+        None, "Log to stderr: info (every token), debug (every forward pass) or trace (every operation).", is_rare=True
     )
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Also print the model, its KV cache and all timings."),
-    ] = False
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
+    no_echo: bool = option(False, "Print the generated text without the prompt before it.")
+    per_pass: bool = option(False, "Also print the time of every forward pass.", is_rare=True)
+    quiet: bool = option(False, "Print only warnings and errors on stderr.", flags=("--quiet", "-q"))
+    verbose: bool = option(False, "Also print the model, its KV cache and all timings.", flags=("--verbose", "-v"))
+    json: bool = option(False, "Print one JSON object instead of text.")
 
     def check(self) -> None:
-        """Raise OptionError if options exclude each other."""
+        """Raise OptionError if --verbose and --quiet are given."""
         if self.quiet and self.verbose:
             raise OptionError("--verbose cannot be combined with --quiet", option="--verbose")
 
@@ -441,19 +415,16 @@ def closing(
         tables += [table(tokens, engine.tokenizer)] if tokens else []
     if is_batch:
         tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
-        if output.verbose:
-            return [*tables, *finished_batch(generations, seconds), *proposals(engine)]
-        return [*tables, batch_in_short(generations, engine, seconds)]
-    (run,) = generations
-    lines = [*summary(run, engine, seconds), *proposals(engine)] if output.verbose else [in_short(run, engine)]
-    if output.verbose or output.per_pass:
-        lines.append(run.metrics.text(per_pass=output.per_pass))
+    last = _prompts(generations, seconds) if is_batch else _tokens(generations[0], engine)
+    if output.verbose:
+        proposals = [] if engine.proposals is None else engine.proposals.report()
+        lines = ["", *finished(generations, seconds), last, *proposals]
+    else:
+        rest = f", {_generated(generations, engine, seconds)}" if is_batch else f": {rates(generations[0])}"
+        lines = [last + rest]
+    if not is_batch and (output.verbose or output.per_pass):
+        lines.append(generations[0].metrics.text(per_pass=output.per_pass))
     return [*tables, *lines]
-
-
-def proposals(engine: Engine) -> list[str]:
-    """Return the lines about proposed tokens; none if none are proposed."""
-    return [] if engine.proposals is None else engine.proposals.report()
 
 
 def without_line_end(text: str) -> str:
@@ -485,10 +456,8 @@ def _is_silent(seconds: float) -> bool:
         with selectors.DefaultSelector() as pipes:
             pipes.register(sys.stdin, selectors.EVENT_READ)
             return not pipes.select(seconds)
-    except (
-        OSError,
-        ValueError,
-    ):  # stdin is a file or has no file descriptor; on Windows only sockets can be waited for
+    # stdin is a file or has no file descriptor; on Windows only sockets can be waited for.
+    except (OSError, ValueError):
         return False
 
 
@@ -576,22 +545,12 @@ def kv_cache(size: CacheSize) -> str:
     )
 
 
-def in_short(generation: Generation, engine: Engine) -> str:
-    """Return the one line about a finished run: tokens, backend, how it ended, and its `rates`."""
-    return f"{_tokens(generation, engine)}: {rates(generation)}"
-
-
 def rates(generation: Generation) -> str:
     """Return the time to the first token, and the decode rate: further tokens, divided by the time of their passes."""
     first, rate = generation.metrics.time_to_first_token_ms, generation.metrics.decode_tokens_per_second
     if first is None or not generation.token_ids:
         return "no token"
     return f"first token after {first:,.1f} ms" + ("" if rate is None else f", then {rate:,.1f} tokens/s")
-
-
-def summary(generation: Generation, engine: Engine, seconds: float) -> list[str]:
-    """Return the lines about the duration of a finished run, its tokens and its backend."""
-    return ["", *finished([generation], seconds), _tokens(generation, engine)]
 
 
 def _tokens(generation: Generation, engine: Engine) -> str:
@@ -607,16 +566,9 @@ def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
     return [f"Generated in {seconds:.2f} s", f"{n_tokens} in {passes:.2f} s of forward passes{alone}"]
 
 
-def batch_in_short(generations: Sequence[Generation], engine: Engine, seconds: float) -> str:
-    """Return the one line about a finished batch."""
+def _generated(generations: Sequence[Generation], engine: Engine, seconds: float) -> str:
     n_tokens = sum(len(generation.token_ids) for generation in generations)
-    tokens = f"{n_tokens:,} generated tokens ({n_tokens / seconds:,.1f} tokens/s in all)"
-    return f"{_prompts(generations, seconds)}, {tokens} on {_backend(engine)}"
-
-
-def finished_batch(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the lines about the duration of a batch, with prompts per second."""
-    return ["", *finished(generations, seconds), _prompts(generations, seconds)]
+    return f"{n_tokens:,} generated tokens ({n_tokens / seconds:,.1f} tokens/s in all) on {_backend(engine)}"
 
 
 def _prompts(generations: Sequence[Generation], seconds: float) -> str:

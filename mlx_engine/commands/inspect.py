@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +15,46 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting
 from mlx_engine.commands.values import bytes_of, columns, exact, experts_text, plain, print_json, shown
 from mlx_engine.errors import EngineError, OptionError, UnsupportedTypeError, size
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.checkpoint.listing import Listing, TensorRow
 
 
+@dataclass(frozen=True)
+class ShowOptions:
+    """Options. What is printed about the model."""
+
+    tensors: bool = option(False, "Print only the list of tensors.")
+    filter: str | None = option(None, "Print only tensors whose name contains this text or matches this glob.")
+    stats: bool = option(False, "Also print each tensor's min, max, mean and standard deviation.")
+    head: int | None = option(None, "Also print the first N values of each tensor.", least=0)
+    meta: str | None = option(None, "Print only the value of this metadata key, in full.")
+    backend: str = option("auto", "Print the memory and the rate on this backend.", flags=("--backend", "-b"))
+    context: int | None = option(
+        None,
+        "Print the memory and the rate for a conversation of N tokens.",
+        least=1,
+        unset="the model's, at most 4,096",
+    )
+    experts_memory: str | None = option(
+        None,
+        "Print what is read from the file if at most SIZE of experts, such as 8GiB, are in memory.",
+        metavar="SIZE",
+        unset="what is free",
+    )
+    verify: bool = option(False, "Check that the model is complete and can be run, and that all its values are finite.")
+
+    @property
+    def lists_tensors(self) -> bool:
+        """Whether only tensors are printed."""
+        return self.tensors or self.filter is not None or self.stats or self.head is not None
+
+
 @reports_errors
 @takes_groups
 def inspect(
+    *,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -39,82 +71,43 @@ def inspect(
             help="The same as the argument. Several are shown with a line each, and with the memory of all together.",
         ),
     ] = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Print only the list of tensors.")] = False,
-    filter_: Annotated[
-        str | None,
-        typer.Option("--filter", help="Print only tensors whose name contains this text or matches this glob."),
-    ] = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Also print each tensor's min, max, mean and standard deviation.")
-    ] = False,
-    head: Annotated[
-        int | None, typer.Option("--head", min=0, help="Also print the first N values of each tensor.")
-    ] = None,
-    meta: Annotated[
-        str | None, typer.Option("--meta", help="Print only the value of this metadata key, in full.")
-    ] = None,
-    backend: Annotated[
-        str, typer.Option("--backend", "-b", help="Print the memory and the rate on this backend.")
-    ] = "auto",
-    context: Annotated[
-        int | None,
-        typer.Option(
-            "--context",
-            min=1,
-            help="Print the memory and the rate for a conversation of N tokens.",
-            show_default="the model's, at most 4,096",
-        ),
-    ] = None,
-    experts_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--experts-memory",
-            metavar="SIZE",
-            help="Print what is read from the file if at most SIZE of experts, such as 8GiB, are in memory.",
-            show_default="what is free",
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Check that the model is complete and can be run, and that all its values are finite."
-        ),
-    ] = False,
+    show: ShowOptions,
     allow_setting: AllowSetting = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """Show the header, metadata and tensors of a model without loading it, and how it would run here."""
     from mlx_engine.checkpoint.listing import open_listing
     from mlx_engine.checkpoint.sources import resolve
 
-    list_tensors = tensors or filter_ is not None or stats or head is not None
-    if list_tensors + (meta is not None) + verify > 1:
+    if show.lists_tensors + (show.meta is not None) + show.verify > 1:
         raise OptionError("--tensors, --meta and --verify exclude each other", option="--tensors")
-    if allow_setting and not verify:
+    if allow_setting and not show.verify:
         raise OptionError("--allow-setting needs --verify", option="--allow-setting", found=allow_setting)
     if model is not None and model_option is not None:
         raise OptionError("give the model either as an argument or with --model", option="--model", found=model_option)
-    most = None if experts_memory is None else bytes_of("--experts-memory", experts_memory)
+    most = None if show.experts_memory is None else bytes_of("--experts-memory", show.experts_memory)
     names = model_option or ["builtin" if model is None else model]
     if len(names) > 1:
-        if list_tensors or meta is not None or verify:
+        if show.lists_tensors or show.meta is not None or show.verify:
             message = "several models have a line each; --tensors, --meta and --verify are for one model"
             raise OptionError(message, option="--model", found=names)
-        print_several({name: run_facts(resolve(name), backend, context, most) for name in names}, as_json=json)
+        print_several(
+            {name: run_facts(resolve(name), show.backend, show.context, most) for name in names}, as_json=json
+        )
         return
     path = resolve(names[0])
-    if verify:
+    if show.verify:
         raise typer.Exit(print_findings(path, allow_setting or (), as_json=json))
     listing = open_listing(path)
-    if meta is not None:
-        print_value(listing, meta, as_json=json)
-    elif list_tensors:
-        rows = listing.select(filter_)
+    if show.meta is not None:
+        print_value(listing, show.meta, as_json=json)
+    elif show.lists_tensors:
+        rows = listing.select(show.filter)
         if not rows and listing.tensors:
-            notice(f"{path}: none of the {len(listing.tensors):,} tensors matches {filter_!r}")
-        print_tensors(listing, rows, stats=stats, head=head, as_json=json)
+            notice(f"{path}: none of the {len(listing.tensors):,} tensors matches {show.filter!r}")
+        print_tensors(listing, rows, stats=show.stats, head=show.head, as_json=json)
     else:
-        print_all(listing, run_facts(path, backend, context, most), as_json=json)
+        print_all(listing, run_facts(path, show.backend, show.context, most), as_json=json)
 
 
 def print_findings(path: Path, allow_settings: Sequence[str], *, as_json: bool) -> int:
@@ -176,7 +169,8 @@ def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> Non
     print("\n".join(columns([*header_rows(listing), *size_rows(sizes), *run_rows(run)], "<<")))
     if listing.metadata:
         print(f"\nmetadata ({len(listing.metadata):,})")
-        rows = [(f"  {plain(key)}", kind(listing, key), shown_of(listing, key)) for key in listing.metadata]
+        kinds = {key: listing.kinds.get(key, "") for key in listing.metadata}
+        rows = [(f"  {plain(key)}", kinds[key], shown(value, kinds[key])) for key, value in listing.metadata.items()]
         print("\n".join(columns(rows, "<<<")))
     if totals:
         print(f"\ntensors ({len(listing.tensors):,})")
@@ -217,16 +211,6 @@ def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
     return rows
 
 
-def kind(listing: Listing, key: str) -> str:
-    """Return the type of a metadata value, as spelled in the file format."""
-    return listing.kinds.get(key, "")
-
-
-def shown_of(listing: Listing, key: str) -> str:
-    """Format a metadata value on one line."""
-    return shown(listing.metadata[key], kind(listing, key))
-
-
 def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
     """Print one metadata value in full: a string as it is (but see `safe_for`), an array with one element per line.
 
@@ -235,14 +219,14 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
     """
     value = listing.value(key)
     if as_json:
-        print_json({"key": key, "type": kind(listing, key) or None, "value": value})
+        print_json({"key": key, "type": listing.kinds.get(key) or None, "value": value})
     elif isinstance(value, str):
         print(safe_for(sys.stdout, value))
     elif isinstance(value, list | tuple) or hasattr(value, "tolist"):
         for item in value if isinstance(value, list | tuple) else value.tolist():
             print(plain(item) if isinstance(item, str) else item)
     else:
-        print_json(value) if isinstance(value, dict) else print(shown_of(listing, key))
+        print_json(value) if isinstance(value, dict) else print(shown(value, listing.kinds.get(key, "")))
 
 
 def run_facts(path: Path, backend: str, context: int | None, experts_memory: int | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +16,11 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError, listed
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.kernels.lab.catalog import Entry
-    from mlx_engine.kernels.lab.check import Verdict
+    from mlx_engine.kernels.lab.check import Orders, Verdict
     from mlx_engine.kernels.launch import ExecutorName
 
 kernels = typer.Typer(
@@ -91,28 +92,19 @@ def check(
             show_default=False,
         ),
     ] = None,
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option("--kernel", "-k", help="Kernel to check; may be given several times.", show_default="all"),
-    ] = None,
+    kernel: list[str] | None = option(
+        None, "Kernel to check; may be given several times.", flags=("--kernel", "-k"), unset="all"
+    ),
     executor: Executor = None,
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=2, help="Number of thread orders to try; on a GPU, number of runs.")
-    ] = 2,
-    races: Annotated[
-        bool, typer.Option("--races/--no-races", help="Also look for data races, in a last run of each shape or call.")
-    ] = True,
-    lanes: Annotated[
-        str,
-        typer.Option("--lanes", help="With FILE: lanes that SIMD-group operations need: active, as in Metal, or all."),
-    ] = "active",
-    suffixes: Annotated[
-        bool, typer.Option("--suffixes", help="With FILE: refuse float literals without a suffix, as CUDA needs.")
-    ] = False,
-    include: Annotated[
-        list[Path] | None,
-        typer.Option("--include", "-I", help="With a .metal FILE: folder of the files that it includes."),
-    ] = None,
+    seeds: int = option(2, "Number of thread orders to try; on a GPU, number of runs.", least=2),
+    races: bool = option(
+        True, "Also look for data races, in a last run of each shape or call.", flags=("--races/--no-races",)
+    ),
+    lanes: str = option("active", "With FILE: lanes that SIMD-group operations need: active, as in Metal, or all."),
+    suffixes: bool = option(False, "With FILE: refuse float literals without a suffix, as CUDA needs."),
+    include: list[Path] | None = option(
+        None, "With a .metal FILE: folder of the files that it includes.", flags=("--include", "-I")
+    ),
     json: AsJSON = False,
 ) -> None:
     """Run every kernel over ragged shapes, in several thread orders, and compare the results with float64.
@@ -121,14 +113,14 @@ def check(
     """
     from mlx_engine.kernels.lab.catalog import check_entries
     from mlx_engine.kernels.lab.check import Orders
-    from mlx_engine.kernels.lab.run import UNOPTIMIZED_BUILDS
+    from mlx_engine.kernels.lab.run import BUILDS, UNOPTIMIZED_BUILDS
 
     if file is not None:
-        options = FileOptions(seeds, races, lanes, suffixes, tuple(include or ()))
         if kernel or executor not in (None, "emulator"):
             message = "a FILE is checked in the emulator, as a whole: leave out --kernel and --executor"
             raise OptionError(message, option="FILE", found=str(file))
-        if not check_kernel_file(file, arguments or (), options, json=json):
+        orders = Orders(range(seeds), BUILDS if races else BUILDS[:-1], lanes, suffixes)
+        if not check_kernel_file(file, arguments or (), orders, include or (), json=json):
             raise typer.Exit(FAILED)
         return
     if suffixes or include or lanes != "active":
@@ -173,28 +165,19 @@ def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
 @reports_errors
 @takes_groups
 def bench(
-    report: Annotated[
-        bool,
-        typer.Option("--report", help="Also write a report to share: this table, the chip, and tokens per second."),
-    ] = False,
+    report: bool = option(False, "Also write a report to share: this table, the chip, and tokens per second."),
     file: Annotated[
         Path | None,
         typer.Argument(help="The file that --report writes: Markdown, or .json.", show_default="kernels-CHIP.md"),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", "-m", help="Model whose matrices are multiplied; --report also generates tokens with it."
-        ),
-    ] = "shape:qwen3-0.6b",
+    model: str = option(
+        "shape:qwen3-0.6b",
+        "Model whose matrices are multiplied; --report also generates tokens with it.",
+        flags=("--model", "-m"),
+    ),
     executor: Executor = None,
-    vectors: Annotated[
-        int, typer.Option("--vectors", min=1, max=512, help="Number of vectors (tokens) in one product.")
-    ] = 1,
-    budget: Annotated[
-        float | None,
-        typer.Option("--budget", min=0, help="With --report: seconds for each measurement of tokens per second."),
-    ] = None,
+    vectors: int = option(1, "Number of vectors (tokens) in one product.", least=1, most=512),
+    budget: float | None = option(None, "With --report: seconds for each measurement of tokens per second.", least=0),
     json: AsJSON = False,
 ) -> None:
     """Benchmark every matrix product kernel on a model's matrices with cold caches, and compare with MLX."""
@@ -210,9 +193,7 @@ def bench(
     with progress_bar("measuring") as progress:
         found = kernel_report.measure(model, name, vectors=vectors, progress=progress)
         if path is not None:
-            kernel_report.write_report(
-                path, found
-            )  # written early, so that results are kept if a later measurement fails
+            kernel_report.write_report(path, found)  # so that these results are kept if a later measurement fails
             kernel_report.add_prompts(found, model)
             kernel_report.write_report(path, found)
             kernel_report.add_models(found, model, budget=budget)
@@ -230,8 +211,8 @@ def bench(
 @takes_groups
 def source(
     name: Annotated[str, typer.Argument(help="Name of a kernel, as in `kernels list`.")],
-    body: Annotated[bool, typer.Option("--body", help="Print only the body, as in the kernel's file.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="Print the translation to CUDA.")] = False,
+    body: bool = option(False, "Print only the body, as in the kernel's file."),
+    cuda: bool = option(False, "Print the translation to CUDA."),
 ) -> None:
     """Print a kernel's source as MLX generates it for a typical launch, without MLX's preamble."""
     (entry,) = chosen([name])
@@ -244,11 +225,7 @@ def source(
 
 
 def chosen(names: list[str] | None) -> list[Entry]:
-    """Return the kernels with these names, or all.
-
-    Raises:
-        OptionError: a name is unknown.
-    """
+    """Return the kernels with these names, or all; raise OptionError if a name is unknown."""
     from mlx_engine.kernels.lab.catalog import entries
 
     every = {entry.name: entry for entry in entries()}
@@ -284,45 +261,33 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
     return given or have[0]
 
 
-class FileOptions(NamedTuple):
-    """The switches of the emulator that the command offers."""
-
-    seeds: int
-    races: bool
-    lanes: str
-    suffixes: bool
-    include: tuple[Path, ...]
-
-
-def check_kernel_file(file: Path, arguments: Sequence[str], options: FileOptions, *, json: bool) -> bool:
+def check_kernel_file(
+    file: Path, arguments: Sequence[str], orders: Orders, folders: Sequence[Path], *, json: bool
+) -> bool:
     """Check a file, print the report, and return whether everything was right.
 
-    With `json`, what the program prints goes to stderr.
+    With `json`, what the program prints goes to stderr. `folders` are those of --include.
 
     Raises:
         OptionError: there is no such file, a switch has an unknown value, or there is no compiler.
     """
     from mlx_engine.kernels.emulator import unavailable
     from mlx_engine.kernels.emulator.kernel import LANES
-    from mlx_engine.kernels.lab.check import Orders
     from mlx_engine.kernels.lab.check_file import check_file
-    from mlx_engine.kernels.lab.run import BUILDS
 
     reason = unavailable()
     if reason is not None:
         raise OptionError(f"FILE needs the emulator: {reason}", option="FILE", found=reason)
-    if options.lanes not in LANES:
-        message = f"--lanes must be {listed(LANES)}, not {options.lanes!r}"
-        raise OptionError(message, option="--lanes", found=options.lanes)
+    if orders.lanes not in LANES:
+        message = f"--lanes must be {listed(LANES)}, not {orders.lanes!r}"
+        raise OptionError(message, option="--lanes", found=orders.lanes)
     if not file.is_file():
         raise OptionError(f"{file}: no such Python file or .metal file", option="FILE", found=str(file))
     if file.suffix == ".metal" and arguments and not Path(arguments[0]).is_file():
         message = f"{arguments[0]}: no such file; after a .metal FILE comes a Python file with MetalExperiment objects"
         raise OptionError(message, option="FILE", found=arguments[0])
-    builds = BUILDS if options.races else BUILDS[:-1]
-    orders = Orders(range(options.seeds), builds, options.lanes, options.suffixes)
     with redirect_stdout(sys.stderr if json else sys.stdout):
-        report = check_file(file, arguments, orders=orders, folders=options.include)
+        report = check_file(file, arguments, orders=orders, folders=folders)
     if json:
         print_json({**asdict(report), "passed": report.passed})
     else:

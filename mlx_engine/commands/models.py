@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from pkgutil import iter_modules
 from types import SimpleNamespace
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from mlx_engine.commands.console import reports_errors
 from mlx_engine.commands.options.groups import takes_groups
@@ -23,17 +21,15 @@ from mlx_engine.commands.values import columns, print_json
 from mlx_engine.config.declared import SETTING, Constant, Naming
 from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.errors import EngineError, OptionError, listed
+from mlx_engine.options import option
 from mlx_engine.weights.model import Architecture, architectures_of
 
 
 @reports_errors
 @takes_groups
 def models(
-    keys: Annotated[
-        str | None,
-        typer.Option("--keys", metavar="NAME", help="Print the settings that an architecture reads, by their keys."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    keys: str | None = option(None, "Print the settings that an architecture reads, by their keys.", metavar="NAME"),
+    json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """List the supported architectures, and the types of weights that each backend multiplies as they are stored."""
     found = architectures()
@@ -43,7 +39,7 @@ def models(
         if of is None:
             message = f"--keys: no architecture {keys!r}; choose {listed(names)}"
             raise OptionError(message, option="--keys", found=keys)
-        print_json(of.summary()) if json else print_keys(of)
+        print_json(asdict(of)) if json else print_keys(of)
         return
     types = types_by_backend()
     if json:
@@ -129,25 +125,21 @@ class Keys:
     checked_hf: tuple[str, ...]
     checked_gguf: tuple[str, ...]
 
-    def summary(self) -> dict[str, Any]:
-        """Return the keys as JSON."""
-        return asdict(self)
-
 
 def architectures() -> list[Entry]:
     """Return all architectures, sorted by the names of their files."""
-    return [_entry(file, of) for file, of in _files()]
+    return [entry for entry, _ in _files()]
 
 
 def keys_of(name: str) -> Keys | None:
     """Return the keys of the architecture with this name; None if there is none."""
-    found = next(((file, of) for file, of in _files() if name in of.names), None)
+    found = next((each for each in _files() if name in each[0].names), None)
     if found is None:
         return None
-    config = found[1].config
+    entry, config = found[0], found[1].config
     hf, gguf = _asked(config, "hf"), _asked(config, "gguf")
     return Keys(
-        _entry(*found),
+        entry,
         tuple(
             FieldKeys(f.name, hf[f.name], gguf[f.name])
             for f in fields(config)
@@ -158,16 +150,12 @@ def keys_of(name: str) -> Keys | None:
     )
 
 
-def _files() -> Iterator[tuple[str, Architecture]]:
-    """Yield every architecture with the name of its file."""
+def _files() -> Iterator[tuple[Entry, Architecture]]:
+    """Yield every architecture with its entry in the list."""
     package = "mlx_engine.models"
     for each in iter_modules(importlib.import_module(package).__path__):
-        for architecture in architectures_of(importlib.import_module(f"{package}.{each.name}")):
-            yield each.name, architecture
-
-
-def _entry(file: str, of: Architecture) -> Entry:
-    return Entry(file, of.title, of.names, of.gguf)
+        for of in architectures_of(importlib.import_module(f"{package}.{each.name}")):
+            yield Entry(each.name, of.title, of.names, of.gguf), of
 
 
 def _asked(config: Any, naming: Naming) -> dict[str, tuple[str, ...]]:

@@ -21,6 +21,7 @@ from mlx_engine.commands.options.model import (
 )
 from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.bench.perplexity import Text
@@ -34,52 +35,40 @@ DEFAULT_CONTEXT = 2048
 class WindowOptions:
     """Windows of the text."""
 
-    context: Annotated[
-        int | None,
-        typer.Option("--context", "-c", min=2, help="Tokens per window.", show_default="the model's, at most 2048"),
-    ] = None
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            "--stride",
-            min=1,
-            help="Tokens between the beginnings of two windows; a token is scored in the first window that has it.",
-            show_default="half a window",
-        ),
-    ] = None
-    bos: Annotated[
-        bool,
-        typer.Option(
-            "--bos/--no-bos",
-            help="Begin every window with the BOS token, and not only the text. Gemma needs this in long texts.",
-        ),
-    ] = False
+    context: int | None = option(
+        None, "Tokens per window.", flags=("--context", "-c"), unset="the model's, at most 2048", least=2
+    )
+    stride: int | None = option(
+        None,
+        "Tokens between the beginnings of two windows; a token is scored in the first window that has it.",
+        unset="half a window",
+        least=1,
+    )
+    bos: bool = option(
+        False,
+        "Begin every window with the BOS token, and not only the text. Gemma needs this in long texts.",
+        flags=("--bos/--no-bos",),
+    )
 
 
 @dataclass(frozen=True)
 class ReferenceOptions:
     """Reference and output."""
 
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            "--reference",
-            "-r",
-            metavar="MODEL|FILE",
-            help="Also report the KL divergence from this model, or from a file that --save wrote, and how often both "
-            "have the same likeliest token. --quant, --activations and --kv-type do not change it.",
-        ),
-    ] = None
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            "--save",
-            metavar="FILE",
-            help="Write a file for --reference: the log-probabilities of the whole vocabulary at each scored token, "
-            "2 bytes each.",
-        ),
-    ] = None
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    reference: str | None = option(
+        None,
+        "Also report the KL divergence from this model, or from a file that --save wrote, and how often both "
+        "have the same likeliest token. --quant, --activations and --kv-type do not change it.",
+        flags=("--reference", "-r"),
+        metavar="MODEL|FILE",
+    )
+    save: Path | None = option(
+        None,
+        "Write a file for --reference: the log-probabilities of the whole vocabulary at each scored token, "
+        "2 bytes each.",
+        metavar="FILE",
+    )
+    json: bool = option(False, "Print one JSON object.")
 
 
 @reports_errors

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, LoadOptions, Model
 from mlx_engine.commands.values import POWERS, bytes_of, columns, experts_text, plain, print_json
 from mlx_engine.errors import OptionError, SourceError, shown, size
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.backends import base
@@ -31,42 +32,21 @@ if TYPE_CHECKING:
 class HostOptions:
     """The machines."""
 
-    hosts: Annotated[
-        str, typer.Option("--hosts", metavar="HOSTS", help="The machines and their memory: 4x16GB, or 16GB,64GB.")
-    ] = "2x16GB"
-    usable: Annotated[
-        float,
-        typer.Option(
-            "--usable", min=1, max=100, metavar="PERCENT", help="How much of a machine's memory the model may take."
-        ),
-    ] = 75.0
-    bandwidth: Annotated[
-        str | None,
-        typer.Option(
-            "--bandwidth",
-            metavar="RATE",
-            help="Memory bandwidth, such as 120GB/s; one, or one per machine.",
-            show_default="measured here",
-        ),
-    ] = None
-    compute: Annotated[
-        str | None,
-        typer.Option(
-            "--compute",
-            metavar="RATE",
-            help="Arithmetic of products, such as 3TFLOP/s; one, or one per machine.",
-            show_default="measured here",
-        ),
-    ] = None
-    ranks_per_host: Annotated[
-        int, typer.Option("--ranks-per-host", min=1, help="Processes on each machine; they share its memory.")
-    ] = 1
-    cores: Annotated[
-        int | None,
-        typer.Option(
-            "--cores", min=1, help="Cores of each machine, if its ranks have to share them.", show_default="enough"
-        ),
-    ] = None
+    hosts: str = option("2x16GB", "The machines and their memory: 4x16GB, or 16GB,64GB.", metavar="HOSTS")
+    usable: float = option(
+        75.0, "How much of a machine's memory the model may take.", metavar="PERCENT", least=1, most=100
+    )
+    bandwidth: str | None = option(
+        None, "Memory bandwidth, such as 120GB/s; one, or one per machine.", metavar="RATE", unset="measured here"
+    )
+    compute: str | None = option(
+        None,
+        "Arithmetic of products, such as 3TFLOP/s; one, or one per machine.",
+        metavar="RATE",
+        unset="measured here",
+    )
+    ranks_per_host: int = option(1, "Processes on each machine; they share its memory.", least=1)
+    cores: int | None = option(None, "Cores of each machine, if its ranks have to share them.", unset="enough", least=1)
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -119,16 +99,9 @@ class HostOptions:
 class LinkOptions:
     """The links between neighbours."""
 
-    link: Annotated[
-        str, typer.Option("--link", metavar="RATE", help="Rate of the links between neighbours, such as 10Gbit/s.")
-    ] = "1Gbit/s"
-    latency: Annotated[
-        str,
-        typer.Option("--latency", metavar="TIME", help="Time from one machine to the next, half of what ping prints."),
-    ] = "0.2ms"
-    overhead: Annotated[
-        str, typer.Option("--overhead", metavar="TIME", help="Time that the ring's software takes for a message.")
-    ] = "0.1ms"
+    link: str = option("1Gbit/s", "Rate of the links between neighbours, such as 10Gbit/s.", metavar="RATE")
+    latency: str = option("0.2ms", "Time from one machine to the next, half of what ping prints.", metavar="TIME")
+    overhead: str = option("0.1ms", "Time that the ring's software takes for a message.", metavar="TIME")
 
     def link_of(self) -> Link:
         """Return the link; raise OptionError if a value is invalid."""
@@ -145,28 +118,12 @@ class LinkOptions:
 class WorkOptions:
     """What the machines shall do."""
 
-    context: Annotated[
-        int | None,
-        typer.Option(
-            "--context", min=1, help="Tokens of each conversation.", show_default="the model's, at most 4,096"
-        ),
-    ] = None
-    prompt: Annotated[
-        int | None,
-        typer.Option(
-            "--prompt", "-p", min=1, help="Tokens of a prompt, for its rate.", show_default="512, at most the context"
-        ),
-    ] = None
-    slots: Annotated[
-        int | None,
-        typer.Option("--slots", min=1, help="Conversations at the same time.", show_default="as many as ranks"),
-    ] = None
-    top_k: Annotated[
-        int,
-        typer.Option(
-            "--top-k", min=0, help="Logits that a token is chosen from: 1 if greedy, K with top-k, 0 for all (serve)."
-        ),
-    ] = 1
+    context: int | None = option(None, "Tokens of each conversation.", unset="the model's, at most 4,096", least=1)
+    prompt: int | None = option(
+        None, "Tokens of a prompt, for its rate.", flags=("--prompt", "-p"), unset="512, at most the context", least=1
+    )
+    slots: int | None = option(None, "Conversations at the same time.", unset="as many as ranks", least=1)
+    top_k: int = option(1, "Logits that a token is chosen from: 1 if greedy, K with top-k, 0 for all (serve).", least=0)
 
     def asked(self, longest: int, n_ranks: int) -> Asked:
         """Return the workload; raise OptionError if it exceeds the model's context of `longest` tokens."""
@@ -219,16 +176,11 @@ def plan(
     hosts: HostOptions,
     links: LinkOptions,
     backend: Backend = "auto",
-    shard: Annotated[
-        str, typer.Option("--shard", help="pipeline: each rank has some layers. tensor: a slice of every matrix.")
-    ] = "pipeline",
-    split: Annotated[
-        str | None,
-        typer.Option("--split", metavar="N,N", help="Layers of each rank of a pipeline.", show_default="by speed"),
-    ] = None,
+    shard: str = option("pipeline", "pipeline: each rank has some layers. tensor: a slice of every matrix."),
+    split: str | None = option(None, "Layers of each rank of a pipeline.", metavar="N,N", unset="by speed"),
     work: WorkOptions,
     load: LoadOptions,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """Estimate the placement of layers on several machines, link traffic and tokens/s.
 
@@ -464,39 +416,26 @@ def memories_of(option: str, text: str) -> list[int]:
     return found
 
 
-def bits_of(option: str, text: str) -> float:
-    """Parse the rate of a link in bits per second: 10Gbit/s, or 1.25GB/s for the same.
+# The three functions below raise OptionError if the text is not such a rate, or is 0.
 
-    Raises:
-        OptionError: the text is not such a rate, or is 0.
-    """
+
+def bits_of(option: str, text: str) -> float:
+    """Parse the rate of a link in bits per second: 10Gbit/s, or 1.25GB/s for the same."""
     return _rate_of(option, text, "10Gbit/s or 1.25GB/s", {"bit": 1, "b": 1, "B": BITS_PER_BYTE})
 
 
 def bandwidth_of(option: str, text: str) -> float:
-    """Parse a memory bandwidth in bytes per second, such as 120GB/s.
-
-    Raises:
-        OptionError: the text is not such a rate, or is 0.
-    """
+    """Parse a memory bandwidth in bytes per second, such as 120GB/s."""
     return _rate_of(option, text, "120GB/s", {"B": 1})
 
 
 def compute_of(option: str, text: str) -> float:
-    """Parse floating-point operations per second, such as 300GFLOP/s.
-
-    Raises:
-        OptionError: the text is not such a rate, or is 0.
-    """
+    """Parse floating-point operations per second, such as 300GFLOP/s."""
     return _rate_of(option, text, "300GFLOP/s or 3.5TFLOP/s", {"FLOP": 1, "FLOPs": 1})
 
 
 def seconds_of(option: str, text: str) -> float:
-    """Parse a time in seconds: 0.1ms, 200us, 1s, or 0.
-
-    Raises:
-        OptionError: the text is not a time.
-    """
+    """Parse a time in seconds: 0.1ms, 200us, 1s, or 0. Raise OptionError if the text is not a time."""
     if text.strip() == "0":
         return 0.0
     match = TIME.fullmatch(text.strip())

@@ -12,6 +12,7 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting, layers_of, min_dim_of
 from mlx_engine.commands.values import columns
 from mlx_engine.errors import OptionError, listed, size
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.convert.requantize import Line
@@ -26,15 +27,12 @@ def quantize(
         str, typer.Argument(metavar="IN", help="GGUF file, Hugging Face folder, hub id org/repo[:file], or builtin.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write; for mlx-* a new folder.")],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            help="Type of the matrices: q8_0, q4_0, q4_1, f16 or bf16; q4_K_M, q5_K_M or q6_K, mixed as by llama.cpp; "
-            "or, for a folder that mlx-lm loads, mlx-Nbit with 2, 3, 4, 5, 6 or 8 for N, mlx-mxfp4, mlx-mxfp8 or "
-            "mlx-nvfp4.",
-        ),
-    ] = "q8_0",
+    to: str = option(
+        "q8_0",
+        "Type of the matrices: q8_0, q4_0, q4_1, f16 or bf16; q4_K_M, q5_K_M or q6_K, mixed as by llama.cpp; "
+        "or, for a folder that mlx-lm loads, mlx-Nbit with 2, 3, 4, 5, 6 or 8 for N, mlx-mxfp4, mlx-mxfp8 or "
+        "mlx-nvfp4.",
+    ),
     quant_min_dim: Annotated[
         str, typer.Option("--min-dim", metavar="auto|N", help="Do not quantise matrices whose longer side is below N.")
     ] = "auto",
@@ -46,20 +44,12 @@ def quantize(
             help="Type of some layers, such as attention=q8_0 or output=keep; may be given several times.",
         ),
     ] = None,
-    preserve_output: Annotated[
-        bool,
-        typer.Option(
-            "--preserve-output", help="Keep the stored type of the output head; the same as --layer output=keep."
-        ),
-    ] = False,
-    allow_mixed: Annotated[
-        bool,
-        typer.Option(
-            "--allow-mixed", help="Write the model even if most bytes of its matrices cannot have the type of --to."
-        ),
-    ] = False,
+    preserve_output: bool = option(False, "Keep the stored type of the output head; the same as --layer output=keep."),
+    allow_mixed: bool = option(
+        False, "Write the model even if most bytes of its matrices cannot have the type of --to."
+    ),
     allow_setting: AllowSetting = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT if it exists.")] = False,
+    force: bool = option(False, "Overwrite OUT if it exists."),
 ) -> None:
     """Quantise a model and write it as a GGUF file or a folder. Print bytes and quantisation error by layer type."""
     from mlx_engine.checkpoint.sources import resolve

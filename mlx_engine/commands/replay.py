@@ -12,6 +12,7 @@ from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_er
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, choose_backend
 from mlx_engine.errors import EngineError, OptionError
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -38,16 +39,13 @@ class Journal(NamedTuple):
 @takes_groups
 def replay(
     file: Annotated[Path, typer.Argument(help="A journal that `serve --journal` has written.")],
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="The model, if it is elsewhere now.", show_default="as in the journal"),
-    ] = None,
+    model: str | None = option(
+        None, "The model, if it is elsewhere now.", flags=("--model", "-m"), unset="as in the journal"
+    ),
     backend: Backend = "auto",
-    slots: Annotated[
-        str, typer.Option("--slots", metavar="N,N,...", help="Run all requests once per N, N answers at a time.")
-    ] = "1,4,16",
-    limit: Annotated[int | None, typer.Option("--limit", help="Run the first N requests only.", min=1)] = None,
-    threads: Annotated[int | None, typer.Option("--threads", "-t", help="Number of threads.", min=1)] = None,
+    slots: str = option("1,4,16", "Run all requests once per N, N answers at a time.", metavar="N,N,..."),
+    limit: int | None = option(None, "Run the first N requests only.", least=1),
+    threads: int | None = option(None, "Number of threads.", flags=("--threads", "-t"), least=1),
 ) -> None:
     """Run the requests of a journal again, and check every token and log-probability.
 

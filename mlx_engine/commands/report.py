@@ -13,6 +13,7 @@ from mlx_engine.commands.console import alarm, notice, reports_errors, still_bar
 from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import Backend, LoadOptions, Model
 from mlx_engine.errors import is_number, require
+from mlx_engine.options import option
 
 
 @dataclass(frozen=True)
@@ -21,34 +22,21 @@ class MeasureOptions:
 
     n_prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Number of prompt tokens.")] = 128
     n_gen: Annotated[int, typer.Option("--steps", "-n", min=0, help="Decode steps (generated tokens).")] = 16
-    depth: Annotated[
-        int, typer.Option("--depth", "-d", min=0, help="Tokens already in the context before the prompt.")
-    ] = 0
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Number of measured rounds.")] = 5
-    budget: Annotated[
-        float, typer.Option("--budget", help="Start no further round after this many seconds; at least one is run.")
-    ] = 90.0
+    depth: int = option(0, "Tokens already in the context before the prompt.", flags=("--depth", "-d"), least=0)
+    repetitions: int = option(5, "Number of measured rounds.", flags=("--repetitions", "-r"), least=1)
+    budget: float = option(90.0, "Start no further round after this many seconds; at least one is run.")
 
 
 @dataclass(frozen=True)
 class PageOptions:
     """The earlier report to compare with, and the output."""
 
-    against: Annotated[
-        Path | None, typer.Option("--against", help="Compare with this report.json of an earlier report.")
-    ] = None
-    anyway: Annotated[
-        bool,
-        typer.Option(
-            "--anyway",
-            help="With --against: compare even if model, machine or test differ; the page lists the differences.",
-        ),
-    ] = False
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder for report.md and report.json.", show_default="bench-results/MODEL-TIME"),
-    ] = None
-    json: Annotated[bool, typer.Option("--json", help="Print the JSON instead of the Markdown.")] = False
+    against: Path | None = option(None, "Compare with this report.json of an earlier report.")
+    anyway: bool = option(
+        False, "With --against: compare even if model, machine or test differ; the page lists the differences."
+    )
+    out: Path | None = option(None, "Folder for report.md and report.json.", unset="bench-results/MODEL-TIME")
+    json: bool = option(False, "Print the JSON instead of the Markdown.")
 
 
 @reports_errors

@@ -30,7 +30,7 @@ from mlx_engine.commands.options.model import (
 from mlx_engine.commands.options.shard import ShardOptions, follow
 from mlx_engine.commands.values import bytes_of, seconds_of
 from mlx_engine.errors import EngineError, OptionError, size
-from mlx_engine.options import AUTO_SPECULATION
+from mlx_engine.options import AUTO_SPECULATION, option
 
 if TYPE_CHECKING:
     from mlx_engine.engine import CheckedCheckpoint, Engine
@@ -55,8 +55,8 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class AddressOptions:
     """Address. Where the server listens, and who may use it."""
 
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 is every network.")
+    port: int = option(8080, "Port to listen on; 0 takes a free one.", least=0, most=65535)
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -67,41 +67,27 @@ class AddressOptions:
             show_envvar=True,
         ),
     ] = None
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            metavar="NAME",
-            help="Serve requests to this host name, too; may be given several times. Without it, a server that only "
-            "this machine can reach has the names localhost, 127.0.0.1, [::1] and --host; any other has every name.",
-        ),
-        RARE,
-    ] = None
-    cors: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cors",
-            metavar="ORIGIN",
-            help="Let web pages of this origin use the API, such as https://example.org; may be given several times.",
-        ),
-        RARE,
-    ] = None
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="Name of the first model in the API.", show_default="from the file or hub id"),
-    ] = None
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--alias",
-            metavar="NAME[=MODEL]",
-            help="Answer requests for this model name, too, such as claude-sonnet-4-5, with the first model or with "
-            "the one after `=`; may be given several times.",
-        ),
-    ] = None
-    any_model: Annotated[
-        bool, typer.Option("--any-model", help="Answer requests for every other model name, too, with the first model.")
-    ] = False
+    allow_host: list[str] | None = option(
+        None,
+        "Serve requests to this host name, too; may be given several times. Without it, a server that only "
+        "this machine can reach has the names localhost, 127.0.0.1, [::1] and --host; any other has every name.",
+        metavar="NAME",
+        is_rare=True,
+    )
+    cors: list[str] | None = option(
+        None,
+        "Let web pages of this origin use the API, such as https://example.org; may be given several times.",
+        metavar="ORIGIN",
+        is_rare=True,
+    )
+    name: str | None = option(None, "Name of the first model in the API.", unset="from the file or hub id")
+    alias: list[str] | None = option(
+        None,
+        "Answer requests for this model name, too, such as claude-sonnet-4-5, with the first model or with "
+        "the one after `=`; may be given several times.",
+        metavar="NAME[=MODEL]",
+    )
+    any_model: bool = option(False, "Answer requests for every other model name, too, with the first model.")
 
     def check(self) -> None:
         """Check the key and the hosts.
@@ -152,7 +138,7 @@ class AddressOptions:
 class CapacityOptions:
     """Capacity. How much the server does at the same time."""
 
-    slots: Annotated[int, typer.Option("--slots", help="Generate at most N answers at the same time.", min=1)] = 4
+    slots: int = option(4, "Generate at most N answers at the same time.", least=1)
     context_len: Annotated[
         int | None,
         typer.Option(
@@ -163,38 +149,22 @@ class CapacityOptions:
             show_default="the model's",
         ),
     ] = None
-    kv_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-memory",
-            metavar="SIZE",
-            help="Memory for keys and values, such as 2GiB.",
-            show_default="half of what is free, at most a full context, or --context-len, per slot",
-        ),
-    ] = None
-    queue: Annotated[
-        int, typer.Option("--queue", help="Let at most N answers wait for a slot; more are refused (429).", min=0)
-    ] = 64
-    no_prefix_cache: Annotated[
-        bool, typer.Option("--no-prefix-cache", help="Compute every prompt from its first token.")
-    ] = False
-    explain_cache: Annotated[
-        bool,
-        typer.Option(
-            "--explain-cache",
-            help="Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
-            "for a server with a single user, because clients learn about each other's prompts.",
-        ),
-        RARE,
-    ] = False
-    max_body: Annotated[str, typer.Option("--max-body", metavar="SIZE", help="Refuse larger requests (413)."), RARE] = (
-        "4MiB"
+    kv_memory: str | None = option(
+        None,
+        "Memory for keys and values, such as 2GiB.",
+        metavar="SIZE",
+        unset="half of what is free, at most a full context, or --context-len, per slot",
     )
-    grace: Annotated[
-        float,
-        typer.Option("--grace", help="Seconds that running answers get to end when the server stops.", min=0),
-        RARE,
-    ] = 30.0
+    queue: int = option(64, "Let at most N answers wait for a slot; more are refused (429).", least=0)
+    no_prefix_cache: bool = option(False, "Compute every prompt from its first token.")
+    explain_cache: bool = option(
+        False,
+        "Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
+        "for a server with a single user, because clients learn about each other's prompts.",
+        is_rare=True,
+    )
+    max_body: str = option("4MiB", "Refuse larger requests (413).", metavar="SIZE", is_rare=True)
+    grace: float = option(30.0, "Seconds that running answers get to end when the server stops.", least=0, is_rare=True)
 
     def check(self) -> None:
         """Check the sizes; raise OptionError if one is invalid."""
@@ -235,32 +205,22 @@ class ModelsOptions:
             help="Serve the GGUF files and Hugging Face folders in this folder, too, up to two folders down.",
         ),
     ] = None
-    idle_unload: Annotated[
-        str | None,
-        typer.Option(
-            "--idle-unload",
-            metavar="TIME",
-            help="Unload a model that has had no request for this time, such as 10m; the next one loads it again.",
-            show_default="never",
-        ),
-    ] = None
-    models_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--models-memory",
-            metavar="SIZE",
-            help="Memory for all loaded models; if another one needs it, the least recently used is unloaded.",
-            show_default="what is free at the start",
-        ),
-        RARE,
-    ] = None
+    idle_unload: str | None = option(
+        None,
+        "Unload a model that has had no request for this time, such as 10m; the next one loads it again.",
+        metavar="TIME",
+        unset="never",
+    )
+    models_memory: str | None = option(
+        None,
+        "Memory for all loaded models; if another one needs it, the least recently used is unloaded.",
+        metavar="SIZE",
+        unset="what is free at the start",
+        is_rare=True,
+    )
 
     def check(self) -> None:
-        """Check the values.
-
-        Raises:
-            OptionError: a time or a size is invalid, or there is no such folder.
-        """
+        """Raise OptionError if a time or a size is invalid, or if --models-dir is not a folder."""
         _ = self.idle_seconds, self.memory
         if self.models_dir is not None and not self.models_dir.is_dir():
             message = f"--models-dir {self.models_dir}: there is no such folder; give one that has models"
@@ -565,15 +525,7 @@ def answer_requests(
     options: Mapping[str, Any],
     journal: Path | None,
 ) -> None:
-    """Serve until a signal ends the server.
-
-    Args:
-        models: the models.
-        loading: how the models are loaded.
-        address: where the server listens.
-        options: keyword arguments of `load` that change results; they are written to the journal.
-        journal: the file of the journal.
-    """
+    """Serve until a signal ends the server. `options` of `load`, which change results, are written to the journal."""
     import asyncio  # takes 20 ms, which no other command should pay
 
     from mlx_engine.serve.server import ConnectionLimit, Server, listen, most_connections, raise_descriptor_limit
@@ -780,13 +732,9 @@ def opened_journal(path: Path | None) -> Journal | None:
 
 
 def recorder_of(service: Service, journal: Journal, source: str, options: Mapping[str, Any]) -> Recorder:
-    """Return the writer of the journal's lines, for a server with a loaded model.
+    """Return the writer of the journal's lines, for a server with a model that was loaded from `source`.
 
-    Args:
-        service: the served model.
-        journal: the open journal.
-        source: where the model was loaded from.
-        options: the options of `load` that change the model's outputs.
+    `options` are those of `load` that change results.
     """
     from mlx_engine.checkpoint.identity import identity
     from mlx_engine.serve.journal import ModelId, Recorder

@@ -14,6 +14,7 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.help import Command, Group
 from mlx_engine.commands.values import columns, plain, print_json
 from mlx_engine.errors import OptionError
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer import Tokenizer
@@ -44,11 +45,9 @@ def encode(
     ] = None,
     model: Model = "builtin",
     file: File = None,
-    special: Annotated[bool, typer.Option("--special", help="Recognise control tokens in the text.")] = False,
-    pieces: Annotated[bool, typer.Option("--pieces", help="Print one id per line, with its token and text.")] = False,
-    round_trip: Annotated[
-        bool, typer.Option("--round-trip", help="Fail if the ids do not decode to the same text.")
-    ] = False,
+    special: bool = option(False, "Recognise control tokens in the text."),
+    pieces: bool = option(False, "Print one id per line, with its token and text."),
+    round_trip: bool = option(False, "Fail if the ids do not decode to the same text."),
     json: AsJSON = False,
 ) -> None:
     """Print the token ids of a text. No token is added, not even BOS."""
@@ -77,7 +76,7 @@ def decode(
     ] = None,
     model: Model = "builtin",
     file: File = None,
-    skip_special: Annotated[bool, typer.Option("--skip-special", help="Leave out control tokens.")] = False,
+    skip_special: bool = option(False, "Leave out control tokens."),
     json: AsJSON = False,
 ) -> None:
     """Print the text of token ids. Bytes that are not UTF-8 become U+FFFD."""
@@ -96,12 +95,9 @@ def decode(
 @takes_groups
 def info(
     model: Model = "builtin",
-    lookup: Annotated[
-        str | None,
-        typer.Option(
-            "--lookup", help="Show only this token, given as its id, its text, or its entry in the vocabulary."
-        ),
-    ] = None,
+    lookup: str | None = option(
+        None, "Show only this token, given as its id, its text, or its entry in the vocabulary."
+    ),
     json: AsJSON = False,
 ) -> None:
     """Show the kind and size of the vocabulary, and its special tokens."""
@@ -137,11 +133,7 @@ def parse_ids(text: str) -> list[int]:
 
 
 def check_ids(ids: list[int], vocab_size: int) -> None:
-    """Check that all ids are in the vocabulary.
-
-    Raises:
-        OptionError: an id is not in the vocabulary.
-    """
+    """Raise OptionError if an id is not in the vocabulary."""
     wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
     if wrong is not None:
         message = f"ids must be from 0 to {vocab_size - 1:,}, not {wrong}"
@@ -156,11 +148,7 @@ def print_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
 
 
 def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
-    """Print the tokens that `wanted` may mean, by id and by text.
-
-    Raises:
-        OptionError: there is no such token.
-    """
+    """Print the tokens that `wanted` may mean, by id and by text; raise OptionError if there is no such token."""
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
     if not ids:
         ids = tokenizer.encode(wanted, special=True)

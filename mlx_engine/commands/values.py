@@ -95,11 +95,7 @@ def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def seconds_of(option: str, text: str) -> float:
-    """Parse a time: 90, 90s, 10m or 2h.
-
-    Raises:
-        OptionError: the text is not a time, or the time is 0.
-    """
+    """Parse a time: 90, 90s, 10m or 2h. Raise OptionError if the text is not a time, or the time is 0."""
     match = TIME.fullmatch(text.strip())
     seconds = 0.0 if match is None else float(match[1]) * SECONDS[match[2].lower()]
     if not seconds:

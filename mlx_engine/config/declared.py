@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, ParamSpec, TypeAlias, TypeVar
 
 from mlx_engine.config.settings import HARMLESS, HARMLESS_IN_GGUF, MOST_LAYERS, REQUIRED, Settings
 
@@ -27,10 +27,14 @@ SETTING = "setting"
 CLOSE = 1e-6
 
 C = TypeVar("C", bound="ConfigBase")
+P = ParamSpec("P")
 
 
-class Setting(Protocol):
-    """How a field of a config is read from a file's settings, and written as GGUF keys or keys of config.json."""
+class Setting:
+    """How a field of a config is read from a file's settings, and written as GGUF keys or keys of config.json.
+
+    By default a setting has no keys to write.
+    """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
         """Return the value; `known` has the fields that were read before, and `n_embeddings`.
@@ -38,16 +42,19 @@ class Setting(Protocol):
         Raises:
             UnsupportedConfigError: a setting is missing, invalid or not implemented.
         """
+        raise NotImplementedError
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
         """Return the GGUF keys for this value."""
+        return {}
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
         """Return the keys of config.json for this value of a config."""
+        return {}
 
 
 @dataclass(frozen=True)
-class Key:
+class Key(Setting):
     """A setting that has one key.
 
     Attributes:
@@ -86,25 +93,25 @@ class Key:
         return dict.fromkeys((self.gguf if isinstance(self.gguf, str) else self.gguf[0], *self.repeated), value)
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {} if self.hf is None else {self.hf if isinstance(self.hf, str) else self.hf[0]: value}
 
 
 @dataclass(frozen=True)
-class ActivationKey:
-    """The activation of the FFN, which GGUF files do not name. `activation_key` describes the attributes."""
+class ActivationKey(Setting):
+    """The activation of the FFN.
 
-    hf: str
+    Attributes:
+        words: from the word in config.json to the name of the activation in this engine; the first word is the default.
+        gguf: the activation for GGUF files, which have no key for it: the one that llama.cpp computes.
+        hf: the key in config.json.
+    """
+
     words: Mapping[str, str]
     gguf: str
+    hf: str = "hidden_act"
 
     def read(self, s: Settings, naming: Naming, known: Any) -> str:
-        """Return the activation."""
         return self.gguf if naming == "gguf" else self.words[s.choice(self.hf, *self.words)]
-
-    def to_gguf(self, value: str) -> Mapping[str, object]:
-        """Return an empty mapping: there is no key for this setting."""
-        return {}
 
     def to_hf(self, value: str, config: Any) -> Mapping[str, object]:
         """Return the key with the first of its words for this activation."""
@@ -112,7 +119,7 @@ class ActivationKey:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Setting):
     """A field with a fixed value, for architectures whose base class reads this field from files.
 
     The value may be a function of the fields that were read before.
@@ -121,16 +128,7 @@ class Constant:
     value: Any
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
-        """Return the value."""
         return self.value(known) if callable(self.value) else self.value
-
-    def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return an empty mapping: there is no key for this setting."""
-        return {}
-
-    def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return an empty mapping: there is no key for this setting."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -258,6 +256,15 @@ def declared(setting: Setting, *, compare: bool = True) -> Any:
     return field(metadata={SETTING: setting}, compare=compare)
 
 
+def declares(setting: Callable[P, Setting]) -> Callable[P, Any]:
+    """Return a function that declares a field with a setting of this class; its arguments are those of the class."""
+    return lambda *args, **kwargs: declared(setting(*args, **kwargs))
+
+
+activation_key = declares(ActivationKey)
+constant = declares(Constant)
+
+
 def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: Condition | None = None) -> Any:
     """Declare a field that is a whole number >= 1.
 
@@ -288,25 +295,19 @@ def whole_or_none(gguf: Where, hf: Where) -> Any:
     return declared(Key(Settings.whole_or_none, gguf, hf))
 
 
-def activation_key(words: Mapping[str, str], gguf: str, hf: str = "hidden_act") -> Any:
-    """Declare a field that is the activation of the FFN.
-
-    Args:
-        words: from the word in config.json to the name of the activation in this engine; the first word is the default.
-        gguf: the activation for GGUF files, which have no key for it: the one that llama.cpp computes.
-        hf: the key in config.json.
-    """
-    return declared(ActivationKey(hf, words, gguf))
+def whole_or_zero(gguf: Where, hf: Where) -> Any:
+    """Declare a field that is a whole number >= 0."""
+    return declared(Key(Settings.whole_or_zero, gguf, hf))
 
 
-def constant(value: Any) -> Any:
-    """Declare a field with a fixed value, which may be a function of the fields that were read before."""
-    return declared(Constant(value))
+def flag(gguf: Where, hf: Where) -> Any:
+    """Declare a field that is True or False."""
+    return declared(Key(Settings.flag, gguf, hf))
 
 
 def said(hf: Where) -> Any:
     """Declare a flag of config.json that has no GGUF key, for `Row.when` in the tensor table (`weights/table.py`)."""
-    return declared(Key(Settings.flag, None, hf))
+    return flag(None, hf)
 
 
 def number(gguf: Where, hf: Where) -> Any:
@@ -359,13 +360,26 @@ def halves(head_dim: int, known: Any) -> str | None:
     return None if head_dim <= WIDEST_HEAD else f"at most {WIDEST_HEAD:,}"
 
 
-def partly_rotated_heads(usual: int | Callable[[Any], int] = per_head) -> Any:
-    """Declare the field `head_dim` of a model whose RoPE may rotate only a part of each head.
+def rotated_heads(
+    usual: int | Callable[[Any], int] = per_head,
+    in_gguf: int | Callable[[Any], int] = per_head,
+    *,
+    partly: bool = False,
+) -> Any:
+    """Declare the field `head_dim` of a model with RoPE.
 
-    `usual` is the default in config.json.
+    Args:
+        usual: the default in config.json.
+        in_gguf: the default in GGUF files.
+        partly: whether RoPE may rotate only a part of each head.
     """
-    repeated = ("attention.value_length",)
-    return whole(("attention.key_length", per_head), ("head_dim", usual), repeated=repeated, condition=halves)
+    repeated = ("attention.value_length",) if partly else ("attention.value_length", "rope.dimension_count")
+    return whole(("attention.key_length", in_gguf), ("head_dim", usual), repeated=repeated, condition=halves)
+
+
+def partly_rotated_heads(usual: int | Callable[[Any], int] = per_head) -> Any:
+    """Declare the field `head_dim` of a model whose RoPE may rotate only a part of each head."""
+    return rotated_heads(usual, partly=True)
 
 
 def convolves(n_tokens: int, known: Any) -> str | None:
@@ -376,6 +390,11 @@ def convolves(n_tokens: int, known: Any) -> str | None:
 def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
     """Return a check that a list of layer kinds, if present, has one of these kinds for every layer."""
     return lambda s, key, config: s.words(key, config.n_layers, *kinds)
+
+
+def same_as(name: str) -> Callable[[Settings, str, Any], object]:
+    """Return a check that a setting, if present, equals the config's field `name`."""
+    return lambda s, key, config: s.expect(key, getattr(config, name))
 
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:

@@ -71,10 +71,5 @@ _LACKS: dict[str, str] = {
         chameleon clip cogvlm deepseek2-ocr hunyuan_vl kimi_k25 kimi_vl lfm2-vl paddleocr pixtral qwen2_vl qwen2vl
         qwen3_vl qwen3_vl_moe qwen3vl qwen3vlmoe wavtokenizer-dec""",
 }
-# What is missing, by the name of the architecture.
+# The mechanism that this engine lacks to run an architecture, by its name.
 LACKS = {name: what for what, names in _LACKS.items() for name in names.split()}
-
-
-def lacking(architecture: str) -> str | None:
-    """Return the mechanism that this engine lacks to run an architecture; None for names that are not in `LACKS`."""
-    return LACKS.get(architecture)

@@ -9,15 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_engine.config.declared import Naming, declared
+from mlx_engine.config.declared import Naming, Setting, declares
 from mlx_engine.config.settings import Settings
 
 LOCAL = ("sliding_attention", "full_attention")
 
 
 @dataclass(frozen=True)
-class LayerKinds:
-    """The setting of a field of `layer_kinds`, which describes the attributes."""
+class LayerKinds(Setting):
+    """A flag per layer: True for layers of the first of two kinds, False for the second kind.
+
+    Attributes:
+        every: the default of the interval n: every n-th layer is of the second kind.
+        names: the names of both kinds in config.json's `layer_types`; None if the kinds are not listed there.
+        interval: the key of n, for GGUF ("gguf") and for config.json ("hf"), if there is one.
+        flags: the key of a list with a flag for each layer, for GGUF and for config.json, if there is one.
+        if_window: whether all layers are of the second kind if the model has no window.
+        ends_with_second: whether the last layer of a folder is always of the second kind, even if the folder lists the
+            first.
+        writes_usual: whether n is written to GGUF files even if it is `every`.
+    """
 
     every: int
     names: tuple[str, str] | None = LOCAL
@@ -28,7 +39,6 @@ class LayerKinds:
     writes_usual: bool = False
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it is of the first kind."""
         n, found = int(known.n_layers), None
         every = s.whole(self.interval[naming], self.every) if naming in self.interval else self.every
         if naming in self.flags:
@@ -67,29 +77,11 @@ def _interval(value: tuple[bool, ...]) -> int:
     return value.index(False) + 1 if False in value else len(value) + 1
 
 
-def layer_kinds(
-    every: int, names: tuple[str, str] | None = LOCAL, *, interval: Mapping[Naming, str] | None = None,
-    flags: Mapping[Naming, str] | None = None, if_window: bool = False, ends_with_second: bool = False,
-    writes_usual: bool = False,
-) -> Any:  # fmt: skip
-    """Declare a field with a flag per layer: True for layers of the first of two kinds, False for the second kind.
-
-    Args:
-        every: the default of the interval n: every n-th layer is of the second kind.
-        names: the names of both kinds in config.json's `layer_types`; None if the kinds are not listed there.
-        interval: the key of n, for GGUF ("gguf") and for config.json ("hf"), if there is one.
-        flags: the key of a list with a flag for each layer, for GGUF and for config.json, if there is one.
-        if_window: whether all layers are of the second kind if the model has no window.
-        ends_with_second: whether the last layer of a folder is always of the second kind, even if the folder lists the
-            first.
-        writes_usual: whether n is written to GGUF files even if it is `every`.
-    """
-    made = LayerKinds(every, names, interval or {}, flags or {}, if_window, ends_with_second, writes_usual)
-    return declared(made)
+layer_kinds = declares(LayerKinds)
 
 
 @dataclass(frozen=True)
-class OfSomeLayers:
+class OfSomeLayers(Setting):
     """The setting of a number that only some layers have, such as the number of KV heads.
 
     config.json has the number once. GGUF files have a list, with 0 for the layers without it.
@@ -103,7 +95,6 @@ class OfSomeLayers:
     hf: str
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number."""
         if naming == "hf":
             return s.whole(self.hf)
         found = s.counts(self.gguf, known.n_layers) or []
@@ -112,10 +103,5 @@ class OfSomeLayers:
             raise s.error(self.gguf, "one number, and 0 for the layers without it", found)
         return different.pop()
 
-    def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds the list."""
-        return {}
-
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.hf: value}

@@ -1,6 +1,6 @@
 """The RoPE settings of a model: read and write them, and compute the frequencies of each scaling rule.
 
-A rule only changes the frequencies, and a factor of the cosines and sines. In LongRoPE and dynamic NTK the frequencies
+A rule changes only the frequencies, and a factor of the cosines and sines. In LongRoPE and dynamic NTK the frequencies
 depend on the length of the sequence: transformers changes them in the middle of a long text. Here they are chosen once,
 when a model is loaded (`Rotation.within`), so that a token's result does not depend on how many tokens follow. Source
 of the rules: Hugging Face transformers, modeling_rope_utils.
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mlx_engine.backends.parameters import Growth, Rope
-from mlx_engine.config.declared import CLOSE, Constant, Key, Naming, declared
+from mlx_engine.config.declared import CLOSE, Constant, Key, Naming, Setting, declared, declares
 from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.errors import OptionError, is_whole
 
@@ -25,7 +25,7 @@ Frequencies: TypeAlias = tuple[float, ...]
 
 
 def part_of(n: int, head_dim: int) -> float:
-    """Return a float near `n / head_dim` for which `int(head_dim * part)`, as other programs compute it, is n."""
+    """Return n / head_dim, rounded such that `int(head_dim * part)`, which other programs compute, is n."""
     part = n / head_dim
     return part if int(head_dim * part) == n else math.nextafter(part, 1)  # 44 * (30 / 44) is below 30
 
@@ -198,20 +198,35 @@ SCALING = "rope.scaling."
 ATTN_FACTOR = "attn_factor"
 EVERY_RULE = ("linear", "dynamic", "llama3", "yarn", "longrope")
 WITH_FACTOR, WITH_CONTEXT = ("linear", "dynamic", "llama3", "yarn", "proportional"), ("llama3", "yarn", "longrope")
-# Old names of longrope.
-OLD_NAMES = {"su": "longrope"}
+# The old name of longrope.
+SU = "su"
 
 
 @dataclass(frozen=True)
-class RotationSetting:
-    """The setting that reads and writes a `Rotation`; `rotation` describes the attributes."""
+class RotationSetting(Setting):
+    """The setting that reads and writes a `Rotation`. Its field is declared after `head_dim` and `context_length`.
 
-    gguf: str
-    hf: str
-    theta: float | Callable[[Any], float]
-    rules: tuple[str, ...]
-    layers: str | None
-    always: bool
+    Attributes:
+        gguf: the GGUF key of the base.
+        hf: the key of the base in config.json, if `rope_parameters` does not have it.
+        theta: the default base, or a function of the fields that were read before.
+        rules: the implemented rules besides "default"; if empty, `rope_scaling` is not read.
+        layers: which kind of layers in `rope_parameters` has this rotation, a value of LAYER_KINDS; None if all layers
+            have the same rotation.
+        always: whether to write the base to a GGUF file even if it is the default.
+        partial: whether files may say that only a part of each head is rotated.
+        grows: whether files may have Llama 4's attention scaling.
+        truncates: `Rotation.truncate` for GGUF files, which have no key for it.
+        part: with `partial`, the default of the fraction of each head that is rotated, in config.json.
+        alpha: whether the rule "dynamic" may have Hunyuan's `alpha`, which is an error in other models.
+    """
+
+    gguf: str = "rope.freq_base"
+    hf: str = "rope_theta"
+    theta: float | Callable[[Any], float] = 10_000.0
+    rules: tuple[str, ...] = ()
+    layers: str | None = None
+    always: bool = True
     partial: bool = False
     grows: bool = False
     truncates: bool = True
@@ -219,7 +234,6 @@ class RotationSetting:
     alpha: bool = False
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
-        """Return the rotary embedding settings."""
         found = self._from_hf(s, known) if naming == "hf" else self._from_gguf(s, known)
         if found.rule == "yarn" and found.theta <= 1:
             raise s.error(self.gguf if naming == "gguf" else self.hf, "more than 1", found.theta)
@@ -263,10 +277,8 @@ class RotationSetting:
     def _yarn_of_gguf(self, s: Settings, r: Rotation, attention: float) -> Rotation:
         """Return YaRN as llama.cpp understands the keys: `attn_factor` multiplies the factor that YaRN computes."""
         s.expect(f"{SCALING}yarn_ext_factor", 1.0)
-        usual, times = (
-            yarn_attention(r.factor),
-            s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0,
-        )
+        usual = yarn_attention(r.factor)
+        times = s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0
         # llama.cpp ignores this key. Converters copy it from `attention_factor` or `attn_factor` of config.json. Accept
         # the factor of `yarn_attention`, and its inverse, the only published value of `attn_factor`.
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
@@ -362,9 +374,9 @@ class RotationSetting:
 
     def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
         """Return the rotation with the rule that a mapping describes. Older files have the rule under "type"."""
-        kinds = ("default", *self.rules, *(old for old, new in OLD_NAMES.items() if new in self.rules))
+        kinds = ("default", *self.rules, *((SU,) if "longrope" in self.rules else ()))
         rule = s.choice("rope_type", s.choice("type", *kinds), *kinds)
-        rule = OLD_NAMES.get(rule, rule)
+        rule = "longrope" if rule == SU else rule
         if rule == "default":
             return r
         if rule == "linear":
@@ -452,34 +464,10 @@ _READ = {
 
 def _divisors(s: Settings, key: str, n: int) -> tuple[float, ...]:
     """Return n divisors of frequencies, rounded to float32 as transformers and GGUF files round them."""
-    values = s.numbers(key, n)
-    return tuple(np.asarray(values, dtype=np.float32).tolist())
+    return tuple(np.asarray(s.numbers(key, n), dtype=np.float32).tolist())
 
 
-def rotation(
-    *, gguf: str = "rope.freq_base", hf: str = "rope_theta", theta: float | Callable[[Any], float] = 10_000.0,
-    rules: tuple[str, ...] = (), layers: str | None = None, always: bool = True, partial: bool = False,
-    grows: bool = False, truncates: bool = True, part: float = 1.0, alpha: bool = False,
-) -> Any:  # fmt: skip
-    """Declare a field that is a `Rotation`. It must be declared after `head_dim` and `context_length`.
-
-    Args:
-        gguf: the GGUF key of the base.
-        hf: the key of the base in config.json, if `rope_parameters` does not have it.
-        theta: the default base, or a function of the fields that were read before.
-        rules: the implemented rules besides "default"; if empty, `rope_scaling` is not read.
-        layers: which kind of layers in `rope_parameters` has this rotation, a value of LAYER_KINDS; None if all layers
-            have the same rotation.
-        always: whether to write the base to a GGUF file even if it is the default.
-        partial: whether files may say that only a part of each head is rotated.
-        grows: whether files may have Llama 4's attention scaling.
-        part: with `partial`, the default of the fraction of each head that is rotated, in config.json.
-        truncates: `Rotation.truncate` for GGUF files, which have no key for it.
-        alpha: whether the rule "dynamic" may have Hunyuan's `alpha`, which is an error in other models.
-    """
-    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates, part, alpha))
-
-
+rotation = declares(RotationSetting)
 DUAL_CHUNK = "dual_chunk_attention_config"
 
 
@@ -509,7 +497,6 @@ class BeyondChunk(Constant):
     value: int | None = None
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int | None:
-        """Return the context."""
         return None if s.mapping(DUAL_CHUNK) is None else s.whole("max_position_embeddings")
 
 

@@ -29,7 +29,7 @@ SEMICOLON = Delimiter(";")
 
 
 class AnswerReader:
-    """Parses the pieces of an answer's text into events. The events do not depend on how the text is cut into pieces.
+    """Parses the pieces of an answer's text into events.
 
     Between the `CallBegin` and the `CallEnd` of a call, all events are `ArgumentsDelta` of this call.
     """
@@ -37,7 +37,6 @@ class AnswerReader:
     def __init__(
         self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool = False
     ) -> None:
-        """Begin an answer. `is_thinking` says whether the prompt ends with the opening marker of the reasoning."""
         self._format, self._tools, self._is_thinking = form, tools, is_thinking
         self._cursor, self._n_read = Cursor(), 0
         self._events: list[Event] = []
@@ -139,7 +138,8 @@ class AnswerReader:
                     self._turn(is_reasoning=False)
                 continue
             self._cursor.at = match.end()
-            region = None if close and match.re is close.full else form.opened_by(match)
+            is_closed = close is not None and match.re is close.full
+            region = None if is_closed else next(each for each in form.regions if each.open.full is match.re)
             self._turn(is_reasoning=region is not None and region.is_reasoning)
 
     def _first(self, regions: Sequence[Region]) -> Generator[None, None, Region | None]:
@@ -209,16 +209,10 @@ class AnswerReader:
 def _joined(events: Sequence[Event]) -> list[Event]:
     """Join adjacent deltas of the same part, and return the events."""
     found: list[Event] = []
-    for (kind, _), group in groupby(events, key=lambda event: (type(event), getattr(event, "call", None))):
-        some = list(group)
-        if kind is ArgumentsDelta:
-            text = "".join(event.text for event in some if isinstance(event, ArgumentsDelta))
-            found.append(ArgumentsDelta(some[0].call, text))  # type: ignore[union-attr]
-        elif kind in (TextDelta, ReasoningDelta):
-            text = "".join(event.text for event in some if isinstance(event, TextDelta | ReasoningDelta))
-            found.append(kind(text))
-        else:
-            found += some
+    for _, group in groupby(events, key=lambda event: (type(event), getattr(event, "call", None))):
+        some: list[Any] = list(group)
+        is_delta = isinstance(some[0], TextDelta | ReasoningDelta | ArgumentsDelta)
+        found += [some[0]._replace(text="".join(event.text for event in some))] if is_delta else some
     return found
 
 
@@ -227,15 +221,24 @@ def message_of(events: Sequence[Event]) -> dict[str, Any]:
 
     The content is None if the answer has calls and no text. Absent reasoning and calls are left out.
     """
-    texts: dict[str, str] = {"content": ""}
-    calls: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"content": "", **delta_of(events)}
+    for call in found.get("tool_calls", ()):
+        del call["index"]
+    return {**found, "content": None} if "tool_calls" in found and not found["content"] else found
+
+
+def delta_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Return the new parts of a message of OpenAI's API: of its reasoning, of its content and of its calls."""
+    texts: dict[str, str] = {}
+    calls: dict[int, dict[str, Any]] = {}
     for event in events:
         if isinstance(event, CallBegin):
-            calls.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
+            function = {"name": event.name, "arguments": ""}
+            calls[event.call] = {"index": event.call, "id": event.id, "type": "function", "function": function}
         elif isinstance(event, ArgumentsDelta):
-            calls[event.call]["function"]["arguments"] += event.text
+            call = calls.setdefault(event.call, {"index": event.call, "function": {"arguments": ""}})
+            call["function"]["arguments"] += event.text
         elif isinstance(event, TextDelta | ReasoningDelta):
             name = "content" if isinstance(event, TextDelta) else "reasoning_content"
             texts[name] = texts.get(name, "") + event.text
-    found: dict[str, Any] = {**texts, "tool_calls": calls} if calls else {**texts}
-    return {**found, "content": None} if calls and not texts["content"] else found
+    return {**texts, "tool_calls": list(calls.values())} if calls else {**texts}

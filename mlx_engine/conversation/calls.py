@@ -185,6 +185,12 @@ class CallReader:
         self._events.append(CallEnd(self.n_calls - 1))
         self.n_ended, self._is_open = self.n_ended + 1, False
 
+    def _emit_call(self, name: str | None, arguments: str) -> None:
+        """Emit a call whose arguments are complete."""
+        self._begin(name)
+        self._argue(arguments)
+        self._end()
+
     def _rest(self) -> Reading:
         """Emit the rest of malformed arguments unchanged, up to the end of the call."""
         ends = [each for each in (self._form.close or self._form.open,) if each]
@@ -196,7 +202,6 @@ class CallReader:
     # Calls as JSON.
 
     def _list(self) -> Reading:
-        """Parse a list of objects with calls."""
         yield from self._take("[")
         while True:
             yield from self._object(None)
@@ -236,29 +241,21 @@ class CallReader:
         if self.n_calls == n:
             if not held and not self._is_marked:
                 raise MalformedError
-            text = _object_text(held or "{}")
-            self._begin(name)
-            self._argue(text)
-            self._end()
+            self._emit_call(name, _object_text(held or "{}"))
         self._events += [TextDelta(", ".join(others))] if others else []
 
     def _arguments(self, name: str | None) -> Reading:
         """Parse arguments: an object, which is emitted piece by piece; a string with an object's JSON text; or null."""
         char = yield from self._char()
-        if char == '"':
-            text = _object_text((yield from self._collected(self._string)))
-            self._begin(name)
-            self._argue(text)
-        elif char == "n":
-            text = _object_text((yield from self._collected(self._value)))
-            self._begin(name)
-            self._argue(text)
-        elif char == "{":
+        if char == "{":
             self._begin(name)
             yield from self._value(self._argue)
+            self._end()
+        elif char in ('"', "n"):
+            text = yield from self._collected(self._string if char == '"' else self._value)
+            self._emit_call(name, _object_text(text))
         else:
             raise MalformedError
-        self._end()
 
     def _value(self, emit: Emit) -> Reading:
         """Emit a JSON value, translated from the syntax of the format."""
@@ -319,10 +316,10 @@ class CallReader:
             if match:
                 self._cursor.at = match.end()
                 emit('"')
-                end = yield from self._cursor.find([closing], lambda text: emit(_escaped(text)))
-                if end is None:
+                match = yield from self._cursor.find([closing], lambda text: emit(_escaped(text)))
+                if match is None:
                     raise MalformedError
-                self._cursor.at = end.end()
+                self._cursor.at = match.end()
                 emit('"')
                 return
         text = yield from self._cursor.run(SCALAR)
@@ -385,7 +382,7 @@ class CallReader:
     def _tags(self, name: str | None) -> Reading:
         """Parse values between tags, and emit them as an object."""
         assert self._form.tag is not None  # noqa: S101 - for mypy
-        cursor, n, opening = self._cursor, 0, self._form.tag[0]
+        cursor, n, (opening, closing) = self._cursor, 0, self._form.tag
         types = types_of(self.tools.get(name or "", {}))
         while True:
             yield from cursor.spaces()
@@ -397,7 +394,8 @@ class CallReader:
                 self._begin(name)
             key = match["key"].replace(MARK, "")
             self._argue(("{" if not n else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-            yield from self._tagged(types.get(key))
+            value = _Value(self._argue, types.get(key))
+            yield from self._tagged(value, opening, closing)
             n += 1
         closes = self._form.close is not None and (yield from cursor.here(self._form.close))
         if not n:
@@ -408,10 +406,9 @@ class CallReader:
             self._argue("}" if n else "{}")
             self._end()
 
-    def _tagged(self, types: Types | None) -> Reading:
+    def _tagged(self, value: _Value, opening: Delimiter, closing: Delimiter) -> Reading:
         """Emit a value between tags: a string piece by piece, a value of another type when it is complete."""
-        assert self._form.tag is not None  # noqa: S101 - for mypy
-        cursor, closing, value = self._cursor, self._form.tag[1], _Value(self._argue, types)
+        cursor = self._cursor
         while True:
             match = yield from cursor.find([closing], value.add)
             if match is None:
@@ -419,7 +416,7 @@ class CallReader:
                 raise MalformedError
             at, end, cursor.is_kept = cursor.at, match.end(), True
             cursor.at = end
-            is_end = yield from self._is_after_value()
+            is_end = yield from self._is_after_value(opening)
             cursor.at, cursor.is_kept = at, False
             if is_end:
                 cursor.at = end
@@ -428,14 +425,13 @@ class CallReader:
             value.add(cursor.text[at])  # part of the value: neither another value nor the call's end follows this tag
             cursor.at += 1
 
-    def _is_after_value(self) -> Generator[None, None, bool]:
+    def _is_after_value(self, opening: Delimiter) -> Generator[None, None, bool]:
         """Return whether the text at the cursor ends a value: another value, the call's end, or the answer's end."""
-        assert self._form.tag is not None  # noqa: S101 - for mypy
         cursor = self._cursor
         yield from cursor.spaces()
         if not (yield from cursor.next()):
             return True
-        for delimiter in (self._form.tag[0], self._form.close):
+        for delimiter in (opening, self._form.close):
             if delimiter and (yield from cursor.here(delimiter)):
                 return True
         return False
@@ -451,9 +447,7 @@ class CallReader:
         else:
             found = _python_calls(text, self.tools)
         for each, arguments in found:
-            self._begin(each)
-            self._argue(arguments)
-            self._end()
+            self._emit_call(each, arguments)
 
 
 class _Value:

@@ -154,13 +154,8 @@ class Delimiter:
     def _partial(self) -> re.Pattern[str]:
         return re.compile(rf"(?!\Z)(?:{partial_of(self.pattern)})", re.DOTALL)
 
-    @property
-    def groups(self) -> Collection[str]:
-        """The names of the groups."""
-        return self.full.groupindex
-
     def find(self, text: str, at: int, *, is_end: bool) -> tuple[re.Match[str] | None, int]:
-        """Return the first match from an index on, and the index before which no match begins, whatever text follows.
+        """Return the first match at or after an index, and an index before which no match can begin.
 
         Without `is_end` more text may follow; a match that more text could change is not returned.
         """

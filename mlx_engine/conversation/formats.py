@@ -68,7 +68,7 @@ class Written:
     after: str = ""
 
 
-def _function(name: str, arguments: str) -> Json:
+def _function(name: str, arguments: str | Json) -> Json:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -316,10 +316,6 @@ class Form(NamedTuple):
     regions: tuple[Region, ...] = ()
     calls: CallForm | None = None
 
-    def opened_by(self, match: re.Match[str]) -> Region:
-        """Return the region that a match opens."""
-        return next(each for each in self.regions if each.open.full is match.re)
-
 
 CONTENTS = ("json", "xml-inline", "kv-lines", "python-calls")
 
@@ -353,7 +349,7 @@ def _call_form(about: Template, special: Sequence[str]) -> CallForm:
     keys: list[str | None] = ["name", "arguments"]
     if isinstance(function, Mapping):
         keys = [str(function[key])[1:-1] for key in keys if key]
-        groups = () if opening is None else opening.groups
+        groups: Mapping[str, int] = {} if opening is None else opening.full.groupindex
         keys = [None if key == "content" or key in groups else key for key in keys]
     tag = None
     if content == "xml-inline":
@@ -406,14 +402,9 @@ class AnswerFormat:
 
     def new_id(self) -> str:
         """Return a new id of a call."""
-        return call_id(has_letters=self.has_letter_ids)
-
-
-def call_id(*, has_letters: bool = False) -> str:
-    """Return a unique id of a call; with `has_letters`, nine letters and digits."""
-    if has_letters:
-        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
-    return f"call_{secrets.token_hex(12)}"
+        if self.has_letter_ids:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True)
@@ -453,7 +444,7 @@ class Format:
             function = call.get("function", call)
             name, arguments = function["name"], _object_of(function["arguments"])
             values = [form.value.format(key=key, value=self._value(value)) for key, value in arguments.items()]
-            separator = ", " if self._content == "python-calls" else ""
+            separator = ", " if self.calls["content"] == "python-calls" else ""
             texts.append(
                 form.call.format(
                     name=name,
@@ -467,22 +458,23 @@ class Format:
         return form.before + form.between.join(texts) + form.after if texts else ""
 
     @property
-    def _content(self) -> str:
-        return str(self.template["fields"]["tool_calls"]["content"])
+    def calls(self) -> Template:
+        """The description of calls in the response template."""
+        found: Template = self.template["fields"]["tool_calls"]
+        return found
 
     def _value(self, value: Any) -> str:
         """Return the text of an argument: a string as it is, another value as JSON.
 
         For "python-calls", values except lists and objects are in Python's syntax.
         """
-        if self._content == "python-calls" and not isinstance(value, list | tuple | Mapping):
+        if self.calls["content"] == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     def shown(self, value: Any) -> str:
         """Return a value as JSON, or in the format's variant of JSON."""
-        settings = self.template["fields"]["tool_calls"].get("content_args", {})
-        quotes = (settings.get("string_delims") or [None])[0]
+        quotes = (self.calls.get("content_args", {}).get("string_delims") or [None])[0]
         if quotes is None:
             return json.dumps(value, ensure_ascii=False)
         if isinstance(value, str):
@@ -542,9 +534,8 @@ def required_format(tokenizer: Tokenizer) -> Format:
     """
     found, template = format_of(tokenizer), tokenizer.chat_template
     if found is None:
-        why = (
-            "has no tools" if template is None or not reads(template, "tools") else "writes calls in an unknown format"
-        )
+        has_tools = template is not None and reads(template, "tools")
+        why = "writes calls in an unknown format" if has_tools else "has no tools"
         message = f"tools: this model's chat template {why}; leave the tools out, or use a model that is made for them"
         raise OptionError(message, option="tools", expected="a model whose calls can be read", found=tokenizer.where)
     return found
@@ -575,11 +566,10 @@ def _chosen(tokenizer: Tokenizer) -> Format | None:
 
 
 def _probe(n: int, *, has_results: bool) -> list[Json]:
-    """Return a conversation with n calls."""
     name = PROBE["function"]["name"]
     calls = [
-        {"id": call_id(), "type": "function", "function": {"name": name, "arguments": {"city": city, "days": days}}}
-        for city, days in CITIES[:n]
+        {"id": f"probe_call_{i}", **_function(name, {"city": city, "days": days})}
+        for i, (city, days) in enumerate(CITIES[:n])
     ]
     results = [{"role": "tool", "content": "warm", "tool_call_id": call["id"]} for call in calls if has_results]
     question = {"role": "user", "content": QUESTION}
@@ -613,7 +603,7 @@ def _reading(text: str, calls: Sequence[Json]) -> str | None:
     """Return the name of the entry that parses these calls in a rendered text; text may stand before the calls."""
     first = PROBE["function"]["name"]
     starts = [0, *(match.start() for match in re.finditer(r"\{", text[: text.find(first)]))]
-    wanted = [(call["function"]["name"], _object_of(call["function"]["arguments"])) for call in calls]
+    wanted = _named(calls)
     for name, template in TABLE.items():
         form = compiled(template)
         # A call without an opening is parsed only at the beginning of a text, so parse from every brace. Demand the
@@ -627,30 +617,22 @@ def _reading(text: str, calls: Sequence[Json]) -> str | None:
     return None
 
 
-def _calls_in(text: str, form: Form) -> list[tuple[str, Any]] | None:
-    """Return the names and arguments of the calls in a text; None if the arguments of one are no JSON."""
-    from mlx_engine.conversation.answer import AnswerReader
-    from mlx_engine.conversation.events import ArgumentsDelta, CallBegin
+def _calls_in(text: str, form: Form) -> list[tuple[str, Json | None]]:
+    from mlx_engine.conversation.answer import AnswerReader, message_of
 
     reader = AnswerReader(AnswerFormat(form, form), [PROBE])
-    names, arguments = [], dict[int, str]()
-    for event in [*reader.add(text), *reader.finish()]:
-        if isinstance(event, CallBegin):
-            names.append(event.name)
-        elif isinstance(event, ArgumentsDelta):
-            arguments[event.call] = arguments.get(event.call, "") + event.text
-    try:
-        return [(name, json.loads(arguments.get(i, ""))) for i, name in enumerate(names)]
-    except ValueError:
-        return None
+    return _named(message_of([*reader.add(text), *reader.finish()]).get("tool_calls", ()))
+
+
+def _named(calls: Sequence[Json]) -> list[tuple[str, Json | None]]:
+    return [(call["function"]["name"], arguments_of(call["function"]["arguments"])) for call in calls]
 
 
 def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
     """Return the variant of a format that a chat template writes; the first variant if none fits."""
-    variants = TABLE[name]["written"]
+    variants: Sequence[Written] = TABLE[name]["written"]
     found = (form for form in variants if Format(name, TABLE[name], form).write(calls[:1]).strip() in text)
-    written: Written = next(found, variants[0])
-    return written
+    return next(found, variants[0])
 
 
 def _spelled(tokenizer: Tokenizer) -> Format | None:

@@ -87,7 +87,7 @@ def json_of(text: str, types: Types | None) -> str:
 
 
 def _number(text: str, types: Types) -> tuple[Any, str]:
-    """Return a number that JSON would write differently, such as 007 or .5, and its JSON text; else the text, twice."""
+    """Return a number that is not written as in JSON, such as 007 or .5, and its JSON text; otherwise `text` twice."""
     kinds = [kind for name, kind in (("integer", int), ("number", float)) if name in types]
     for kind in kinds:
         try:

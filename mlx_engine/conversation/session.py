@@ -64,10 +64,7 @@ class Conversation:
 
     Attributes:
         messages: the messages so far. If the last one is a question without an answer, the next question replaces it.
-        options: options of every answer.
         turns: the turns whose answers have been generated here or restored by `restore`; `load` adds none.
-        variables: variables of the chat template, such as `enable_thinking`.
-        tools: descriptions of the tools that the model may call, in the form of OpenAI's API.
     """
 
     @names_options
@@ -127,7 +124,7 @@ class Conversation:
     @property
     def n_tokens(self) -> int:
         """Tokens of the conversation at the end of the last answer."""
-        return 0 if self.generation is None else len(self.generation.prompt_ids) + len(self.generation.token_ids)
+        return self.turns[-1].n_prompt + self.turns[-1].n_generated if self.turns else 0
 
     @property
     def n_context(self) -> int:
@@ -148,7 +145,7 @@ class Conversation:
             ContextLengthError: the conversation exceeds the context; it is unchanged.
             EngineError: the template refuses or cannot render the messages; the conversation is unchanged.
         """
-        answered = self.messages[:-1] if self._role(-1) == USER else self.messages
+        answered = self.messages[:-1] if self._last_role == USER else self.messages
         return self._answer([*answered, {"role": USER, "content": text}], progress)
 
     @property
@@ -156,7 +153,7 @@ class Conversation:
         """The calls of the last answer, whose results are not known yet."""
         from mlx_engine.conversation.functions import ToolCall
 
-        last = self.messages[-1] if self._role(-1) == ASSISTANT else {}
+        last = self.messages[-1] if self._last_role == ASSISTANT else {}
         return [ToolCall.of(call) for call in last.get("tool_calls", ())]
 
     def give(self, results: Sequence[str], *, progress: Progress | None = None) -> Iterator[str]:
@@ -178,9 +175,8 @@ class Conversation:
             OptionError: nothing was asked yet.
             EngineError: as for `ask`.
         """
-        asked = self.messages[:-1] if self._role(-1) == ASSISTANT else self.messages
-        is_question = bool(asked) and asked[-1]["role"] != SYSTEM
-        if not is_question:
+        asked = self.messages[:-1] if self._last_role == ASSISTANT else self.messages
+        if not asked or asked[-1]["role"] == SYSTEM:
             raise OptionError("there is no question to answer again", option="retry", expected="a question before it")
         return self._answer(asked, progress)
 
@@ -290,15 +286,14 @@ class Conversation:
                 history.add_answer(turn.generation.prompt_ids, turn.generation.token_ids)
         return history
 
-    def _role(self, i: int) -> str | None:
-        return self.messages[i]["role"] if self.messages else None
+    @property
+    def _last_role(self) -> str | None:
+        return self.messages[-1]["role"] if self.messages else None
 
     def _answer(self, messages: list[dict[str, Any]], progress: Progress | None) -> Iterator[str]:
-        ids, options = self._prompt_ids(messages), self.options
-        self._asked = ids
-        self._stream = stream = self.engine.run(
-            ids, options, progress=progress, scheduler=self._scheduler() if options.kv else None
-        )
+        self._asked = ids = self._prompt_ids(messages)
+        scheduler = self._scheduler() if self.options.kv else None
+        self._stream = stream = self.engine.run(ids, self.options, progress=progress, scheduler=scheduler)
         self._replace(messages)
         return self._pieces(stream)
 
@@ -320,15 +315,12 @@ class Conversation:
                 yield piece
         finally:
             stream.close()
-            ended = stream.generation.finish_reason is not None
-            self._keep(stream.generation, has_text=has_text or ended)
-
-    def _keep(self, generation: Generation, *, has_text: bool) -> None:
-        """Add an answer to the messages. If the stream was closed before any text was yielded, add nothing."""
-        if has_text and generation.token_ids:
-            self._history.add_answer(generation.prompt_ids, generation.token_ids)
-            self.messages = [*self.messages, self._message(generation)]
-            self.turns.append(Turn(generation, _n_said(self.messages)))
+            generation = stream.generation
+            # If the stream was closed before any text was yielded, the messages stay as they are.
+            if (has_text or generation.finish_reason is not None) and generation.token_ids:
+                self._history.add_answer(generation.prompt_ids, generation.token_ids)
+                self.messages = [*self.messages, self._message(generation)]
+                self.turns.append(Turn(generation, _n_said(self.messages)))
 
     def _message(self, generation: Generation) -> dict[str, Any]:
         """Return the message of an answer; its reasoning is a field of its own if the template reads that field.

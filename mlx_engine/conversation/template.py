@@ -2,13 +2,12 @@
 
 `dialect_of` renders short test conversations once, to find the forms of messages that the template writes without loss.
 Each conversation is rewritten to these forms and rendered. Then every text, tool name and argument is searched in the
-prompt. If one is missing, plainer forms are tried; if it is missing there, too, an error names it.
+prompt. If one is missing, plainer forms are tried. If it is still missing, an error names it.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +30,6 @@ from mlx_engine.conversation.dialect import (
 )
 from mlx_engine.conversation.formats import format_of
 from mlx_engine.errors import ChatTemplateError, shown
-from mlx_engine.machine.forks import kept_over_forks
 from mlx_engine.tokenizer import chat
 from mlx_engine.tokenizer.chat import Check, History, unchecked
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt, Message, reads
@@ -167,7 +165,6 @@ def lost(prompt: ChatPrompt, text: str) -> str | None:
 
 
 def _parts(message: Message) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a message, each with its place."""
     content = message.get("content") or ""
     if isinstance(content, str):
         yield "content", _without_reasoning(content) if message["role"] == ASSISTANT else content
@@ -195,7 +192,6 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return the text of an answer without its reasoning."""
     for markers in MARKERS:
         _, closing, rest = text.rpartition(markers.closing)
         if closing:
@@ -218,8 +214,8 @@ def _end(text: str, part: Any, begin: int) -> int | None:
 
 # ---- the forms that a template supports ----
 
-_LOCK = kept_over_forks(threading.Lock())
-_KNOWN: WeakKeyDictionary[Tokenizer, tuple[str, Dialect]] = WeakKeyDictionary()
+# The dialects of chat templates, by tokenizer.
+_KNOWN: WeakKeyDictionary[Tokenizer, dict[str, Dialect]] = WeakKeyDictionary()
 
 
 def dialect_of(tokenizer: Tokenizer) -> Dialect:
@@ -228,15 +224,10 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     Raises:
         ChatTemplateError: there is no template, or it exceeds its limits.
     """
-    template = tokenizer.chat_template or ""
-    with _LOCK:
-        known = _KNOWN.get(tokenizer)
-    if known is not None and known[0] == template:
-        return known[1]
-    found = _Probe(tokenizer).dialect()
-    with _LOCK:
-        _KNOWN[tokenizer] = template, found
-    return found
+    known, template = _KNOWN.setdefault(tokenizer, {}), tokenizer.chat_template or ""
+    if template not in known:
+        known[template] = _Probe(tokenizer).dialect()
+    return known[template]
 
 
 # The texts of the test conversations. They occur in no template, so finding one shows that the template has written it.
@@ -357,7 +348,6 @@ class _Probe:
         return found
 
     def _with_tools(self, known: Dialect) -> Dialect:
-        """Return the dialect with the form of tools, if the template supports tools."""
         if not self._tools:
             return known
         (question,) = _said((USER, ASKED))

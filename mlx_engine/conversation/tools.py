@@ -219,7 +219,7 @@ class _Grammar:
 
     def _arguments(self, schema: Any, root: Any) -> str:
         """Return the elements that match a call's arguments, or a value in them, in JSON or the format's variant."""
-        quotes = self._settings.get("string_delims")
+        quotes = self._form.calls.get("content_args", {}).get("string_delims")
         if not quotes:
             return self._rule("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
         schema, types = _plain(schema, root), types_in(schema, root)
@@ -237,15 +237,11 @@ class _Grammar:
         plain = self._rule("scalar", f"%json {json.dumps({'type': scalars})}")
         return plain if types and "string" not in types else f"({plain} | {self._arguments({'type': 'string'}, root)})"
 
-    @property
-    def _settings(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._form.template["fields"]["tool_calls"].get("content_args", {})
-        return found
-
     def _members(self, schema: Any, root: Any) -> str:
         """Return the elements that match the members of an object whose keys have no quotes."""
+        required = schema.get("required") or ()
         found = [
-            (f"{json.dumps(key + ':', ensure_ascii=False)} {self._arguments(each, root)}", key in _required(schema))
+            (f"{json.dumps(key + ':', ensure_ascii=False)} {self._arguments(each, root)}", key in required)
             for key, each in schema.get("properties", {}).items()
         ]
         return self._sequence(found, '","')
@@ -255,25 +251,22 @@ class _Grammar:
         # No separator precedes the first element that is present.
         ways = []
         for i, (element, is_required) in enumerate(elements):
-            after = self._after(elements[i + 1 :], separator)
-            ways.append(f"{element} {after}".strip())
+            after = (f"({separator} {each}){'' if needs else '?'}" for each, needs in elements[i + 1 :])
+            ways.append(" ".join([element, *after]))
             if is_required:
                 break
         else:
             ways.append('""')
         return self._rule("members", " | ".join(ways))
 
-    def _after(self, elements: Sequence[tuple[str, bool]], separator: str) -> str:
-        return " ".join(f"({separator} {element}){'' if needs else '?'}" for element, needs in elements)
-
     def _values(self, schema: Any) -> str:
         """Return the elements that match all arguments in sequence, in tags or in Python's syntax."""
-        found = []
+        found, required = [], schema.get("required") or ()
         for key, each in schema.get("properties", {}).items():
             before, _, after = self._written.value.partition("{value}")
             before = before.format(key=key)
-            found.append((f"{self._text(before)} {self._value(each, schema, after)}", key in _required(schema)))
-        if self._form.template["fields"]["tool_calls"]["content"] == "python-calls":
+            found.append((f"{self._text(before)} {self._value(each, schema, after)}", key in required))
+        if self._form.calls["content"] == "python-calls":
             return self._sequence(found, '", "')
         return " ".join(f"({element}){'' if needs else '?'}" for element, needs in found)
 
@@ -307,11 +300,6 @@ class _Grammar:
             ways += [] if types else [text]
             ways.append(self._rule("json", f"%json {json.dumps({**schema, 'type': kinds}, ensure_ascii=False)}"))
         return "(" + " | ".join(ways) + ")"
-
-
-def _required(schema: Any) -> Sequence[str]:
-    found: Sequence[str] = schema.get("required") or ()
-    return found
 
 
 def _plain(schema: Any, root: Any) -> Any:

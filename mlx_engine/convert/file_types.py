@@ -31,8 +31,8 @@ FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 TABLE = "token_embd.weight"
 # If the head is tied to the embedding table, llama.cpp gives these tables the type of the head.
 TABLES = (TABLE, "per_layer_token_embd.weight")
-# A small matrix that llama.cpp never converts. Here the matrix keeps its type if `--to` is one of KEEPING and no type
-# is given for this layer type; any other `--to` converts it.
+# A small matrix that llama.cpp never converts. With a `--to` in KEEPING, the matrix keeps its type here, too, unless a
+# type is given for its layer type.
 KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
 # llama.cpp has a separate rule for "70B" models: those of these architectures with 80 layers, and for "llama" also with
 # grouped-query attention.
@@ -108,11 +108,7 @@ def kind_of(name: str, n_dims: int) -> str | None:
 def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLType | None) -> Choice | None:
     """Return the new type of a matrix; None if it keeps its type.
 
-    Args:
-        part: the matrix.
-        conversion: the requested types.
-        given: the type that `conversion.layers` gives to the matrix's layer type, or None.
-        mixed: the type that the mix gives to the matrix; None without a mix.
+    `given` is the type that `conversion.layers` gives to the matrix's layer type, and `mixed` the type of the mix.
     """
     quant = conversion.quant if given is None else given
     if quant == KEEP:

@@ -102,9 +102,8 @@ def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) ->
 
 
 def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
-    forms = {id(tensor): tensor.stored("gguf") for tensor in tensors}
-    tensors = sorted(tensors, key=lambda t: ((forms[id(t)].expert or (0, 0))[0], (forms[id(t)].rows or (0, 0))[0]))
-    stored: TensorLayout = tensors[0].stored("gguf")
+    tensors = sorted(tensors, key=lambda tensor: tensor.stored("gguf").place)
+    stored = tensors[0].stored("gguf")
     shape = stored.shape(tensors[0].shape)
     # llama.cpp requires floats for norms, biases and learned positions. Routers are never quantised.
     is_float = len(shape) == 1 or stored.name.endswith(FLOATS)
@@ -126,11 +125,7 @@ def _read_back(
     keys: Mapping[str, object],
     parts: Mapping[str, Part],
 ) -> None:
-    """Check that the GGUF metadata gives the same configuration as the folder.
-
-    Raises:
-        UnsupportedConfigError: the configuration differs, because GGUF has no key for a setting.
-    """
+    """Check that the GGUF metadata gives the same configuration as the folder; errors as for `check_same`."""
     written = replace(
         checkpoint,
         naming="gguf",
@@ -142,14 +137,19 @@ def _read_back(
     )
     again = architecture_of(written).plan(written)
     check(written, again)
-    lost = [name for name in plan.config.differences(again.config) if name not in plan.in_tensors]
-    if lost:
-        raise UnsupportedConfigError(
-            where=checkpoint.where,
-            key=lost[0],
-            expected=f"a value that GGUF can store, {getattr(again.config, lost[0], None)!r:.60}",
-            found=getattr(plan.config, lost[0]),
-        )
+    check_same(checkpoint.where, plan.config, again.config, "GGUF", ignored=plan.in_tensors)
+
+
+def check_same(where: str, config: Any, again: Any, format_: str, *, ignored: Sequence[str] = ()) -> None:
+    """Check that a config is equal to `again`, which was read back from a file of another format.
+
+    Raises:
+        UnsupportedConfigError: a field differs that is not `ignored`: the format has no key for it.
+    """
+    for name in config.differences(again):
+        if name not in ignored:
+            expected = f"a value that {format_} can store, {getattr(again, name, None)!r:.60}"
+            raise UnsupportedConfigError(where=where, key=name, expected=expected, found=getattr(config, name))
 
 
 # GGUF keys for end tokens in addition to `eos`; they are written for end tokens that readers do not find by their text.
@@ -173,10 +173,8 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
     """Return the vocabulary, with the token types of added tokens changed to those that readers of GGUF need.
 
-    Readers of GGUF search for added tokens in unnormalised text, without conditions on the text around them.
-
-    Raises:
-        TokenizerError: the tokenizer searches for an added token in another way.
+    Readers of GGUF search for added tokens in unnormalised text, without conditions on the text around them. Raise
+    TokenizerError if the tokenizer searches for an added token in another way.
     """
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
@@ -196,8 +194,7 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
 def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
     """Return the vocabulary with one token per embedding row, padded or cut.
 
-    Raises:
-        TokenizerError: a token of text has no embedding row, or two tokens have the same text.
+    Raise TokenizerError if a token of text has no embedding row, or if two tokens have the same text.
     """
     tokens, types = vocabulary.tokens[:size], vocabulary.types[:size]
     beyond = [vocabulary.tokens[i] for i in vocabulary.ids_of(TokenType.NORMAL, TokenType.BYTE) if i >= size]

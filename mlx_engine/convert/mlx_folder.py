@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,10 @@ from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors import write_safetensors
 from mlx_engine.config.rope import Rotation
+from mlx_engine.convert.gguf_form import check_same
 from mlx_engine.convert.mlx_tensors import KEEP, OTHERS, TABLE, TARGETS, Part, mlx_form, parts_of, target_type
 from mlx_engine.convert.requantize import Line, Matrix, check_finite, check_mixed
-from mlx_engine.errors import ModelError, OptionError, SourceError, UnsupportedConfigError, listed
+from mlx_engine.errors import ModelError, OptionError, SourceError, listed
 from mlx_engine.kernels.files import draft
 from mlx_engine.models.qwen3_5 import DELTA
 from mlx_engine.quant.group_weight import GroupWeight
@@ -56,16 +57,8 @@ TEXT_MODELS = {
 WITH_WINDOW = {"olmo2": "olmo3"}
 
 
-@dataclass(frozen=True)
-class FolderForm:
-    """The files of a folder without the weights: `config` is config.json, `files` has the other texts by file name."""
-
-    config: Mapping[str, Any]
-    files: Mapping[str, str]
-
-
-def from_gguf(checkpoint: Checkpoint, plan: Plan, *, has_head: bool) -> FolderForm:
-    """Convert the settings and the tokenizer of a GGUF file.
+def from_gguf(checkpoint: Checkpoint, plan: Plan, *, has_head: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Convert the settings and the tokenizer of a GGUF file; return config.json, and other texts by file name.
 
     Raises:
         ModelError: config.json cannot represent the configuration.
@@ -83,7 +76,7 @@ def from_gguf(checkpoint: Checkpoint, plan: Plan, *, has_head: bool) -> FolderFo
     }
     _read_back(checkpoint, settings, config)
     files = to_json(tokenizer, context_length=config.context_length)
-    return FolderForm(settings, files | {"generation_config.json": json.dumps(roles, indent=4) + "\n"})
+    return settings, files | {"generation_config.json": json.dumps(roles, indent=4) + "\n"}
 
 
 def _model_type(checkpoint: Checkpoint, config: Any) -> str:
@@ -103,22 +96,11 @@ def _shortened(value: Any) -> Any:
 
 
 def _read_back(checkpoint: Checkpoint, settings: Mapping[str, Any], config: Any) -> None:
-    """Check that config.json gives the same configuration as the GGUF file.
-
-    Raises:
-        UnsupportedConfigError: the configuration differs, because config.json has no key for a setting.
-    """
+    """Check that config.json gives the same configuration as the GGUF file; errors as for `check_same`."""
     written = replace(
         checkpoint, naming="hf", architecture=settings["model_type"], settings=settings, metadata={}, shapes={}
     )
-    again = architecture_of(written).plan(written).config
-    for name in config.differences(again):
-        raise UnsupportedConfigError(
-            where=checkpoint.where,
-            key=name,
-            expected=f"a value that config.json can store, {getattr(again, name, None)!r:.60}",
-            found=getattr(config, name),
-        )
+    check_same(checkpoint.where, config, architecture_of(written).plan(written).config, "config.json")
 
 
 def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
@@ -248,8 +230,8 @@ def _beside_weights(
     if source.is_dir():
         config = config_for_mlx(checkpoint.settings, has_head=has_head, known=plan.config.to_hf())
         return config, partial(_copy_others, source)
-    form = from_gguf(checkpoint, plan, has_head=has_head)
-    return config_for_mlx(form.config, has_head=has_head), partial(_write_files, form.files)
+    config, files = from_gguf(checkpoint, plan, has_head=has_head)
+    return config_for_mlx(config, has_head=has_head), partial(_write_files, files)
 
 
 def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:

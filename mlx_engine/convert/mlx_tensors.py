@@ -109,7 +109,7 @@ def _part(
     checkpoint: Checkpoint, name: str, held: Held, to: str, layers: Mapping[str, str],
     *, is_tied: bool,
 ) -> Part:  # fmt: skip
-    held = sorted(held, key=lambda pair: ((pair[1].expert or (0, 0))[0], (pair[1].rows or (0, 0))[0]))
+    held = sorted(held, key=lambda pair: pair[1].place)
     first, form = held[0]
     shape, type_before = form.shape(first.shape), _type_of(checkpoint, held)
     kinds = [kind_of(tensor.name, len(shape)) for tensor, _ in held]

@@ -144,7 +144,7 @@ def requantize(
     Raises:
         OptionError: `conversion.quant` is `keep`; the conversion names a layer that the model does not have; more than
             half of the bytes get another type (see `allow_mixed`); `allow_settings` is given for a GGUF file; the
-            target is one of the GGUF files that are read; or the target exists and is not a regular file.
+            target is a file that is read, or is in the folder that is read; or it exists and is not a regular file.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError: the source is damaged, a type in it cannot be read, or a value is NaN or infinite.
         ModelError: GGUF cannot represent the configuration of a folder.
@@ -152,14 +152,18 @@ def requantize(
     """
     # Accept only a new name or a regular file: renaming the new file to `target` would replace a pipe, a device or a
     # symbolic link (the link itself, not the file that it names).
-    plain = not os.path.lexists(target) or (target.is_file() and not target.is_symlink())
-    if not plain:
+    if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
         message = f"{target} exists and is a link, folder, pipe or device; name a new file or a regular file"
         raise OptionError(message, option="OUT", found=str(target))
     if conversion.quant not in FILE_TYPES:
         message = f"quant: unknown type {conversion.quant!r}; choose {listed(FILE_TYPES)}"
         raise OptionError(message, option="quant", found=conversion.quant)
     if source.is_dir():
+        others = (file for file in source.iterdir() if target.exists() and file.exists())
+        is_inside = target.resolve().is_relative_to(source.resolve())
+        if is_inside or any(file.samefile(target) for file in others):
+            message = f"{target} is in the folder that is read; write to another one"
+            raise OptionError(message, option="OUT", found=str(target))
         form = from_folder(source, allow_settings)
         for line in form.notes:
             note(line)
@@ -169,8 +173,7 @@ def requantize(
         message = "--allow-setting needs a folder: all settings of a GGUF file are copied"
         raise OptionError(message, option="--allow-setting", found=allow_settings)
     with open_gguf(source) as file:
-        is_read = target.exists() and any(Path(part).samefile(target) for part in (source, *file.files))
-        if is_read:
+        if target.exists() and any(Path(part).samefile(target) for part in (source, *file.files)):
             message = f"{target} is the file that is read; write to another one"
             raise OptionError(message, option="OUT", found=str(target))
         parts = {n: Part(n, info.shape, info.type, partial(file.weight, n)) for n, info in file.tensors.items()}
@@ -253,16 +256,8 @@ def total(lines: Sequence[Line]) -> Line:
     types = Counter[str]()
     for line in lines:
         types.update(line.types)
-    return Line(
-        "total",
-        count=sum(line.count for line in lines),
-        types=dict(types),
-        bytes_in=sum(line.bytes_in for line in lines),
-        bytes_out=sum(line.bytes_out for line in lines),
-        n_values=sum(line.n_values for line in lines),
-        squares=sum(line.squares for line in lines),
-        power=sum(line.power for line in lines),
-    )
+    names = ("count", "bytes_in", "bytes_out", "n_values", "squares", "power")
+    return Line("total", types=dict(types), **{name: sum(getattr(line, name) for line in lines) for name in names})
 
 
 @dataclass(frozen=True)

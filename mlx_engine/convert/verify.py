@@ -52,7 +52,6 @@ def verify(
 
     Raises:
         SourceError: the file or folder does not exist, or cannot be opened.
-        ModelError: a folder's quantisation, or one of its settings, is not implemented.
         OptionError: the model has no setting of a name in `allow_settings`.
     """
     try:
@@ -62,11 +61,8 @@ def verify(
     findings = [_file(listing), *_types(listing)]
     try:
         checkpoint = open_checkpoint(path)
-    except FormatError as error:
-        return [*findings, Finding(Level.FAIL, "settings", str(error))]
-    try:
         checkpoint = allow(checkpoint, allow_settings) if allow_settings else checkpoint
-    except ModelError as error:
+    except (FormatError, ModelError) as error:
         return [*findings, Finding(Level.FAIL, "settings", str(error))]
     findings += [Finding(Level.WARN, "settings", note) for note in checkpoint.notes]
     model, vocab_size = _model(checkpoint, progress)

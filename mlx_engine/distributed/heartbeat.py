@@ -66,7 +66,7 @@ class Report(NamedTuple):
 class Beat(NamedTuple):
     """A message from a rank to rank 0, or from rank 0 to a rank, sent as a line of JSON."""
 
-    met: int = 0  # number of barriers that the rank has reached; in rank 0's beats, that all ranks have reached
+    met: int = 0  # number of barriers that the rank has reached; in rank 0's beats, the barriers reached by all ranks
     woken: int = 0  # how often rank 0 has woken the others
     code: int | None = None  # the exit code with which all ranks end
     error: str = ""  # an error of the rank, which rank 0 prints

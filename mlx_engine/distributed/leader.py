@@ -40,12 +40,13 @@ def nothing() -> None:
     """Do nothing. Ranks that never sleep use this as `sleep`."""
 
 
-def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
-    """Yield the messages of rank 0 until the end of the run; forward each message to the next rank.
+def messages(group: Group, sleep: Callable[[], None], search: FaultSearch) -> Iterator[Message]:
+    """Yield rank 0's messages about passes and then its message END; forward every message to the next rank.
 
     Args:
         group: the ranks.
         sleep: waits until rank 0 has work again.
+        search: this rank's part of a search, which a message of rank 0 ends.
     """
     while True:
         message = receive_message(group, group.previous)
@@ -53,10 +54,12 @@ def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
             send_message(group, message, group.next)
         if REST in message:
             sleep()
-            continue
-        yield message
-        if END in message:
-            return
+        elif FOUND in message:
+            search.end()
+        else:
+            yield message
+            if END in message:
+                return
 
 
 class SharedModel(Model):

@@ -76,9 +76,7 @@ class RemotePool:
         """Return the bytes of a store on all ranks."""
         return store.nbytes
 
-    def state_nbytes(self, store: RemoteStore) -> int:
-        """Return the bytes of a store on all ranks."""
-        return store.nbytes
+    state_nbytes = kv_nbytes
 
     def _entry(self, n_slots: int, width: int) -> RemoteStore:
         self._n += 1

@@ -15,7 +15,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +28,7 @@ from mlx_engine.backends.sampling import packed, packs, unpacked
 from mlx_engine.cache import CacheLayer
 from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.distributed.group import Group, gather_values
-from mlx_engine.distributed.leader import END, FOUND, MOST_SPANS, FaultSearch, SharedModel, Span, messages, nothing
+from mlx_engine.distributed.leader import END, MOST_SPANS, FaultSearch, SharedModel, Span, messages, nothing
 from mlx_engine.distributed.messages import Message, StagePools
 from mlx_engine.distributed.plan import ModelParts, balanced, held
 from mlx_engine.errors import NotEnoughMemoryError, OptionError, shown
@@ -116,14 +116,11 @@ def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) ->
     """
     search = FaultSearch(model, group)
     runner, be = StageRunner(model, group, search), model.backend
-    for message in messages(group, sleep):
-        if message.get(END) == TIMELINE:
-            gather_values(group, runner.spans)
+    for message in messages(group, sleep, search):
         if END in message:
+            if message[END] == TIMELINE:
+                gather_values(group, runner.spans)
             break
-        if FOUND in message:
-            search.end()
-            continue
         with be.session():
             logits = runner.run(message)
             if logits is not None:
@@ -132,6 +129,7 @@ def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) ->
     group.close()
 
 
+@dataclass(eq=False)
 class Pending:
     """A pass in flight, whose logits may not have arrived.
 
@@ -141,9 +139,9 @@ class Pending:
         found: the logits.
     """
 
-    def __init__(self, n_rows: int, best: int | None) -> None:
-        self.n_rows, self.best = n_rows, best
-        self.found: Array | None = None
+    n_rows: int
+    best: int | None
+    found: Array | None = None
 
 
 class Pipeline(SharedModel):
@@ -243,8 +241,7 @@ def parsed(text: str) -> tuple[int, ...]:
         OptionError: the text has another form.
     """
     parts = text.split(",")
-    sound = all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts)
-    if not sound:
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         message = f"{OPTION}: {shown(text)} is not a list of the layers of each rank, such as 20,8"
         raise OptionError(message, option=OPTION, found=text)
     return tuple(map(int, parts))
@@ -262,14 +259,12 @@ def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
         raise OptionError(message, option=OPTION, found=text)
     ends = np.cumsum(counts).tolist()
     latest = latest_cut(config)
-    for end in ends[:-1]:
-        if end > latest:
-            raise OptionError(
-                f"{OPTION}: layers {latest} to {n_layers - 1} must be on one rank, because later ones share the "
-                f"keys and values of the first; {text} cuts before layer {end}",
-                option=OPTION,
-                found=text,
-            )
+    if wrong := [end for end in ends[:-1] if end > latest]:
+        message = (
+            f"{OPTION}: layers {latest} to {n_layers - 1} must be on one rank, because later ones share the keys and "
+            f"values of the first; {text} cuts before layer {wrong[0]}"
+        )
+        raise OptionError(message, option=OPTION, found=text)
     return [Stage(first, end, n_layers) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 

@@ -371,8 +371,9 @@ class Rank:
         host: its machine; `host.memory` is the memory that this rank may use.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all of them.
-        tables: the part that embeds tokens, if the rank embeds them; without its tables, unless the rank has the head.
-        head: the head, if the rank holds it.
+        tables: the part that embeds tokens, None on ranks that do not. A rank without the head reads rows of the tables
+            from the file, so the tables themselves are left out.
+        head: the head, None on ranks without it.
         weights: bytes of its weights.
         kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.
         kv: bytes of the pages of all sequences, and of their states.
@@ -390,14 +391,9 @@ class Rank:
     workspace: int
 
     @property
-    def needed(self) -> int:
-        """Bytes of weights, cache and workspace together."""
-        return self.weights + self.kv + self.workspace
-
-    @property
     def left(self) -> int:
         """Bytes of the host's memory that stay free; negative if the rank does not fit."""
-        return self.host.memory - self.needed
+        return self.host.memory - (self.weights + self.kv + self.workspace)
 
     def work(self, of: Pass) -> Work:
         """Return the rank's work in a pass."""
@@ -462,17 +458,15 @@ def _check_split(model: ModelParts, hosts: Sequence[Host], split: Sequence[int])
         expected = f"{len(hosts):,} numbers of at least 1 that add up to the model's {n_layers:,} layers"
         message = f"--split: {text} must be {expected}"
         raise OptionError(message, option="--split", found=text)
-    starts = [sum(split[:i]) for i in range(1, len(split))]
-    if not set(starts) <= model.cuts:
+    if not set(accumulate(split[:-1])) <= model.cuts:
         message = f"--split: {text} separates layers from the layer whose keys and values they share"
         raise OptionError(message, option="--split", found=text)
 
 
 def _cut(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence[int]) -> list[Rank]:
-    ends = [sum(split[: i + 1]) for i in range(len(split))]
     return [
         _rank(model, host, asked, range(end - n, end), is_first=end == n, is_last=end == len(model.layers))
-        for host, n, end in zip(hosts, split, ends, strict=True)
+        for host, n, end in zip(hosts, split, accumulate(split), strict=True)
     ]
 
 
@@ -600,9 +594,9 @@ class Timing:
         """Return the messages of a pass on the critical path.
 
         In a pipeline each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
-        parallelism every sum gathers the hidden states of all ranks, in one step of the ring per other rank, and the
-        last rank begins when rank 0's message about the pass has been forwarded to it. If the largest logits suffice, a
-        rank sends only these and their columns.
+        parallelism every sum gathers hidden states, which takes one step of the ring per other rank; the last rank
+        begins when it gets rank 0's message about the pass. If sampling needs only the largest logits, only these and
+        their columns are sent.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens

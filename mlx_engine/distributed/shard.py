@@ -42,17 +42,26 @@ from mlx_engine.weights.outline import outlined
 class Shard(ABC):
     """The way in which the ranks of a group share a model: a pipeline or tensor parallelism. `join` returns one.
 
+    Args:
+        group: the ranks.
+        split: the number of layers of each rank of a pipeline; None to choose them by measured speed and memory.
+        heartbeat: the heartbeat, which ends the process if another rank dies.
+
     Attributes:
         kind: the value of `--shard`.
-        group: the ranks.
+        leads: returns a model for rank 0 that runs on all ranks, from rank 0's share, the ranks, and a function that
+            wakes sleeping ranks.
+        follows: runs this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
         notes: lines for the user about the shares of the model.
         timeline: after the run, a drawing of when each rank computed each pass.
     """
 
     kind: str
+    leads: Callable[[Decoder, Group, Callable[[], None] | None], SharedModel]
+    follows: Callable[[Decoder, Group, Callable[[], None]], None]
 
-    def __init__(self, group: Group, heartbeat: Heartbeat | None = None) -> None:
-        self.group, self._heartbeat = group, heartbeat
+    def __init__(self, group: Group, split: Sequence[int] | None = None, heartbeat: Heartbeat | None = None) -> None:
+        self.group, self._split, self._heartbeat = group, split, heartbeat
         self._model: SharedModel | None = None
         self.notes: tuple[str, ...] = ()
         self.timeline: list[str] = []
@@ -77,24 +86,17 @@ class Shard(ABC):
     def share(self, planned: Planned, backend: Backend) -> Planned:
         """Return the plan of this rank's share of a model. Every rank calls it."""
 
-    @abstractmethod
-    def shared(self, model: Decoder, wake: Callable[[], None] | None) -> SharedModel:
-        """Return a model for rank 0 that runs on all ranks; `model` is rank 0's share. `wake` wakes sleeping ranks."""
-
-    @abstractmethod
-    def run_passes(self, model: Decoder, sleep: Callable[[], None]) -> None:
-        """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
-
     def lead(self, model: Model) -> Model:
         """Return a model for rank 0 that runs on all ranks; `model` is rank 0's share."""
-        self._model = self.shared(cast(Decoder, model), None if self._heartbeat is None else self._heartbeat.wake)
+        wake = None if self._heartbeat is None else self._heartbeat.wake
+        self._model = self.leads(cast(Decoder, model), self.group, wake)
         self._model.free = free_memory(self.group, cast(Decoder, model))
         return self._model
 
     def follow(self, model: Model) -> None:
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
         free_memory(self.group, cast(Decoder, model))
-        self.run_passes(cast(Decoder, model), nothing if self._heartbeat is None else self._heartbeat.sleep)
+        self.follows(cast(Decoder, model), self.group, nothing if self._heartbeat is None else self._heartbeat.sleep)
 
     def end(self, *, timeline: bool) -> bool:
         """End the other ranks after the last pass. With `timeline`, also make the drawing. Only rank 0 calls this.
@@ -124,25 +126,15 @@ class Shard(ABC):
 
 
 class PipelineShard(Shard):
-    """A pipeline: each rank runs a range of layers.
+    """A pipeline: each rank runs a range of layers."""
 
-    Args:
-        group: the ranks.
-        split: the number of layers of each rank; None to choose them by measured speed and memory.
-        heartbeat: the heartbeat, which ends the process if another rank dies.
-    """
-
-    kind = "pipeline"
-
-    def __init__(self, group: Group, split: Sequence[int] | None = None, heartbeat: Heartbeat | None = None) -> None:
-        super().__init__(group, heartbeat)
-        self._split = split
+    kind, leads, follows = "pipeline", Pipeline, staticmethod(follow)
 
     def share(self, planned: Planned, backend: Backend) -> Planned:
         counts = self._split
         if counts is None:
             mine = [this_computer(), measured_speed(backend), available_memory()]
-            machines = machines_of([(name, speed, memory) for name, speed, memory in gather_values(self.group, mine)])
+            machines = machines_of(gather_values(self.group, mine))
             parts = model_parts(outlined(planned, backend))
             sizes = layer_bytes(parts, min(CONTEXT, int(planned.config.context_length)))
             counts = gather_values(self.group, best_split(*sizes, machines, parts.cuts))[0]
@@ -151,17 +143,11 @@ class PipelineShard(Shard):
         self.notes = (f"pipeline of {self.group.size} ranks with layers {layers}",)
         return planned._replace(stage=stages[self.group.rank])
 
-    def shared(self, model: Decoder, wake: Callable[[], None] | None) -> SharedModel:
-        return Pipeline(model, self.group, wake)
-
-    def run_passes(self, model: Decoder, sleep: Callable[[], None]) -> None:
-        follow(model, self.group, sleep)
-
 
 class TensorShard(Shard):
     """Tensor parallelism: each rank runs all layers with its slices of the matrices."""
 
-    kind = "tensor"
+    kind, leads, follows = "tensor", TensorParallel, staticmethod(follow_tensor)
 
     def share(self, planned: Planned, backend: Backend) -> Planned:
         own = sliced(planned, self.group.rank, self.group.size)
@@ -169,18 +155,8 @@ class TensorShard(Shard):
         self.notes = (f"the tensors of every layer on {self.group.size} ranks",)
         return own
 
-    def shared(self, model: Decoder, wake: Callable[[], None] | None) -> SharedModel:
-        return TensorParallel(model, self.group, wake)
 
-    def run_passes(self, model: Decoder, sleep: Callable[[], None]) -> None:
-        follow_tensor(model, self.group, sleep)
-
-
-# By the value of --shard: a function that returns the `Shard` for a group, a split and a heartbeat.
-KINDS: dict[str, Callable[[Group, Sequence[int] | None, Heartbeat], Shard]] = {
-    PipelineShard.kind: PipelineShard,
-    TensorShard.kind: lambda group, split, heartbeat: TensorShard(group, heartbeat),
-}
+KINDS: dict[str, type[Shard]] = {shard.kind: shard for shard in (PipelineShard, TensorShard)}
 
 
 def join(kind: str, split: Sequence[int] | None = None) -> Shard:

@@ -25,13 +25,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array, DeltaNet
 from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.leader import END, FOUND, FaultSearch, SharedModel, messages, nothing
+from mlx_engine.distributed.leader import END, FaultSearch, SharedModel, messages, nothing
 from mlx_engine.distributed.messages import Message, StagePools
 from mlx_engine.errors import NotShardableError
 from mlx_engine.models.decoder import Decoder
@@ -39,7 +40,6 @@ from mlx_engine.models.layer import Attention, Columns, Layer, Mixer, RowNorms, 
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.model import Planned
-from mlx_engine.weights.plan import Tensor
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -193,11 +193,6 @@ class Vocabulary(Partition):
         return f"{self.n} tokens"
 
 
-def by_blocks(width: int, block: int) -> Pieces:
-    """Return the partition of an axis by blocks of the type; `width` is a multiple of `block`."""
-    return Pieces(width // block, (block,), f"{width:,} columns in blocks of {block}")
-
-
 ROWS, COLUMNS = 0, 1
 # For each tensor that is cut, by its name without layer and suffix: the kind of partition, and the axis.
 CUT = {
@@ -222,19 +217,11 @@ CUT = {
 }
 # The tensors, in addition to norms, that every rank holds as a whole.
 WHOLE = {
-    *(
-        "exp_probs_b",
-        "ffn_gate_inp",
-        "ffn_gate_inp_shexp",
-        "ffn_down_exps_scale",
-        "layer_output_scale",
-        "inp_gate",
-        "proj",
-    ),
-    *("position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"),
-    *("per_layer_token_embd", "per_layer_model_proj"),
-}
-# For each kind of partition made by `by_blocks`, the matrix whose columns are cut, between blocks of its type.
+    "exp_probs_b", "ffn_gate_inp", "ffn_gate_inp_shexp", "ffn_down_exps_scale", "layer_output_scale", "inp_gate",
+    "proj", "position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short", "per_layer_token_embd",
+    "per_layer_model_proj",
+}  # fmt: skip
+# For each kind of partition by blocks of columns: the matrix whose columns are cut, between blocks of its type.
 LAST = {
     "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
     "channels": "shortconv.out_proj",
@@ -360,7 +347,8 @@ class _Partitions:
         if kind.startswith("delta"):
             return self._delta(layer, kind)
         names = self._matrices[Name(layer, LAST[kind])]
-        return by_blocks(tensors[names[0]].shape[1], self._block(names))
+        width, block = tensors[names[0]].shape[1], self._block(names)
+        return Pieces(width // block, (block,), f"{width:,} columns in blocks of {block}")
 
     def _heads(self, layer: int, kind: str) -> Partition:
         of = self._config.of_layer(layer)
@@ -398,13 +386,9 @@ class _Partitions:
     def _types(self, name: str) -> tuple[GGMLType, ...]:
         """Return the type of a matrix in the file, and the type to which it is converted."""
         planned, tensor = self._planned, self._planned.tensors[name]
-        stored = _stored_type(planned, tensor)
+        found: Any = tensor.stored(planned.checkpoint.naming)
+        stored = F32 if found.is_shifted else planned.checkpoint.weight(found.name).type
         return stored, planned.conversion.type_of(name.removesuffix(".weight"), tensor.shape, stored)[0]
-
-
-def _stored_type(planned: Planned, tensor: Tensor) -> GGMLType:
-    stored: Any = tensor.stored(planned.checkpoint.naming)
-    return F32 if stored.is_shifted else planned.checkpoint.weight(stored.name).type
 
 
 def sliced(planned: Planned, rank: int, size: int) -> Planned:
@@ -447,10 +431,7 @@ class RankSlices:
         return self.rank == 0 or not self.slices.is_bias_of_sum(name)
 
     def layers(self, layers: Sequence[Layer]) -> Sequence[Layer]:
-        return [self._layer(i, layer) for i, layer in enumerate(layers)]
-
-    def _layer(self, i: int, layer: Layer) -> Layer:
-        return layer.with_mixers(lambda mixer: self._mixer(i, mixer))
+        return [layer.with_mixers(partial(self._mixer, i)) for i, layer in enumerate(layers)]
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
         """Return the rows of a projection that this rank uses: those of the heads that its slice of `like` has."""
@@ -489,12 +470,9 @@ def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = noth
         sleep: waits until rank 0 has work again.
     """
     pools, search = StagePools(model.backend, model.kv_layers), FaultSearch(model, group)
-    for message in messages(group, sleep):
+    for message in messages(group, sleep, search):
         if END in message:
             break
-        if FOUND in message:
-            search.end()
-            continue
         with model.backend.session():
             _run(search.model_of(message), pools, message)
     group.close()

@@ -12,6 +12,7 @@ token, the mask allows all end tokens of the model.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -153,10 +154,8 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """Return a matcher in the same state, for another answer."""
-        made = Matcher(self._grammars, self._compiled.deep_copy(), self._reasoning)
-        made._part, made._at, made._tail, made._n_text = self._part, self._at, self._tail, self._n_text
-        made._has_ended, made._past, made._found = self._has_ended, list(self._past), self._found
-        made.is_complete = self.is_complete
+        made = copy.copy(self)
+        made._compiled, made._past = self._compiled.deep_copy(), list(self._past)
         return made
 
     def mask(self) -> Mask:

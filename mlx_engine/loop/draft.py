@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import time
 from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mlx_engine.backends.parameters import Array, Token
-from mlx_engine.cache import KVPool, KVSequence, SequenceInput, begin
+from mlx_engine.backends.parameters import Token
+from mlx_engine.cache import KVPool, KVSequence, SequenceInput
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.errors import CacheFullError, OptionError
+from mlx_engine.errors import OptionError
 from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.loop.request import Sequence
-from mlx_engine.loop.speculation import MOST_ROWS, PassCosts
+from mlx_engine.loop.speculation import MOST_ROWS, PassCosts, append_choices, begin_fitting
 from mlx_engine.options import DRAFT
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.weights.model import Model
@@ -66,9 +66,14 @@ class DraftModel:
     """Proposes tokens for all sequences of a scheduler, with a draft model: a `PassDrafter`.
 
     Attributes:
-        model: the draft model.
-        pool: the memory for the draft model's keys and values.
         prefix: the draft model's prefix cache, which has the keys and values of earlier sequences.
+
+    Args:
+        model: the draft model.
+        pool: the memory for keys and values of as many sequences as the scheduler has slots, and for a state of each
+            proposed token.
+        share: the number of parameters of the draft model, divided by that of the large model.
+        whole_pages: whether only whole pages of earlier sequences are reused, see `PrefixCache`.
     """
 
     name, most, n_hidden = DRAFT, MOST, 0
@@ -80,19 +85,8 @@ class DraftModel:
         share: float,
         *,
         whole_pages: bool = False,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a drafter.
-
-        Args:
-            model: the draft model.
-            pool: the memory for keys and values of as many sequences as the scheduler has slots, and for a state of
-                each proposed token.
-            share: the number of parameters of the draft model, divided by that of the large model.
-            whole_pages: whether only whole pages of earlier sequences are reused, see `PrefixCache`.
-            clock: returns the time in seconds, to measure passes.
-        """
-        self.model, self.pool, self.share, self._clock = model, pool, share, clock
+        self.model, self.pool, self.share = model, pool, share
         self.prefix, self.costs = PrefixCache(pool, whole_pages=whole_pages), PassCosts()
         self._held: dict[Sequence, _Held] = {}
 
@@ -118,7 +112,7 @@ class DraftModel:
             }
             self._run(parts, found)
         token_id = self.model.backend.token_id
-        proposals = {one: [token_id(token) for token in ids] for one, ids in found.items()}
+        proposals = {one: [token_id(token) for token in ids] for one, ids in found.items() if ids}
         for sequence, ids in proposals.items():
             held = self._held[sequence]
             held.pending = ids[: held.kv.pending]
@@ -174,42 +168,21 @@ class DraftModel:
     def _run(self, inputs: dict[Sequence, SequenceInput], found: dict[Sequence, list[Token]]) -> None:
         """Run a pass over `inputs`, and append each sequence's chosen token to its list in `found`.
 
-        Sequences for which the pool has too few pages are removed from `inputs`, and from `found` if they have no
-        proposed token yet.
+        Sequences for which the pool has too few pages are removed, see `begin_fitting`.
         """
-        batch = None
-        while inputs and batch is None:
-            try:
-                batch = begin(list(inputs.values()))
-            except CacheFullError:
-                last, _ = inputs.popitem()
-                if not found.get(last, True):
-                    del found[last]
+        batch = begin_fitting(inputs, found)
         if batch is None:
             return
-        began, asking = self._clock(), [one for one, part in inputs.items() if part.wanted]
+        began, asking = time.perf_counter(), [one for one, part in inputs.items() if part.wanted]
+        be = self.model.backend
         try:
             logits = self.model.forward(batch)
             if asking:
-                self._choose(asking, wanted_logits(logits), found)
+                append_choices(be, wanted_logits(logits), asking, found, int(self.model.config.vocab_size))
             else:
-                self.model.backend.wait(self.pool.stores.arrays)
+                be.wait(self.pool.stores.arrays)
         except BaseException:
             batch.roll_back()
             raise
         if len(batch.positions) <= MOST_ROWS and len(asking) == len(inputs):
-            self.costs.add(len(inputs), self._clock() - began)
-
-    def _choose(self, asking: abc.Sequence[Sequence], logits: Array, found: dict[Sequence, list[Token]]) -> None:
-        """Append the chosen token of each sequence to its list; remove sequences whose logits are not finite."""
-        be, n_vocabulary = self.model.backend, int(self.model.config.vocab_size)
-        bad = be.bad_rows(logits, be.row_sums(logits))
-        for row in bad:
-            del found[asking[row]]
-        rows = [row for row in range(len(asking)) if row not in bad]
-        if bad and rows:
-            logits = be.take(logits, tuple(rows))
-        asking = [asking[row] for row in rows]
-        tokens = be.choose(logits, [one.sampler.guess(found[one], n_vocabulary) for one in asking]) if asking else []
-        for one, token in zip(asking, tokens, strict=True):
-            found[one].append(token)
+            self.costs.add(len(inputs), time.perf_counter() - began)

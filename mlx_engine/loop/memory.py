@@ -105,15 +105,11 @@ class Traffic:
         lengths = [(part.sequence.kv.length, part.n) for part in parts]
         n_tokens = sum(n for _, n in lengths)
         experts = sum(nbytes * share_read(share, n_tokens) for share, nbytes in self.experts.items())
-        return (
-            self.weights
-            + experts
-            + 2 * self.state * len(lengths)
-            + sum(
-                nbytes * sum(length if window is None else min(length, abs(window) - 1 + n) for length, n in lengths)
-                for window, nbytes in self.kv.items()
-            )
+        kv = sum(
+            nbytes * sum(length if window is None else min(length, abs(window) - 1 + n) for length, n in lengths)
+            for window, nbytes in self.kv.items()
         )
+        return self.weights + experts + 2 * self.state * len(lengths) + kv
 
 
 def linears(value: Any) -> list[Linear]:

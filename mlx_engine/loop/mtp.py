@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import time
 from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from mlx_engine.backends.parameters import Token
-from mlx_engine.cache import KVPool, KVSequence, SequenceInput, begin
-from mlx_engine.errors import CacheFullError
+from mlx_engine.cache import KVPool, KVSequence, SequenceInput
 from mlx_engine.loop.request import Sequence
-from mlx_engine.loop.speculation import MOST_ROWS, PassCosts
+from mlx_engine.loop.speculation import MOST_ROWS, PassCosts, append_choices, begin_fitting
 from mlx_engine.options import MTP
 from mlx_engine.weights.model import ExtraLayer, Model
 
@@ -40,30 +39,17 @@ class _Held:
 class NextTokens:
     """Proposes tokens for all sequences of a scheduler, with the MTP layer: a `PassDrafter`.
 
-    Attributes:
+    Args:
+        model: the model.
+        layer: the model's MTP layer and its head.
         pool: the memory for the layer's keys and values.
+        share: the assumed time of layer and head, divided by the time of a pass of the model.
     """
 
     name, most, n_hidden = MTP, MOST, READ
 
-    def __init__(
-        self,
-        model: Model,
-        layer: ExtraLayer,
-        pool: KVPool,
-        share: float,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """Make a drafter.
-
-        Args:
-            model: the model.
-            layer: the model's MTP layer and its head.
-            pool: the memory for the layer's keys and values.
-            share: the assumed time of layer and head, divided by the time of a pass of the model.
-            clock: returns the time in seconds, to measure passes.
-        """
-        self.pool, self.share, self._clock = pool, share, clock
+    def __init__(self, model: Model, layer: ExtraLayer, pool: KVPool, share: float) -> None:
+        self.pool, self.share = pool, share
         self._backend, self._layer, self.costs = model.backend, layer, PassCosts()
         self._held: dict[Sequence, _Held] = {}
 
@@ -136,8 +122,8 @@ class NextTokens:
     ) -> dict[Sequence, np.ndarray]:  # fmt: skip
         """Run a pass of the layer, append the chosen tokens to `found`, and return the layer's new hidden states.
 
-        Sequences for which the pool has too few pages are removed from `inputs`. If such a sequence has no proposed
-        token yet, it is removed from `found`, too, and its pages are freed.
+        Sequences for which the pool has too few pages are removed, see `begin_fitting`. If such a sequence has no
+        proposed token yet, its pages are freed.
 
         Args:
             inputs: the tokens of each sequence.
@@ -147,33 +133,22 @@ class NextTokens:
         Returns:
             For each sequence the layer's hidden state (1, D) of its last token.
         """
-        batch = None
-        while inputs and batch is None:
-            try:
-                batch = begin(list(inputs.values()))
-            except CacheFullError:
-                last, _ = inputs.popitem()
-                if not found.get(last, True):
-                    del found[last]
-                    self.release(last)  # the next call of `propose` begins with later tokens of the sequence
+        all_inputs, batch = list(inputs), begin_fitting(inputs, found)
+        for one in all_inputs:
+            if one not in found:
+                self.release(one)  # the next call of `propose` begins with later tokens of the sequence
         if batch is None:
             return {}
-        be, began, asking = self._backend, self._clock(), list(inputs)
+        be, began, asking = self._backend, time.perf_counter(), list(inputs)
         try:
             logits, states = self._layer.forward(batch, be.array(np.concatenate([hidden[one] for one in asking])))
-            bad = be.bad_rows(logits, be.row_sums(logits))
-            rows = [row for row in range(len(asking)) if row not in bad]
-            n = self._layer.n_vocabulary
-            draws = [asking[row].sampler.guess(found[asking[row]], n) for row in rows]
-            chosen = be.choose(be.take(logits, tuple(rows)) if bad else logits, draws) if rows else []
+            append_choices(be, logits, asking, found, self._layer.n_vocabulary)
             of_rows = be.host(states)
         except BaseException:
             batch.roll_back()
             raise
-        for row, token in zip(rows, chosen, strict=True):
-            found[asking[row]].append(token)
         if len(batch.positions) <= MOST_ROWS:
-            self.costs.add(len(asking), self._clock() - began)
+            self.costs.add(len(asking), time.perf_counter() - began)
         return {one: of_rows[row : row + 1] for row, one in enumerate(asking)}
 
 

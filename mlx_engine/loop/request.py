@@ -162,9 +162,8 @@ class Sequence:
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
         """Return the first sequence of a request, which also has the samplers of the request's other outputs."""
         prompt = request.prompt_ids
-        logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(
-            INFO
-        )  # the log line of a token has its probability
+        # The log line of a token has its probability.
+        logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(INFO)
         matcher = None if request.matcher is None else request.matcher.copy()
         sampler = Sampler(
             backend, request.options.sampling, prompt, logprobs=logprobs, matcher=matcher,

@@ -196,12 +196,7 @@ class ModelRunner:
         sequence.kv.roll_back(chunk.n - 1 - n)
         sequence.kv.commit(1 + n)
         sequence.unread, chunk.n, chunk.logits = [token], 1 + n, None
-        if chunk.hidden is not None:
-            self._keep_hidden(chunk, chunk.hidden)
-
-    def idle(self) -> None:
-        """Tell the other ranks that there is no work, so that they may sleep until the next pass."""
-        self._model.idle()
+        self._keep_hidden(chunk)
 
     def _submit_all(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> list[ScheduledChunk]:
         """Submit passes until `depth` passes are in flight.
@@ -222,8 +217,7 @@ class ModelRunner:
             if not submitted.n_rows:
                 submitted.batch.commit()
                 for chunk in submitted.chunks:
-                    if chunk.hidden is not None:
-                        self._keep_hidden(chunk, chunk.hidden)
+                    self._keep_hidden(chunk)
                 self._last_had_no_choice = True
                 return submitted.chunks
             self._flight.append(submitted)
@@ -270,11 +264,7 @@ class ModelRunner:
             if batch.hidden is not None and self._keeps_hidden(chunk):
                 chunk.hidden = model.backend.take(batch.hidden, tuple(range(row, row + chunk.n)))
             row += chunk.n
-        for chunk in chunks:
-            chunk.sequence.unread = [
-                *chunk.sequence.unread[chunk.n :],
-                *(c.token for c in chunk.choices[: 0 if chunk.proposed else 1]),
-            ]
+            chunk.sequence.unread = [*chunk.sequence.unread[chunk.n :], *_next_token(chunk)]
         if profiler is not None:
             self._n_passes += 1
             event(DEBUG, "pass", number=self._n_passes, total_ms=(self._clock() - start) * 1e3, **profiler.end_pass())
@@ -285,10 +275,12 @@ class ModelRunner:
         request = chunk.sequence.request
         return not request.is_hidden and chunk.first + chunk.n > len(request.prompt_ids) - self.n_hidden
 
-    def _keep_hidden(self, chunk: ScheduledChunk, rows: Array) -> None:
+    def _keep_hidden(self, chunk: ScheduledChunk) -> None:
         """Keep the hidden states of a chunk's committed tokens; drop those that are too far from the last token."""
+        if chunk.hidden is None:
+            return
         kept, end = chunk.sequence.hidden, chunk.first + chunk.n
-        kept.append((chunk.first, self._model.backend.host(rows)[: chunk.n]))
+        kept.append((chunk.first, self._model.backend.host(chunk.hidden)[: chunk.n]))
         chunk.hidden = None
         while kept[0][0] + len(kept[0][1]) <= end - self.n_hidden:
             kept.popleft()
@@ -303,10 +295,7 @@ class ModelRunner:
         self._choose(submitted, submitted.reply())
         submitted.reply = None
         for chunk in submitted.chunks:
-            chunk.sequence.unread = [
-                *chunk.sequence.unread,
-                *(c.token for c in chunk.choices[: 0 if chunk.proposed else 1]),
-            ]
+            chunk.sequence.unread = [*chunk.sequence.unread, *_next_token(chunk)]
 
     def _choose(self, submitted: _Pass, rows: Array) -> None:
         """Choose the tokens of a pass from its rows of logits. If this fails, no sampler has changed.
@@ -383,8 +372,7 @@ class ModelRunner:
         for chunk in submitted.chunks:
             if chunk.logits is None:
                 chunk.sequence.kv.commit(chunk.n)
-                if chunk.hidden is not None:
-                    self._keep_hidden(chunk, chunk.hidden)
+                self._keep_hidden(chunk)
         for chunk, tokens in chosen:
             unread = chunk.sequence.unread
             if unread and unread[-1] is chunk.choices[0].token:  # no pass has run it yet
@@ -427,6 +415,11 @@ class ModelRunner:
             self._masks = ThreadPoolExecutor(1, "masks")
         for sampler in samplers:
             sampler.prepare(self._masks)
+
+
+def _next_token(chunk: ScheduledChunk) -> list[Token]:
+    """Return the chosen token that the sequence's next pass runs; none if `ModelRunner.keep` will determine it."""
+    return [choice.token for choice in chunk.choices[:1] if not chunk.proposed]
 
 
 def _checked(

@@ -73,14 +73,24 @@ class Scheduler:
     """Runs requests on one model, step by step.
 
     Attributes:
-        pool: the memory for keys and values.
-        prefix: the prefix cache, or None.
-        slots: the largest number of sequences that run at the same time.
         waiting: sequences without a slot, in the order in which they will be admitted.
         running: sequences with a slot, in the order of arrival.
-        speculation: proposes tokens, and counts the accepted ones; None if no tokens are proposed.
         others_answer: whether another scheduler on the same cores is generating answers. Passes of this scheduler then
             have at most `shared_budget` tokens of prompts.
+
+    Args:
+        model: the model.
+        pool: the memory for keys and values, made for at least `slots` sequences. If it keeps nothing between passes
+            (`kept=False`), each pass runs whole sequences again.
+        slots: the largest number of sequences that run at the same time.
+        prefix: the prefix cache, which keeps the keys and values of prompts and answers for later requests; None keeps
+            none.
+        budget: the largest number of prompt tokens in a pass while no answer is being generated.
+        shared_budget: the largest number of prompt tokens in a pass while an answer is being generated.
+        overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
+        traffic: computes the bytes that passes read; None does not count them.
+        speculation: proposes tokens; None proposes none. Without a KV cache, it is ignored.
+        clock: returns the time in seconds, for the times of requests and passes.
     """
 
     def __init__(
@@ -97,22 +107,6 @@ class Scheduler:
         speculation: Speculation | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a scheduler.
-
-        Args:
-            model: the model.
-            pool: the memory for keys and values, made for at least `slots` sequences. If it keeps nothing between
-                passes (`kept=False`), each pass runs whole sequences again.
-            slots: the largest number of sequences that run at the same time.
-            prefix: the prefix cache, which keeps the keys and values of prompts and answers for later requests; None
-                keeps none.
-            budget: the largest number of prompt tokens in a pass while no answer is being generated.
-            shared_budget: the largest number of prompt tokens in a pass while an answer is being generated.
-            overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
-            traffic: computes the bytes that passes read; None does not count them.
-            speculation: proposes tokens; None proposes none. Without a KV cache, it is ignored.
-            clock: returns the time in seconds, for the times of requests and passes.
-        """
         if min(slots, budget, shared_budget) < 1:
             raise ValueError(f"expected at least one slot and token, found {slots}, {budget} and {shared_budget}")
         self._model, self._traffic, self._clock = model, traffic, clock
@@ -221,7 +215,7 @@ class Scheduler:
         while self._left:
             self.cancel(self._left.popleft())
         if not self.has_work:
-            self._runner.idle()
+            self._model.idle()  # the other ranks may sleep until the next pass
         return done
 
     def _step(self) -> StepOutput:
@@ -230,9 +224,8 @@ class Scheduler:
         done = self._run()
         failed = done.failed if self.speculation is None else [*done.failed, *self._accept(self.speculation, done)]
         n_rows = sum(chunk.n for chunk in done.chunks)
-        n_decode = sum(
-            chunk.n for chunk in done.chunks if (chunk.n == 1 or chunk.proposed) and chunk.sequence.output.token_ids
-        )
+        decoding = [chunk for chunk in done.chunks if chunk.sequence.output.token_ids]
+        n_decode = sum(chunk.n for chunk in decoding if chunk.n == 1 or chunk.proposed)
         nbytes = self._record(done, n_rows)
         for chunk, error in failed:
             self._fail(chunk.sequence, error)
@@ -486,12 +479,8 @@ class Scheduler:
         Each token is chosen from the row of logits of the token before, after that token has been appended. So
         penalties, masks and processors depend only on tokens of the answer, and not on rejected proposals.
         """
-        output, sampler, n_logprobs = (
-            chunk.sequence.output,
-            chunk.sequence.sampler,
-            chunk.sequence.request.options.logprobs,
-        )
-        n = 0
+        output, sampler, n = chunk.sequence.output, chunk.sequence.sampler, 0
+        n_logprobs = chunk.sequence.request.options.logprobs
         try:
             output.append(token, sampler, n_logprobs)
             while output.finish_reason is None and n < len(chunk.proposed) and token == chunk.proposed[n]:

@@ -29,7 +29,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.parameters import Array, Token
+from mlx_engine.cache import SequenceInput, begin
 from mlx_engine.cache.pool import LONGEST_PASS, kv_layers
+from mlx_engine.errors import CacheFullError
 from mlx_engine.loop.request import ScheduledChunk, Sequence
 from mlx_engine.observe.log import warn
 from mlx_engine.options import AUTO_SPECULATION, DRAFT, LOOKUP, MTP, OFF
@@ -206,9 +211,8 @@ class Acceptance:
 
     def lines(self) -> list[str]:
         """Return lines with the share of right tokens for each kind of evidence that occurred."""
-        ends = [f"{low} to {high - 1}" for low, high in pairwise(LENGTHS)]
-        names = [*(end.removesuffix(f" to {end.split()[0]}") for end in ends), f"{LENGTHS[-1]} or more"]
-        found = zip(names, self._right, self._tried, strict=False)
+        names = [str(low) if high == low + 1 else f"{low} to {high - 1}" for low, high in pairwise(LENGTHS)]
+        found = zip([*names, f"{LENGTHS[-1]} or more"], self._right, self._tried, strict=False)
         shares = [f"{name} ids: {right / tried:.0%}" for name, right, tried in found if tried]
         lines = [f"first tokens right after a match of {'; '.join(shares)}"] if shares else []
         for name, kind in KINDS.items():
@@ -309,13 +313,17 @@ class Speculation:
     """Proposes tokens for the sequences of one scheduler, and learns from how often they were right.
 
     Attributes:
-        drafters: makes the drafters that look in earlier text; None if there are none.
-        passes: the drafters with passes of their own, the best first.
         n_hidden: the number of last tokens of a sequence whose hidden states the drafters read.
         costs: the time of the model's passes by their number of rows.
         n_drafts: number of passes with proposed tokens, counted once for each sequence with proposals.
         n_proposed: number of proposed tokens that passes have run.
         n_accepted: number of proposed tokens that were right.
+
+    Args:
+        drafters: makes the drafters that look in earlier text; None if there are none.
+        n_vocabulary: the model's vocabulary size; a proposal is cut before the first id that is not below it.
+        passes: the drafters with passes of their own, the best first.
+        usual: the names of the drafters for requests whose option `speculate` is "auto"; None for all drafters.
     """
 
     def __init__(
@@ -323,23 +331,10 @@ class Speculation:
         drafters: Drafters | None,
         n_vocabulary: int,
         *,
-        most: int = MOST,
         passes: abc.Sequence[PassDrafter] = (),
         usual: abc.Collection[str] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a speculation.
-
-        Args:
-            drafters: makes the drafters that look in earlier text; None if there are none.
-            n_vocabulary: the model's vocabulary size; a proposal is cut before the first id that is not below it.
-            most: the largest number of tokens that are proposed for a sequence in one pass.
-            passes: drafters with passes of their own.
-            usual: the names of the drafters for requests whose option `speculate` is "auto"; None for all drafters.
-            clock: returns the time in seconds, to measure the passes of drafters.
-        """
-        self.drafters, self._n_vocabulary, self._most = drafters, n_vocabulary, most
-        self.passes, self._clock = tuple(passes), clock
+        self.drafters, self._n_vocabulary, self.passes = drafters, n_vocabulary, tuple(passes)
         names = [*([] if drafters is None else [LOOKUP]), *(drafter.name for drafter in self.passes)]
         self._usual = frozenset(names if usual is None else usual)
         self.costs, self._acceptance = PassCosts(), Acceptance()
@@ -513,13 +508,13 @@ class Speculation:
         wanted = {sequence: n for (sequence, _), n in zip(asking, numbers, strict=True) if n}
         if not wanted:
             return
-        began, budget = self._clock(), LONGEST_PASS if len(chunks) == 1 else SHARED
+        began, budget = time.perf_counter(), LONGEST_PASS if len(chunks) == 1 else SHARED
         try:
             found = drafter.propose(wanted, budget)
         except Exception as error:  # answers do not need proposals, so no request fails
             self._stop(drafter, wanted, error)
             found = {}
-        seconds = self._clock() - began
+        seconds = time.perf_counter() - began
         self._drafting += seconds
         if drafter.costs.is_known:  # do not charge the time of reading prompts
             seconds = min(seconds, 2 * max(wanted.values()) * drafter.costs(len(wanted)))
@@ -586,7 +581,7 @@ class Speculation:
 
     def _most_of(self, sequence: Sequence) -> int:
         """Return the largest number of tokens to propose with which the answer cannot exceed its token limit."""
-        return max(0, min(self._most, sequence.output.max_tokens - len(sequence.output.token_ids) - 1))
+        return max(0, min(MOST, sequence.output.max_tokens - len(sequence.output.token_ids) - 1))
 
     def _count(self, draft: Draft, kind: int, *, is_right: bool) -> None:
         self._acceptance.add(kind, is_right=is_right)
@@ -601,6 +596,47 @@ class Speculation:
     def _extra(self, n_rows: int, n_sequences: int, n: int) -> float:
         """Return the cost of n more rows: the number of tokens that a pass's sequences would get in the added time."""
         return n_sequences * max(0.0, self.costs(n_rows + n) / self.costs(n_rows) - 1) if n_rows else 0.0
+
+
+def begin_fitting(inputs: dict[Sequence, SequenceInput], found: dict[Sequence, list[Token]]) -> Batch | None:
+    """Begin a drafter's pass over `inputs`. Remove the last sequences until the pool has pages for the others.
+
+    A removed sequence without a proposed token is also removed from `found`. Return None if no sequence is left.
+    """
+    while inputs:
+        try:
+            return begin(list(inputs.values()))
+        except CacheFullError:
+            last, _ = inputs.popitem()
+            if not found.get(last, True):
+                del found[last]
+    return None
+
+
+def append_choices(
+    be: Backend,
+    logits: Array,
+    asking: abc.Sequence[Sequence],
+    found: Mapping[Sequence, list[Token]],
+    n_vocabulary: int,
+) -> None:
+    """Choose a token from each row of a drafter's logits (R, V), and append it to the list of the row's sequence.
+
+    Rows that are not finite are skipped.
+
+    Args:
+        be: the backend.
+        logits: (R, V).
+        asking: the sequence of each row.
+        found: the proposed tokens of each sequence so far.
+        n_vocabulary: the number V of the drafter's logits.
+    """
+    bad = be.bad_rows(logits, be.row_sums(logits))
+    rows = [row for row in range(len(asking)) if row not in bad]
+    draws = [asking[row].sampler.guess(found[asking[row]], n_vocabulary) for row in rows]
+    tokens = be.choose(be.take(logits, tuple(rows)) if bad else logits, draws) if rows else []
+    for row, token in zip(rows, tokens, strict=True):
+        found[asking[row]].append(token)
 
 
 def speculation_of(counts: abc.Iterable[Mapping[str, abc.Sequence[int]]]) -> dict[str, object]:

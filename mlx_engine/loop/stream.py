@@ -199,6 +199,7 @@ class Stream:
     def generation(self) -> Generation:
         """The result so far."""
         request, output, options = self.request, self.request.output, self.request.options
+        functions = (*options.processors, options.sampler)
         return Generation(
             output.text,
             list(output.token_ids),
@@ -209,9 +210,7 @@ class Stream:
             request.n_cached,
             request.prompt_logprobs,
             stop=output.stop,
-            processors=tuple(
-                map(name_of, [*options.processors, *([] if options.sampler is None else [options.sampler])])
-            ),
+            processors=tuple(name_of(function) for function in functions if function is not None),
             n_proposed=request.n_proposed,
             n_accepted=request.n_accepted,
             drafters={name: (counts[0], counts[1]) for name, counts in request.drafters.items()},

@@ -64,22 +64,15 @@ def give_back_freed() -> None:
 def _left(root: Path) -> Iterator[int]:
     """Yield the bytes that may still be allocated in each control group with a memory limit."""
     for group in groups_of(root, "memory"):
-        left = _left_in(group)
-        if left is not None:
-            yield left
-
-
-def _left_in(group: Group) -> int | None:
-    limit, used, freed = _FILES[group.version]
-    try:
-        left = int((group.folder / limit).read_text()) - int((group.folder / used).read_text())
-    except (OSError, ValueError):  # also "max": no limit
-        return None
-    try:
-        rows = [line.split() for line in (group.folder / "memory.stat").read_text().splitlines()]
-        return left + sum(int(row[1]) for row in rows if len(row) == 2 and row[0] in freed)
-    except (OSError, ValueError):
-        return left
+        limit, used, freed = _FILES[group.version]
+        try:
+            left = int((group.folder / limit).read_text()) - int((group.folder / used).read_text())
+        except (OSError, ValueError):  # also "max": no limit
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            rows = [line.split() for line in (group.folder / "memory.stat").read_text().splitlines()]
+            left += sum(int(row[1]) for row in rows if len(row) == 2 and row[0] in freed)
+        yield left
 
 
 class Group(NamedTuple):
@@ -131,24 +124,14 @@ def bounded_threads(threads: int | None) -> int | None:
 def _quotas(root: Path) -> Iterator[float]:
     """Yield the CPU quota, in cores, of each control group of this process that sets one."""
     for group in groups_of(root, "cpu"):
-        yield from (_version_1 if group.version == 1 else _version_2)(group.folder)
-
-
-def _version_2(folder: Path) -> Iterator[float]:
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()[:2]
-        yield int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # also "max": no limit
-        return
-
-
-def _version_1(folder: Path) -> Iterator[float]:
-    try:
-        quota, period = (int((folder / name).read_text()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-    except (OSError, ValueError):
-        return
-    if quota > 0 and period > 0:
-        yield quota / period
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if group.version == 1 else ("cpu.max",)
+        try:
+            text = " ".join((group.folder / name).read_text() for name in names)
+            quota, period = map(int, text.split()[:2])
+        except (OSError, ValueError):  # also "max": no limit
+            continue
+        if quota > 0 and period > 0:  # in version 1, -1 means no limit
+            yield quota / period
 
 
 # On a page fault, Linux also maps neighbouring pages of the file that are in its page cache, up to this many bytes

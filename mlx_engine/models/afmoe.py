@@ -9,14 +9,13 @@ added without a gate; the first layers are dense; embeddings are multiplied by t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from mlx_engine.backends.parameters import Array, Token
-from mlx_engine.config.declared import Expected, Key, constant, declared, halves, number, per_head, whole
+from mlx_engine.config.declared import Expected, constant, declared, number, rotated_heads, whole, whole_or_zero
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
-from mlx_engine.config.settings import Settings
 from mlx_engine.models import glm4_moe, llama, qwen3, standard
 from mlx_engine.weights.experts import Count, Names, OfFolders, of_all
 from mlx_engine.weights.table import Row
@@ -30,10 +29,7 @@ class Config(glm4_moe.Sigmoids, llama.Config):
     """Llama's settings, the numbers of experts, and how they are chosen."""
 
     only_local_rope: ClassVar[bool] = True
-    head_dim: int = whole(
-        ("attention.key_length", per_head), ("head_dim", 128),
-        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
-    )  # fmt: skip
+    head_dim: int = rotated_heads(128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     window: int = whole("attention.sliding_window", ("sliding_window", 1024))
@@ -42,7 +38,7 @@ class Config(glm4_moe.Sigmoids, llama.Config):
     n_experts: int = declared(Count())
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 6), condition=of_all)
     n_shared: int = whole(("expert_shared_count", 1), ("num_shared_experts", 2))
-    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("num_dense_layers", 1)))
+    n_dense: int = whole_or_zero(("leading_dense_block_count", 0), ("num_dense_layers", 1))
     routed_scale: float = number(("expert_weights_scale", 1.0), ("route_scale", 1.0))
     normalize: bool = constant(True)
     n_groups: int = constant(1)
@@ -61,11 +57,7 @@ class Config(glm4_moe.Sigmoids, llama.Config):
 
 
 TENSORS = {
-    **{
-        name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row
-        for name, row in qwen3.TENSORS.items()
-        if name != "blk.*.ffn_norm.weight"
-    },
+    **{name: row for name, row in llama.dense_first(qwen3.TENSORS).items() if name != "blk.*.ffn_norm.weight"},
     "blk.*.attn_gate.weight": Row("model.layers.*.self_attn.gate_proj.weight", "HE D"),
     "blk.*.post_attention_norm.weight": Row("model.layers.*.post_attention_layernorm.weight", "D"),
     "blk.*.ffn_norm.weight": Row("model.layers.*.pre_mlp_layernorm.weight", "D"),

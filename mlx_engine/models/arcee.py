@@ -19,8 +19,6 @@ GGUF_ARCHITECTURE = "arcee"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     rope: Rotation = rotation(rules=EVERY_RULE)
     activation: Activation = activation_key({"relu2": "relu2"}, gguf="relu2")
 

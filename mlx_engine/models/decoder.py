@@ -186,7 +186,6 @@ class NextToken(ExtraLayer):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """The layer's cache."""
         return _kv_layers([self._layer], self._model.backend.kv_type)
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
@@ -216,11 +215,9 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
     """
     kept: list[CacheLayer] = []
     for layer in layers:
-        mixer, state = layer.mix, None
-        for other in layer.branches[1:]:
-            if state is not None or not isinstance(mixer, Attention) or not isinstance(other.mix, Mamba2):
-                raise TypeError(f"a layer can have attention and one Mamba2 beside it, not {layer.branches}")
-            state = StateLayer(other.mix.state)
+        mixer, others = layer.mix, [branch.mix for branch in layer.branches[1:]]
+        # A second mixer is a Mamba2, beside attention.
+        state = StateLayer(others[0].state) if others and isinstance(others[0], Mamba2) else None
         if mixer is None:
             kept.append(StateLayer(()))
         elif isinstance(mixer, Attention | LatentAttention):
@@ -230,12 +227,10 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
                     "not fill them; use f16"
                 )
                 raise OptionError(message, option="kv_type", expected="f32, f16 or bf16", found=type_)
-            of = (
-                (1, mixer.head_dim, None)
-                if isinstance(mixer, LatentAttention)
-                else (mixer.n_kv_heads, mixer.head_dim, mixer.window)
-            )
-            kept.append(KVLayer(*of, type_, 1 if isinstance(mixer, LatentAttention) else 2, state))
+            if isinstance(mixer, LatentAttention):
+                kept.append(KVLayer(1, mixer.head_dim, None, type_, 1, state))
+            else:
+                kept.append(KVLayer(mixer.n_kv_heads, mixer.head_dim, mixer.window, type_, 2, state))
         elif not isinstance(mixer, SharedAttention):
             kept.append(StateLayer(mixer.state))
     return kept

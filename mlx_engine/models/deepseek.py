@@ -20,15 +20,17 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
-    Key,
     Naming,
+    Setting,
     believable,
     declared,
     divides,
+    flag,
     halves,
     n_embeddings,
     n_layers,
     number,
+    same_as,
     whole,
     whole_or_none,
 )
@@ -37,7 +39,7 @@ from mlx_engine.config.settings import REQUIRED, Settings
 from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Branch, LatentAttention, Layer, LayerTensors
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, of_groups, with_experts, with_shared_expert
+from mlx_engine.weights.experts import Count, InGroups, Names, Routed, of_all, of_groups
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
@@ -49,7 +51,7 @@ GGUF_ARCHITECTURE = "deepseek2"
 LATENT_EPS = 1e-6
 
 
-class Mscale:
+class Mscale(Setting):
     """YaRN's `mscale_all_dim`: attention scores are multiplied by a value that grows with YaRN's factor; 0 for none."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
@@ -69,7 +71,6 @@ class Mscale:
         return {"rope.scaling.yarn_log_multiplier": value / 10} if value else {}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
-        """Return the keys; no keys if the value is 0."""
         return {"rope_parameters": {"mscale": value, "mscale_all_dim": value}} if value else {}
 
 
@@ -77,12 +78,10 @@ class Rotary(RotationSetting):
     """The setting of the rotary embedding. With `mscale`, YaRN scales the scores, and not the cosines and sines."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
-        """Return the rotation."""
         found = super().read(s, naming, known)
         return replace(found, attention_factor=1.0) if known.mscale and found.rule == "yarn" else found
 
     def to_gguf(self, value: Rotation) -> Mapping[str, object]:
-        """Return the keys of a rotation."""
         usual = yarn_attention(value.factor) if value.rule == "yarn" else value.attention_factor
         return super().to_gguf(replace(value, attention_factor=usual))
 
@@ -92,11 +91,11 @@ class Rotary(RotationSetting):
         return super().to_hf(replace(value, attention_factor=usual), config)
 
 
-ROTARY = Rotary("rope.freq_base", "rope_theta", 10_000.0, ("yarn",), layers=None, always=True)
+ROTARY = Rotary(rules=("yarn",))
 
 
 @dataclass(frozen=True)
-class OfHead:
+class OfHead(Setting):
     """The setting of a size of a head: the elements of its key without rotary embedding, or the elements of its value.
 
     GGUF files have the sizes of a head under `attention.key_length_mla` and `attention.value_length_mla`, and the
@@ -114,7 +113,6 @@ class OfHead:
     usual: Any = REQUIRED
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number of elements."""
         default = self.usual(known) if callable(self.usual) else self.usual
         if naming == "hf":
             return s.whole_or_none(self.hf, default) or default
@@ -125,27 +123,20 @@ class OfHead:
             raise s.error(f"{key}_mla", f"more than the {rotated} rotated elements", found)
         return found - rotated
 
-    def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Latent.to_gguf` adds the keys of all sizes of heads."""
-        return {}
-
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.hf: value}
 
 
 @dataclass(frozen=True)
-class DenseLayers:
+class DenseLayers(Setting):
     """The setting of the number of dense layers, which come first. config.json may list the kinds of layers instead.
 
-    Attributes:
-        usual: the number if config.json has neither a number nor a list.
+    `usual` is the number if config.json has neither a number nor a list.
     """
 
     usual: Any = REQUIRED
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number."""
         if naming == "gguf":
             return s.whole_or_zero("leading_dense_block_count")
         kinds = s.words("mlp_layer_types", known.n_layers, "dense", "sparse")
@@ -155,11 +146,9 @@ class DenseLayers:
         return n
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"leading_dense_block_count": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"first_k_dense_replace": value}
 
 
@@ -213,7 +202,6 @@ class Latent(ConfigBase):
         return float((self.nope_dim + self.rope_dim) ** -0.5 * grown * grown)
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         keys = {key: value for key, value in super().to_gguf().items() if value is not None}
         lengths = {"key_length": self.head_dim, "value_length": self.latent}
         lengths |= {"key_length_mla": self.nope_dim + self.rope_dim, "value_length_mla": self.value_dim}
@@ -251,16 +239,15 @@ class Config(Routed, Latent):
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         return {**super().to_gguf(), "expert_gating_func": {"softmax": 1, "sigmoid": 2}[self.scoring]}
 
 
 @dataclass(frozen=True)
-class SigmoidConfig(Config):
+class SigmoidConfig(InGroups, Config):
     """The sizes of a model whose router chooses experts by sigmoids plus a bias, within the best groups of experts."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
-    normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", True), ("norm_topk_prob", True)))  # type: ignore[misc]
+    normalize: bool = flag(("expert_weights_norm", True), ("norm_topk_prob", True))  # type: ignore[misc]
     n_groups: int = whole(("expert_group_count", 1), "n_group", condition=divides("n_experts"))
     n_groups_used: int = whole(("expert_group_used_count", 1), "topk_group", condition=of_groups)
 
@@ -273,16 +260,6 @@ class SigmoidConfig(Config):
         harmless=Config.expected.harmless,
     )  # fmt: skip
 
-    @property
-    def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
-        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
-
-
-def all_dense(s: Settings, key: str, config: Any) -> None:
-    """Check that all layers are dense."""
-    s.expect(key, config.n_layers)
-
 
 @dataclass(frozen=True)
 class DenseConfig(Latent):
@@ -291,8 +268,8 @@ class DenseConfig(Latent):
     expected = Expected(
         gguf={
             "attention.causal": True, "attention.head_count_kv": one_or_all, "expert_count": 0,
-            "expert_shared_count": 0, "leading_dense_block_count": all_dense,
-            "expert_feed_forward_length": lambda s, key, config: s.expect(key, config.intermediate_size),
+            "expert_shared_count": 0, "leading_dense_block_count": same_as("n_layers"),
+            "expert_feed_forward_length": same_as("intermediate_size"),
         },
         hf={
             "hidden_act": "silu", **llama.NO_BIAS, "num_key_value_heads": one_or_all, "rope_interleave": True,
@@ -313,14 +290,13 @@ class DenseConfig(Latent):
 
 
 TENSORS = {
-    name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row
-    for name, row in llama.TENSORS.items()
+    name: row
+    for name, row in llama.dense_first(llama.TENSORS).items()
     if (row.when is None and ".attn_" not in name) or "attn_norm" in name
 }
 
 
 def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
-    """Return the tensors of a layer's attention."""
     D, H, L, R, N, V = cfg.hidden_size, cfg.n_heads, cfg.latent, cfg.rope_dim, cfg.nope_dim, cfg.value_dim
     hf, blk, width = f"model.layers.{i}.self_attn.", f"blk.{i}.", cfg.q_rank or D
     pairs = (*range(0, R, 2), *range(1, R, 2)) if cfg.is_interleaved else tuple(range(R))
@@ -360,8 +336,6 @@ def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
 
 
 class Model(Decoder):
-    """A decoder with latent attention, and a dense FFN or a mixture of experts."""
-
     def __init__(self, config: Latent, parameters: Parameters, backend: Backend) -> None:
         layers = [
             Layer(
@@ -374,7 +348,6 @@ class Model(Decoder):
 
 
 def latent_attention(cfg: Latent, t: LayerTensors) -> LatentAttention:
-    """Return the parameters of a layer's attention."""
     p, stem, q_a = t.p, f"blk.{t.i}.", t.linear_or_none("attn_q_a")
     return LatentAttention(
         q_a=q_a, q_norm=None if q_a is None else p.rms_norm(f"{stem}attn_q_a_norm", LATENT_EPS),
@@ -393,11 +366,6 @@ def with_latents(made: Plan, checkpoint: Checkpoint) -> Plan:
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     s = Settings(checkpoint.settings, where=checkpoint.where)
     by_softmax, is_dense = checkpoint.architecture == "deepseek_v2", checkpoint.architecture.startswith("youtu")
     if checkpoint.naming == "gguf":
@@ -405,7 +373,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
     if is_dense:
         return with_latents(decoder_plan(checkpoint, DenseConfig, TENSORS, tied=True), checkpoint)
     made = with_latents(decoder_plan(checkpoint, Config if by_softmax else SigmoidConfig, TENSORS), checkpoint)
-    cfg: Any = made.config
     names = Names(bias="" if by_softmax else "gate.e_score_correction_bias", shared="shared_experts")
-    made = with_experts(made, checkpoint, names, cfg.expert_size)
-    return with_shared_expert(made, names, cfg.n_shared * cfg.expert_size, has_weight=False)
+    return standard.with_mixture(made, checkpoint, names)

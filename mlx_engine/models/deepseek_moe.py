@@ -7,11 +7,10 @@ gate. The first layers are dense.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mlx_engine.config.declared import Expected, Key, declared, whole
+from mlx_engine.config.declared import Expected, declared, whole, whole_or_zero
 from mlx_engine.config.rope import Rotation, rotation
-from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
 from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all
 
@@ -28,7 +27,7 @@ class Config(Routed, llama.Config):
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1407))
     n_shared: int = whole("expert_shared_count", "n_shared_experts")
-    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("first_k_dense_replace", 0)))
+    n_dense: int = whole_or_zero(("leading_dense_block_count", 0), ("first_k_dense_replace", 0))
     normalize: bool = declared(Normalize(in_gguf=False))
 
     expected = Expected(
@@ -45,9 +44,6 @@ class Config(Routed, llama.Config):
         return {**super().to_gguf(), "expert_weights_scale": 1.0}
 
 
-TENSORS = {
-    name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row
-    for name, row in (llama.TENSORS | llama.PERMUTED).items()
-}
+TENSORS = llama.dense_first(llama.TENSORS | llama.PERMUTED)
 Model = standard.Model
 plan = standard.plan(Config, TENSORS, experts_of=Names(shared="shared_experts"))

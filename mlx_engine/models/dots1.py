@@ -7,9 +7,9 @@ groups; the output of the shared experts is added without a gate; the first laye
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mlx_engine.config.declared import Expected, Key, declared, each_layer, number, whole
+from mlx_engine.config.declared import Expected, each_layer, flag, number, whole, whole_or_zero
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import glm4_moe, llama, qwen3, standard
@@ -33,9 +33,9 @@ class Config(glm4_moe.Sigmoids, llama.Config):
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     n_shared: int = whole(("expert_shared_count", 1), "n_shared_experts")
-    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("first_k_dense_replace", 0)))
+    n_dense: int = whole_or_zero(("leading_dense_block_count", 0), ("first_k_dense_replace", 0))
     routed_scale: float = number(("expert_weights_scale", 1.0), ("routed_scaling_factor", 1.0))
-    normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", False), ("norm_topk_prob", False)))
+    normalize: bool = flag(("expert_weights_norm", False), ("norm_topk_prob", False))
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_gating_func": 2},
@@ -49,8 +49,6 @@ class Config(glm4_moe.Sigmoids, llama.Config):
     )  # fmt: skip
 
 
-TENSORS = {
-    name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row for name, row in qwen3.TENSORS.items()
-}
+TENSORS = llama.dense_first(qwen3.TENSORS)
 Model = standard.Model
 plan = standard.plan(Config, TENSORS, experts_of=glm4_moe.NAMES)

@@ -9,25 +9,29 @@ output of the shared experts is added without a gate. The first layers are dense
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Key, constant, declared, number, partly_rotated_heads, said, whole
+from mlx_engine.config.declared import (
+    Expected,
+    constant,
+    declared,
+    number,
+    partly_rotated_heads,
+    said,
+    whole,
+    whole_or_zero,
+)
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts, with_shared_expert
+from mlx_engine.weights.experts import Count, Names, Routed, of_all
 from mlx_engine.weights.model import Architecture
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import decoder_plan
 
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
-    head_dim: int = partly_rotated_heads(lambda known: 128)
+    head_dim: int = partly_rotated_heads(128)
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"))
     attention_bias: bool = said(("use_bias", False))
     mlp_bias: bool = said(("use_bias", False))
@@ -60,8 +64,8 @@ class MoeConfig(Routed, Config):
     n_experts: int = declared(Count("moe_num_experts"))
     n_experts_used: int = whole("expert_used_count", ("moe_k", 6), condition=of_all)
     expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1536))
-    n_shared: int = declared(Key(Settings.whole_or_zero, ("expert_shared_count", 0), ("moe_num_shared_experts", 2)))
-    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("moe_layer_start_index", 1)))
+    n_shared: int = whole_or_zero(("expert_shared_count", 0), ("moe_num_shared_experts", 2))
+    n_dense: int = whole_or_zero(("leading_dense_block_count", 0), ("moe_layer_start_index", 1))
 
     expected = Expected(
         gguf={
@@ -85,21 +89,11 @@ class MoeConfig(Routed, Config):
         return {**super().to_gguf(), **more}
 
 
-MOE_TENSORS = {
-    **{name: row for name, row in (llama.TENSORS | llama.INTERLEAVED).items() if row.when is None},
-    **{name: replace(row, kind="dense") for name, row in llama.TENSORS.items() if row.shape in ("F D", "D F")},
-}
+MOE_TENSORS = llama.dense_first(
+    {name: row for name, row in (llama.TENSORS | llama.INTERLEAVED).items() if row.when is None}
+)
 NAMES = Names(bias="moe_statics.e_score_correction_bias", bias_rows=1, shared="shared_experts")
-
-
-def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
-    made = decoder_plan(checkpoint, MoeConfig, MOE_TENSORS, tied=True)
-    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
-    n = made.config.n_shared
-    return with_shared_expert(made, NAMES, n * made.config.expert_size, has_weight=False) if n else made
-
-
+moe_plan = standard.plan(MoeConfig, MOE_TENSORS, tied=True, experts_of=NAMES)
 ARCHITECTURES = (
     Architecture("ERNIE 4.5, dense", ("ernie4_5",), "ernie4_5", Config, Model, plan),
     Architecture(

@@ -18,8 +18,6 @@ GGUF_ARCHITECTURE = "exaone"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     n_layers: int = whole("block_count", "num_layers", condition=believable)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", 1e-5))
     rope: Rotation = rotation(theta=500_000.0, rules=EVERY_RULE)

@@ -11,13 +11,12 @@ the best groups; the output of a shared expert is added without a gate; the firs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from mlx_engine.config.declared import Expected, Key, declared, number, whole
+from mlx_engine.config.declared import Expected, declared, number, whole, whole_or_zero
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
-from mlx_engine.config.settings import Settings
 from mlx_engine.models import deepseek, ernie4_5, glm4_moe, llama, olmo2, qwen3, standard
 from mlx_engine.weights.experts import Count, Names
 from mlx_engine.weights.model import Architecture
@@ -30,7 +29,7 @@ class Config(llama.Config):
     only_local_rope: ClassVar[bool] = True
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=EVERY_RULE)
-    window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 0)))
+    window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 0))
     is_local: tuple[bool, ...] = layer_kinds(4, flags={"gguf": "attention.sliding_window_pattern"}, if_window=True)
 
     expected = Expected(
@@ -48,7 +47,7 @@ plan = standard.plan(Config, TENSORS)
 class MoeConfig(glm4_moe.Sigmoids, Config):
     """EXAONE's sizes, the numbers of experts, and how they are chosen."""
 
-    window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 4096)))
+    window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 4096))
     n_experts: int = declared(Count())
     expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1024))
     n_shared: int = whole(("expert_shared_count", 1), ("num_shared_experts", 1))
@@ -70,9 +69,7 @@ class MoeConfig(glm4_moe.Sigmoids, Config):
         return {**super().to_gguf(), "expert_shared_feed_forward_length": self.n_shared * self.expert_size}
 
 
-MOE_TENSORS = {
-    name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row for name, row in qwen3.TENSORS.items()
-}
+MOE_TENSORS = llama.dense_first(qwen3.TENSORS)
 NAMES = Names(bias="e_score_correction_bias", shared="shared_experts")
 moe_plan = standard.plan(MoeConfig, MOE_TENSORS, experts_of=NAMES)
 ARCHITECTURES = (

@@ -18,7 +18,7 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Mamba2, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Naming, constant, declared, said
+from mlx_engine.config.declared import Expected, Naming, Setting, constant, declared, said
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, mamba2, standard
 from mlx_engine.models.decoder import Decoder
@@ -26,14 +26,14 @@ from mlx_engine.models.layer import Attention, Branch, Gated, Layer, LayerTensor
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import TensorLayout
-from mlx_engine.weights.table import Head, Row, Table, decoder_plan, tensors
+from mlx_engine.weights.table import Row, Table, decoder_plan, tensors
 
 ARCHITECTURES = ("falcon-h1", "falcon_h1")
 GGUF_ARCHITECTURE = "falcon-h1"
 
 
 @dataclass(frozen=True)
-class Multipliers:
+class Multipliers(Setting):
     """The setting of n multipliers: a number (n = 1) or a list of n numbers in config.json; GGUF files have none."""
 
     hf: str
@@ -47,12 +47,7 @@ class Multipliers:
             return (s.number(self.hf, 1.0),)
         return tuple(s.numbers(self.hf, self.n, [1.0] * self.n))
 
-    def to_gguf(self, value: tuple[float, ...]) -> Mapping[str, object]:
-        """Return an empty mapping: there is no key for this setting."""
-        return {}
-
     def to_hf(self, value: tuple[float, ...], config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.hf: list(value) if self.n > 1 else value[0]}
 
 
@@ -98,17 +93,23 @@ class Config(mamba2.Sizes, llama.Config):
             "mamba_norm_before_gate": gate_first,
         },
         harmless=(
-            *("mamba_chunk_size", "mamba_expand", "mamba_use_mlp", "mlp_expansion_factor", "num_logits_to_keep"),
-            *("attn_layer_indices", "time_step_max", "time_step_min", "time_step_floor"),
+            "mamba_chunk_size", "mamba_expand", "mamba_use_mlp", "mlp_expansion_factor", "num_logits_to_keep",
+            "attn_layer_indices", "time_step_max", "time_step_min", "time_step_floor",
         ),
     )  # fmt: skip
 
 
 MULTIPLIERS = (
-    *("of_embeddings", "of_logits", "attention_in", "keys", "attention_out", "space_in", "space", "space_out", "ffn"),
+    "of_embeddings",
+    "of_logits",
+    "attention_in",
+    "keys",
+    "attention_out",
+    "space_in",
+    "space",
+    "space_out",
+    "ffn",
 )
-# Whether a folder has a matrix for the head. The key is whether the head is tied.
-HEADS: dict[bool, Head] = {True: "absent", False: "required"}
 LAYER = "model.layers.*."
 NAMES = {
     "output_norm.weight": "model.final_layernorm.weight",
@@ -196,11 +197,6 @@ def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     made = decoder_plan(checkpoint, Config, partial(table, checkpoint=checkpoint))
     made = standard.with_rotation(checkpoint, made)
     if checkpoint.naming == "gguf":
@@ -208,7 +204,9 @@ def plan(checkpoint: Checkpoint) -> Plan:
     is_tied = all(tensor.name != "output.weight" for tensor in made.tensors)
     if mamba2.is_mlx(checkpoint):
         config = as_mlx_has_them(made.config, is_tied=is_tied)
-        made = replace(made, config=config, tensors=tensors(config, table(config, checkpoint), HEADS[is_tied]))
+        made = replace(
+            made, config=config, tensors=tensors(config, table(config, checkpoint), "absent" if is_tied else "required")
+        )
     # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers. The
     # conversion to GGUF is then refused.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)

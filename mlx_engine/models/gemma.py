@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mlx_engine.backends.parameters import Activation
-from mlx_engine.config.declared import Expected, activation_key, halves, whole
+from mlx_engine.config.declared import Expected, activation_key, rotated_heads
 from mlx_engine.models import gemma3, llama, standard
 
 ARCHITECTURES = ("gemma",)
@@ -19,12 +19,7 @@ GGUF_ARCHITECTURE = "gemma"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
-    head_dim: int = whole(
-        ("attention.key_length", 256), ("head_dim", 256),
-        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
-    )  # fmt: skip
+    head_dim: int = rotated_heads(256, 256)
     # The config.json of the first releases has "gelu", but the models were trained with the tanh approximation.
     activation: Activation = activation_key({"gelu_pytorch_tanh": "gelu", "gelu": "gelu"}, gguf="gelu")
 

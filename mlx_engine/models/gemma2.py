@@ -11,17 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Scores
+from mlx_engine.backends.parameters import Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Naming, declared, n_embeddings, whole
+from mlx_engine.config.declared import Expected, Naming, Setting, declared, n_embeddings, whole
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import gemma3
-from mlx_engine.models.gemma3 import AttentionScale, ScaledEmbeddings, Sizes, scale_factor
+from mlx_engine.models.gemma3 import AttentionScale, Sizes, scale_factor
 from mlx_engine.models.layer import Attention, LayerTensors
-from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import tensors
 
@@ -35,19 +33,16 @@ LAYERS_OF_27B = 46
 
 
 @dataclass(frozen=True)
-class SoftCap:
+class SoftCap(Setting):
     """The setting of a soft cap. Its key is the same in GGUF and config.json; null in config.json means no soft cap.
 
-    Attributes:
-        key: the key.
-        usual: the soft cap if the key is absent.
+    `usual` is the soft cap if the key is absent.
     """
 
     key: str
     usual: float
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float | None:
-        """Return the soft cap; None if there is none."""
         return s.number_or_none(self.key, self.usual)
 
     def to_gguf(self, value: float | None) -> Mapping[str, object]:
@@ -59,7 +54,6 @@ class SoftCap:
         return {} if value is None else {self.key: value}
 
     def to_hf(self, value: float | None, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.key: value}
 
 
@@ -102,25 +96,14 @@ TENSORS = {
 QUERIES = "blk.*.attn_q.weight"
 
 
-class Model(ScaledEmbeddings):
-    """A Gemma 2 model: local and global layers, soft caps of scores and logits."""
+class Model(gemma3.Model):
+    """Gemma 3's decoder with soft caps of scores and logits."""
 
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
-        scores = Scores(config.attention_scale, config.score_softcap)
-        layers = [
-            gemma3.layer(t, Attention.read(t, config, rope, scores, window))
-            for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
-        ]
-        super().__init__(config, parameters, backend, layers=layers, logit_softcap=config.logit_softcap)
+    def mixer(self, config: Config, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
+        return Attention.read(t, config, rope, Scores(config.attention_scale, config.score_softcap), window)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     s = Settings(checkpoint.settings, where=checkpoint.where)
     config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
     if checkpoint.naming == "gguf":

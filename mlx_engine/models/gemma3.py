@@ -9,34 +9,34 @@ hidden size; the head is tied to the embedding table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
-from typing import Any
+from typing import Any, ClassVar
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Scores, Token
+from mlx_engine.backends.parameters import Activation, Array, Rope, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     CLOSE,
     ConfigBase,
     Expected,
     Naming,
+    Setting,
     believable,
     declared,
     divides,
-    halves,
     n_embeddings,
     number,
     one_per_head,
+    rotated_heads,
     whole,
 )
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import HARMLESS, Settings
+from mlx_engine.models import standard
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Branch, Gated, Layer, LayerTensors, Mixer
-from mlx_engine.weights.parameters import Parameters
+from mlx_engine.models.layer import Attention, LayerTensors
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import EMBEDDINGS, Row, padded, stem_of, tensors
 
@@ -66,27 +66,21 @@ STEMS = ("model.", "language_model.model.", "model.language_model.")
 
 
 @dataclass(frozen=True)
-class AttentionScale:
+class AttentionScale(Setting):
     """The setting of the attention scale. config.json has `query_pre_attn_scalar`, which is `scale**-2`.
 
-    Attributes:
-        layers_of_27b: the number of layers of the 27B model, whose scale differs.
+    `layers_of_27b` is the number of layers of the 27B model, whose scale differs. There is no GGUF key to write,
+    because llama.cpp reads none for Gemma: `plan` scales the weights of queries or their norm instead.
     """
 
     layers_of_27b: int
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
-        """Return the attention scale."""
         if naming == "hf":
             return float(s.number("query_pre_attn_scalar", 256) ** -0.5)
         return s.number("attention.scale", usual_scale(known, self.layers_of_27b))
 
-    def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return no key: llama.cpp reads no scale for Gemma. `plan` scales the weights of queries or their norm."""
-        return {}
-
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
-        """Return the key with `scale**-2`, rounded if it is nearly a whole number."""
         found = value**-2
         return {"query_pre_attn_scalar": round(found) if isclose(found, round(found), rel_tol=CLOSE) else found}
 
@@ -101,6 +95,7 @@ def usual_scale(cfg: Any, layers_of_27b: int) -> float:
 class Sizes(ConfigBase):
     """The sizes whose keys and defaults are the same in Gemma 2 and Gemma 3."""
 
+    activation: ClassVar[Activation] = "gelu"
     n_layers: int = whole("block_count", ("num_hidden_layers", 26), condition=believable)
     hidden_size: int = whole("embedding_length", ("hidden_size", 2304))
     intermediate_size: int = whole("feed_forward_length", ("intermediate_size", 9216))
@@ -108,10 +103,7 @@ class Sizes(ConfigBase):
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), ("num_key_value_heads", 4), condition=divides("n_heads")
     )
-    head_dim: int = whole(
-        ("attention.key_length", 256), ("head_dim", 256),
-        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
-    )  # fmt: skip
+    head_dim: int = rotated_heads(256, 256)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
 
 
@@ -170,12 +162,6 @@ TENSORS = {
 QUERY_NORM = "blk.*.attn_q_norm.weight"
 
 
-def layer(t: LayerTensors, mix: Mixer) -> Layer:
-    """Return a layer with norms after attention and FFN, and GELU in the gate."""
-    branch = Branch(mix, t.linear("attn_output"), t.norm("post_attention_norm"))
-    return Layer(norm=t.norm("attn_norm"), branches=(branch,), ffn=Gated.read(t, "gelu"))
-
-
 class ScaledEmbeddings(Decoder):
     """A model whose embeddings are multiplied by the square root of the hidden size."""
 
@@ -187,25 +173,14 @@ class ScaledEmbeddings(Decoder):
         return self.backend.scale(super().embed(ids, positions), self.config.hidden_size**0.5)
 
 
-class Model(ScaledEmbeddings):
-    """A Gemma 3 model: local and global layers, scaled embeddings."""
+class Model(ScaledEmbeddings, standard.Model):
+    """The usual decoder with scaled embeddings and a scale of attention scores."""
 
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
-        scores, tensors = Scores(config.attention_scale), LayerTensors.of(parameters, config.n_layers, config.norm_eps)
-        layers = [
-            layer(t, Attention.read(t, config, everywhere if window is None else nearby, scores, window))
-            for t, window in zip(tensors, config.windows, strict=True)
-        ]
-        super().__init__(config, parameters, backend, layers=layers)
+    def mixer(self, config: Any, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
+        return Attention.read(t, config, rope, Scores(config.attention_scale), window)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     settings = Settings(checkpoint.settings, where=checkpoint.where)
     text = settings if checkpoint.naming == "gguf" else text_settings(settings)
     config = Config.read(text, checkpoint.naming, checkpoint.n_embeddings)
@@ -226,8 +201,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
     return Plan(config, tensors(config, table, "absent"), tuple(unused), in_tensors)
 
 
-def text_settings(s: Settings) -> Settings:
-    """Return the settings of the text model, which multimodal models have under `text_config`.
+def text_settings(s: Settings, around: Collection[str] = AROUND_TEXT) -> Settings:
+    """Return the settings of the text model, which multimodal models have under `text_config`, next to keys `around`.
 
     Raises:
         UnsupportedConfigError: there is an unknown setting next to `text_config`.
@@ -235,7 +210,7 @@ def text_settings(s: Settings) -> Settings:
     text = s.mapping("text_config")
     if text is None:
         return s
-    s.refuse_rest(AROUND_TEXT)
+    s.refuse_rest(around)
     return text
 
 

@@ -32,13 +32,16 @@ from mlx_engine.config.declared import (
     Expected,
     Key,
     Naming,
+    Setting,
     believable,
     declared,
     divides,
+    flag,
     halves,
     n_embeddings,
     number,
     whole,
+    whole_or_zero,
 )
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import LAYER_KINDS, Rotation, rotation
@@ -47,6 +50,7 @@ from mlx_engine.models import gemma3
 from mlx_engine.models.gemma3 import ScaledEmbeddings
 from mlx_engine.models.layer import (
     Attention,
+    Branch,
     Gated,
     GatedAndMixture,
     Layer,
@@ -68,12 +72,10 @@ GGUF_ARCHITECTURE = "gemma4"
 PATTERN = 6
 # Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
-    *HARMLESS,
-    *("audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index"),
-    *("eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings"),
-    "vision_soft_tokens_per_image",
-    "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
-}
+    *HARMLESS, "audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index",
+    "eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings",
+    "vision_soft_tokens_per_image", "vocab_size",  # repeats that of `text_config`; mlx-lm reads it here
+}  # fmt: skip
 # The parts of a Hugging Face folder that are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 # The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
@@ -81,9 +83,8 @@ NOT_ROTATED = 1e30
 
 # ---- GGUF files have arrays with a value per layer, where config.json has one size for each kind of layer ----
 # Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the array of KV heads by one number for local and one for
-# global layers, and the array of FFN sizes by the first size and a flag. The number for global layers and the flag have
-# keys that only this module uses. `arrays` does the opposite. Like llama.cpp, `flat` derives from the tensors whether
-# keys and values are one projection.
+# global layers, and the array of FFN sizes by the first size and a flag; `arrays` does the opposite. Like llama.cpp,
+# `flat` derives from the tensors whether keys and values are one projection.
 
 FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
 IS_LOCAL = "attention.sliding_window_pattern"
@@ -154,7 +155,7 @@ KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension
 
 
 @dataclass(frozen=True)
-class GlobalSize:
+class GlobalSize(Setting):
     """The setting of a size of global layers: in config.json one key, or `per_layer_config` (since transformers 5).
 
     Attributes:
@@ -196,16 +197,14 @@ class GlobalSize:
         return everywhere.pop() if everywhere else local
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the keys with their values."""
         return dict.fromkeys(self.gguf, value)
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.key: value}
 
 
 @dataclass(frozen=True)
-class ExpertSize:
+class ExpertSize(Setting):
     """The setting of a size of the mixture of experts.
 
     The size is 0 in models without experts. If `enable_moe_block` is false, the key in config.json is checked, but not
@@ -222,7 +221,6 @@ class ExpertSize:
     is_count: bool = False
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the size."""
         if naming == "hf" and not s.flag("enable_moe_block", False):
             s.whole_or_zero(self.hf)
             return 0
@@ -239,16 +237,6 @@ class ExpertSize:
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
         """Return the key, and whether there are experts."""
         return {self.hf: value or None, "enable_moe_block": config.n_experts > 0}
-
-
-def flag(gguf: str, hf: str) -> Any:
-    """Declare a field that is a flag, False if its key is absent."""
-    return declared(Key(Settings.flag, (gguf, False), (hf, False)))
-
-
-def count(gguf: str, hf: str, usual: int) -> Any:
-    """Declare a field that is a whole number >= 0. The default is 0 in GGUF files, and `usual` in config.json."""
-    return declared(Key(Settings.whole_or_zero, (gguf, 0), (hf, usual)))
 
 
 def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
@@ -287,14 +275,14 @@ class Config(ConfigBase):
     is_local: tuple[bool, ...] = layer_kinds(
         PATTERN, interval={"hf": "sliding_window_pattern"}, flags={"gguf": IS_LOCAL}, ends_with_second=True
     )
-    k_is_v: bool = flag(K_IS_V, "attention_k_eq_v")
+    k_is_v: bool = flag((K_IS_V, False), ("attention_k_eq_v", False))
     global_head_dim: int = declared(GlobalSize("global_head_dim", "head_dim", 512, KEY_LENGTHS))
     n_global_kv_heads: int = declared(
         GlobalSize("num_global_key_value_heads", "num_key_value_heads", None, (GLOBAL_KV_HEADS,))
     )
-    n_shared: int = count(SHARED, "num_kv_shared_layers", 0)
-    has_wide_ffn: bool = flag(IS_WIDE, "use_double_wide_mlp")
-    per_layer_size: int = count("embedding_length_per_layer_input", "hidden_size_per_layer_input", 256)
+    n_shared: int = whole_or_zero((SHARED, 0), ("num_kv_shared_layers", 0))
+    has_wide_ffn: bool = flag((IS_WIDE, False), ("use_double_wide_mlp", False))
+    per_layer_size: int = whole_or_zero(("embedding_length_per_layer_input", 0), ("hidden_size_per_layer_input", 256))
     n_experts: int = declared(ExpertSize("expert_count", "num_experts", is_count=True))
     n_experts_used: int = declared(ExpertSize("expert_used_count", "top_k_experts"))
     expert_size: int = declared(ExpertSize("expert_feed_forward_length", "moe_intermediate_size"))
@@ -312,7 +300,6 @@ class Config(ConfigBase):
     )
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         return arrays(self, super().to_gguf())
 
     @property
@@ -327,7 +314,6 @@ class Config(ConfigBase):
         return max(j for j in range(self.first_shared) if self.is_local[j] == self.is_local[i])
 
     def of_layer(self, i: int) -> Config:
-        """Return the config with the sizes of layer i."""
         wide = 2 if self.has_wide_ffn and i >= self.first_shared else 1
         of = replace(self, intermediate_size=wide * self.intermediate_size)
         if self.is_local[i]:
@@ -395,8 +381,6 @@ def _absent(config: Config, i: int) -> tuple[str, ...]:
 
 
 class Model(ScaledEmbeddings):
-    """A Gemma 4 model: local and global layers, shared keys and values, an input for each layer."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.of_layer(config.n_layers - 1), config.local_rope.for_heads(config.head_dim)
         ropes = rope_of(parameters, cast(Any, everywhere)), nearby
@@ -424,11 +408,14 @@ class Model(ScaledEmbeddings):
 
 
 def _layer(config: Config, t: LayerTensors, rope: Rope) -> Layer:
-    layer = gemma3.layer(t, _attention(config, t, rope))
-    if config.n_experts and isinstance(layer.ffn, Gated):
-        layer = replace(layer, ffn=_with_experts(config, t, layer.ffn))
-    scale = float(t.p.values(f"blk.{t.i}.layer_output_scale").item())
-    return replace(layer, input=_input(config, t) if config.per_layer_size else None, scale=scale)
+    branch = Branch(_attention(config, t, rope), t.linear("attn_output"), t.norm("post_attention_norm"))
+    gated = Gated.read(t, "gelu")
+    return Layer(
+        norm=t.norm("attn_norm"), branches=(branch,),
+        ffn=_with_experts(config, t, gated) if config.n_experts else gated,
+        input=_input(config, t) if config.per_layer_size else None,
+        scale=float(t.p.values(f"blk.{t.i}.layer_output_scale").item()),
+    )  # fmt: skip
 
 
 def _attention(config: Config, t: LayerTensors, rope: Rope) -> Attention | SharedAttention:
@@ -462,19 +449,12 @@ def _with_experts(config: Config, t: LayerTensors, gated: Gated) -> GatedAndMixt
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     if checkpoint.naming == "gguf":
         config = read(flat(checkpoint), "gguf", checkpoint.n_embeddings)
         factors = Tensor(f"{FREQUENCIES}.weight", "", (config.global_head_dim // 2,), required=False)
         return with_mixture(checkpoint, planned(config, table(config), (), factors))
     settings = Settings(checkpoint.settings, where=checkpoint.where)
-    text = settings.mapping("text_config") or settings
-    if text is not settings:
-        settings.refuse_rest(AROUND_TEXT)
+    text = gemma3.text_settings(settings, AROUND_TEXT)
     config = read(text)
     stem = stem_of(checkpoint, gemma3.STEMS)
     config = padded(config, checkpoint, f"{stem}embed_tokens.weight")

@@ -19,9 +19,7 @@ from mlx_engine.weights.table import Row
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
-    head_dim: int = partly_rotated_heads(lambda known: 128)
+    head_dim: int = partly_rotated_heads(128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1.5625e-7))
     rope: Rotation = rotation(partial=True, part=0.5)
     attention_bias: bool = said(("attention_bias", True))

@@ -17,24 +17,24 @@ from typing import ClassVar
 from mlx_engine.backends.experts import Scoring
 from mlx_engine.config.declared import (
     Expected,
-    Key,
     constant,
     declared,
     divides,
+    flag,
     number,
     partly_rotated_heads,
     said,
     whole,
+    whole_or_zero,
 )
 from mlx_engine.config.rope import Rotation, rotation
-from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen3, standard
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, of_groups
+from mlx_engine.weights.experts import Count, InGroups, Names, of_all, of_groups
 from mlx_engine.weights.model import Architecture
 
 
 @dataclass(frozen=True)
-class Sigmoids(Routed):
+class Sigmoids(InGroups):
     """DeepSeek-V3's settings of mixtures whose router chooses experts by sigmoids plus a bias, in groups."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
@@ -42,23 +42,18 @@ class Sigmoids(Routed):
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 8), condition=of_all)
     expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1408))
     n_shared: int = whole(("expert_shared_count", 1), ("n_shared_experts", 1))
-    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("first_k_dense_replace", 1)))
+    n_dense: int = whole_or_zero(("leading_dense_block_count", 0), ("first_k_dense_replace", 1))
     routed_scale: float = number(("expert_weights_scale", 1.0), ("routed_scaling_factor", 1.0))
-    normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", True), ("norm_topk_prob", True)))
+    normalize: bool = flag(("expert_weights_norm", True), ("norm_topk_prob", True))
     n_groups: int = whole(("expert_group_count", 1), ("n_group", 1), condition=divides("n_experts"))
     n_groups_used: int = whole(("expert_group_used_count", 1), ("topk_group", 1), condition=of_groups)
-
-    @property
-    def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
-        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
 
 
 @dataclass(frozen=True)
 class Config(Sigmoids, llama.Config):
     """Llama's settings, the numbers of experts, and how they are chosen."""
 
-    head_dim: int = partly_rotated_heads(lambda known: 128)
+    head_dim: int = partly_rotated_heads(128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"), partial=True, part=0.5)
     attention_bias: bool = said(("attention_bias", False))
@@ -72,13 +67,9 @@ class Config(Sigmoids, llama.Config):
 
 
 TENSORS = {
-    **{name: row for name, row in llama.TENSORS.items() if name != "blk.*.attn_output.bias"},
-    **{name: replace(row, kind="dense") for name, row in llama.TENSORS.items() if row.shape in ("F D", "D F")},
+    **{name: row for name, row in llama.dense_first(llama.TENSORS).items() if name != "blk.*.attn_output.bias"},
     **{name: replace(row, when="use_qk_norm") for name, row in qwen3.TENSORS.items() if row.shape == "E"},
-    "blk.*.attn_q.weight": replace(llama.TENSORS["blk.*.attn_q.weight"], rotated="H"),
-    "blk.*.attn_k.weight": replace(llama.TENSORS["blk.*.attn_k.weight"], rotated="G"),
-    "blk.*.attn_q.bias": replace(llama.TENSORS["blk.*.attn_q.bias"], rotated="H"),
-    "blk.*.attn_k.bias": replace(llama.TENSORS["blk.*.attn_k.bias"], rotated="G"),
+    **llama.PARTLY_ROTATED,
     "blk.*.ffn_norm.weight": replace(llama.TENSORS["blk.*.ffn_norm.weight"], gguf="blk.*.post_attention_norm.weight"),
 }
 NAMES = Names(bias="gate.e_score_correction_bias", shared="shared_experts")

@@ -42,8 +42,6 @@ ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "ge
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The settings of a GPT-2 model."""
-
     n_layers: int = whole("block_count", "n_layer", condition=believable)
     hidden_size: int = whole("embedding_length", "n_embd")
     intermediate_size: int = whole("feed_forward_length", ("n_inner", lambda known: 4 * known.hidden_size))
@@ -78,7 +76,6 @@ class Config(ConfigBase):
 
     @property
     def n_kv_heads(self) -> int:
-        """The number of KV heads: one for each query head."""
         return self.n_heads
 
     @property
@@ -88,8 +85,6 @@ class Config(ConfigBase):
 
 
 class Model(Decoder):
-    """A GPT-2 model: learned position embeddings, no rotary embedding, no gate."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         self.position_embd = parameters.table("position_embd")
         layers = [
@@ -108,16 +103,7 @@ class Model(Decoder):
         return be.add(super().embed(ids, positions), be.embed(self.position_embd, positions))
 
 
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return plan_of(checkpoint, Config)
-
-
-def plan_of(checkpoint: Checkpoint, config_type: type[Config], *, transposed: bool = True) -> Plan:
+def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, transposed: bool = True) -> Plan:
     """Return the config and the expected tensors; `transposed` says whether matrices in folders are (in, out)."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
@@ -160,15 +146,9 @@ def _norm(name: str, hf: str, width: int) -> list[Tensor]:
 
 
 def _linear(
-    name: str,
-    hf: str,
-    n_out: int,
-    n_in: int,
-    rows: tuple[int, int] | None = None,
-    gguf: str | None = None,
-    *,
+    name: str, hf: str, n_out: int, n_in: int, rows: tuple[int, int] | None = None, gguf: str | None = None, *,
     transposed: bool,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """Return weight and bias of a linear layer; `transposed` if transformers stores it as a Conv1D, (in, out)."""
     gguf = gguf or name
     return [
@@ -199,23 +179,13 @@ class StarCoderConfig(Config):
 
     @property
     def n_kv_heads(self) -> int:
-        """The number of KV heads."""
         return 1
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys."""
         return super().to_gguf() | {"attention.head_count_kv": 1}
 
 
-def starcoder_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    return plan_of(checkpoint, StarCoderConfig, transposed=False)
-
-
+starcoder_plan = partial(plan, config_type=StarCoderConfig, transposed=False)
 ARCHITECTURES = (
     Architecture("GPT-2", ("gpt2",), "gpt2", Config, Model, plan),
     Architecture(

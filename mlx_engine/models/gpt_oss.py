@@ -10,27 +10,20 @@ setting.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.experts import Routing
-from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Rope, Scores
-from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Key, constant, declared, number, whole
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Gating, Rope, Scores
+from mlx_engine.config.declared import Expected, constant, declared, number, same_as, whole
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
-from mlx_engine.models import llama, qwen2
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, Mixture
-from mlx_engine.weights.experts import Count, Names, experts, of_all, with_experts
-from mlx_engine.weights.parameters import Parameters
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan
+from mlx_engine.models import llama, qwen2, standard
+from mlx_engine.models.layer import Attention, LayerTensors
+from mlx_engine.weights.experts import Count, Names, Routed, of_all
+from mlx_engine.weights.table import Row
 
 ARCHITECTURES = ("gpt_oss", "gpt-oss")
 GGUF_ARCHITECTURE = "gpt-oss"
-THETA = 150_000.0  # transformers' default
 
 
 def has_yarn(s: Settings, key: str, config: Any) -> None:
@@ -40,15 +33,17 @@ def has_yarn(s: Settings, key: str, config: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Config(llama.Config):
+class Config(Routed, llama.Config):
     """Llama's settings, the numbers of experts and the window; `intermediate_size` is the FFN size of one expert."""
 
+    activation: ClassVar[Gating] = "clamped_swiglu"
+    normalize: ClassVar[bool] = True
     intermediate_size: int = whole("expert_feed_forward_length", "intermediate_size", repeated=("feed_forward_length",))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
-    rope: Rotation = rotation(theta=THETA, rules=("yarn",), truncates=False)
+    rope: Rotation = rotation(theta=150_000.0, rules=("yarn",), truncates=False)
     n_experts: int = declared(Count("num_local_experts"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
-    window: int = declared(Key(Settings.whole, "attention.sliding_window", ("sliding_window", 128)))
+    window: int = whole("attention.sliding_window", ("sliding_window", 128))
     # GGUF has no key for another order of layers.
     is_local: tuple[bool, ...] = layer_kinds(2)
     attention_bias: bool = constant(False)
@@ -62,7 +57,7 @@ class Config(llama.Config):
             "rope_scaling": has_yarn,
             "swiglu_alpha": SWIGLU_ALPHA,
             "swiglu_limit": SWIGLU_LIMIT,
-            "experts_per_token": lambda s, key, config: s.expect(key, config.n_experts_used),
+            "experts_per_token": same_as("n_experts_used"),
         },
         # `initial_context_length`, the context of the training, is also in the settings of YaRN.
         harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),
@@ -78,33 +73,12 @@ TENSORS = {
 NAMES = Names(router="router", interleaved=True)
 
 
-class Model(Decoder):
-    """A decoder with attention sinks, and mixtures of experts with biases and clamped gates."""
+class Model(standard.Model):
+    """The usual decoder with attention sinks."""
 
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
-        routing = Routing(config.n_experts_used, normalize=True)
-        layers = [
-            Layer(
-                norm=t.norm("attn_norm"),
-                branches=(_attention(config, t, rope, window),),
-                ffn=Mixture(t.norm("ffn_norm"), experts(parameters, t.i, config.n_experts, routing, "clamped_swiglu")),
-            )
-            for t, window in zip(LayerTensors.of(parameters, config.n_layers, eps), config.windows, strict=True)
-        ]  # fmt: skip
-        super().__init__(config, parameters, backend, layers=layers)
+    def mixer(self, config: Config, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
+        scores = Scores(config.head_dim**-0.5, sinks=t.p.vector(f"blk.{t.i}.attn_sinks"))
+        return Attention.read(t, config, rope, scores, window)
 
 
-def _attention(config: Config, t: LayerTensors, rope: Rope, window: int | None) -> Branch:
-    scores = Scores(config.head_dim**-0.5, sinks=t.p.vector(f"blk.{t.i}.attn_sinks"))
-    return Branch(Attention.read(t, config, rope, scores, window), t.linear("attn_output"))
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    made = decoder_plan(checkpoint, Config, TENSORS)
-    return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)
+plan = standard.plan(Config, TENSORS, experts_of=NAMES)

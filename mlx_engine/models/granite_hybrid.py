@@ -16,16 +16,7 @@ from typing import Any, ClassVar
 
 from mlx_engine.backends.parameters import Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import (
-    Expected,
-    Key,
-    Naming,
-    constant,
-    declared,
-    each_layer,
-    stated,
-    whole,
-)
+from mlx_engine.config.declared import Expected, Key, Naming, Setting, constant, declared, each_layer, stated, whole
 from mlx_engine.config.layer_kinds import OfSomeLayers
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import granite, llama, mamba2
@@ -43,11 +34,10 @@ ATTENTION = "full_attention"
 KINDS = {"attention": ATTENTION, "full_attention": ATTENTION, "mamba": MAMBA, "linear_attention": MAMBA}
 
 
-class Kinds:
+class Kinds(Setting):
     """The setting of each layer's kind; in GGUF files layers without KV heads have a Mamba2 mixer."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[str, ...]:
-        """Return the kinds."""
         n = known.n_layers
         if naming == "gguf":
             found = s.counts("attention.head_count_kv", n) or [1] * n
@@ -58,12 +48,7 @@ class Kinds:
             raise s.error("layer_types", "a layer with attention", words)
         return kinds
 
-    def to_gguf(self, value: tuple[str, ...]) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds the number of KV heads of each layer."""
-        return {}
-
     def to_hf(self, value: tuple[str, ...], config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"layer_types": ["attention" if kind == ATTENTION else kind for kind in value]}
 
 
@@ -71,7 +56,6 @@ class HeadDim(mamba2.HeadDim):
     """The setting of a mixer's head dim. In config.json it is `mamba_expand * hidden_size / mamba_n_heads`."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the head dim."""
         if naming == "gguf":
             return super().read(s, naming, known)
         inner = s.whole("mamba_expand", 2) * known.hidden_size
@@ -81,7 +65,6 @@ class HeadDim(mamba2.HeadDim):
         return int(inner // known.n_value_heads)
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the keys with their values."""
         return {self.hf: value, "mamba_expand": value * config.n_value_heads // config.hidden_size}
 
 
@@ -112,14 +95,13 @@ class AttentionConfig(granite.Config):
         },
         # Settings of Mamba2 mixers and of experts, which these models do not have.
         harmless=(
-            *("mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand"),
-            *("mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit", "num_experts_per_tok"),
-            *("intermediate_size", *TRAINING),
+            "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand",
+            "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit", "num_experts_per_tok",
+            "intermediate_size", *TRAINING,
         ),
     )  # fmt: skip
 
     def to_hf(self) -> dict[str, object]:
-        """Return this config as keys of config.json."""
         return {**super().to_hf(), "position_embedding_type": "rope", "layer_types": ["attention"] * self.n_layers}
 
 
@@ -144,7 +126,6 @@ class Config(mamba2.Sizes, granite.Config):
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         heads = [self.n_kv_heads if kind == ATTENTION else 0 for kind in self.kinds]
         return {**super().to_gguf(), "attention.head_count_kv": heads}
 
@@ -204,7 +185,6 @@ class Model(granite.Model):
     """A Granite model with attention in some layers and Mamba2 mixers in the others."""
 
     def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
-        """Return the mixer of a layer, and the projection of its output."""
         if isinstance(config, Config) and config.kinds[t.i] == MAMBA:
             # `t.eps` was divided for scaled hidden states (granite.Model). The input of the norm inside a mixer is not
             # scaled, so this norm has the config's epsilon.
@@ -214,11 +194,6 @@ class Model(granite.Model):
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     settings, is_hf = checkpoint.settings, checkpoint.naming == "hf"
     is_sparse = settings.get("num_local_experts" if is_hf else "expert_count", 0) not in (0, None)
     words = settings.get("layer_types", settings.get("layers_block_type")) if is_hf else None

@@ -18,9 +18,7 @@ GGUF_ARCHITECTURE = "llama"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
-    head_dim: int = partly_rotated_heads(lambda known: 128)
+    head_dim: int = partly_rotated_heads(128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-8))
     rope: Rotation = rotation(theta=100_000.0, rules=("linear", "dynamic", "yarn"))
 

@@ -12,21 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, Key, declared, number, partly_rotated_heads, whole
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts, with_shared_expert
+from mlx_engine.weights.experts import Count, Names, Routed, of_all
 from mlx_engine.weights.model import Architecture
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan
+from mlx_engine.weights.table import Row
 
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     norms_after_rope: ClassVar[bool] = True
     head_dim: int = partly_rotated_heads()
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
@@ -61,14 +57,11 @@ def same_in_all(s: Settings, key: str, default: Any) -> int:
     return found[0]
 
 
-def each(name: str, usual: int) -> Any:
-    """Return a check that a setting equals the config's field `name`, or `usual` if the config has no such field.
-
-    The setting may be a number, or a list with a number per layer.
-    """
+def each(name: str) -> Any:
+    """Return a check that a setting, one number or a list with a number per layer, equals the config's `name`."""
 
     def check(s: Settings, key: str, config: Any) -> None:
-        expected = getattr(config, name, usual)
+        expected = getattr(config, name)
         if (found := same_in_all(s, key, expected)) != expected:
             raise s.error(key, str(expected), found)
 
@@ -80,6 +73,7 @@ class MoeConfig(Routed, Config):
     """Hunyuan's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
 
     normalize: ClassVar[bool] = True
+    n_shared: ClassVar[int] = 1
     intermediate_size: int = whole(
         "expert_feed_forward_length", "intermediate_size",
         repeated=("feed_forward_length", "expert_shared_feed_forward_length"),
@@ -93,7 +87,7 @@ class MoeConfig(Routed, Config):
         # expert, have the FFN size `intermediate_size`.
         hf={
             **{key: of for key, of in Config.expected.hf.items() if key != "num_experts"},
-            "moe_intermediate_size": each("intermediate_size", 0), "num_shared_expert": each("n_shared", 1),
+            "moe_intermediate_size": each("intermediate_size"), "num_shared_expert": each("n_shared"),
             "norm_topk_prob": True, "use_mixed_mlp_moe": True, "moe_layer_num_skipped": 0, "num_experts_per_tok": None,
         },
         harmless=(
@@ -105,15 +99,7 @@ class MoeConfig(Routed, Config):
 
 MOE_TENSORS = {name: row for name, row in TENSORS.items() if "mlp" not in row.hf}
 NAMES = Names(router="gate.wg", shared="shared_mlp")
-
-
-def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
-    made = decoder_plan(checkpoint, MoeConfig, MOE_TENSORS)
-    made = with_experts(made, checkpoint, NAMES, made.config.intermediate_size)
-    return with_shared_expert(made, NAMES, made.config.intermediate_size, has_weight=False)
-
-
+moe_plan = standard.plan(MoeConfig, MOE_TENSORS, experts_of=NAMES)
 ARCHITECTURES = (
     Architecture(
         "Hunyuan, dense: Hunyuan 0.5B to 7B",

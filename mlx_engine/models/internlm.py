@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlx_engine.config.declared import Expected, halves, per_head, said, whole
+from mlx_engine.config.declared import Expected, rotated_heads, said
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
@@ -25,8 +25,6 @@ from mlx_engine.weights.table import Table
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     rope: Rotation = rotation(rules=("linear", "dynamic"))
     attention_bias: bool = said(("bias", True))
 
@@ -42,7 +40,6 @@ USUAL = llama.renamed(llama.TENSORS | llama.PERMUTED, NAMES)
 
 
 def tensors(config: Any) -> Table:
-    """Return the tensor table."""
     E, n = config.head_dim, config.n_heads // config.n_kv_heads
     made = dict(USUAL)
     parts: dict[str, tuple[Iterable[int], tuple[str, ...], tuple[str, ...]]] = {
@@ -71,12 +68,7 @@ def equal_biases(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class V3Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
-    head_dim: int = whole(
-        ("attention.key_length", per_head), ("head_dim", lambda known: 128),
-        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
-    )  # fmt: skip
+    head_dim: int = rotated_heads(128)
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     attention_bias: bool = said(("qkv_bias", False))
     mlp_bias: bool = said(("bias", False))

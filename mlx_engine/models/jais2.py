@@ -19,8 +19,6 @@ GGUF_ARCHITECTURE = "jais2"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     layer_norms: ClassVar[bool] = True
     norm_eps: float = number("attention.layer_norm_epsilon", ("layer_norm_eps", 1e-5))
     activation: Activation = activation_key({"relu2": "relu2"}, gguf="relu2")

@@ -59,7 +59,6 @@ class LayerTensors(NamedTuple):
 
     @classmethod
     def of(cls, p: Parameters, n_layers: int, eps: float, *, layer_norms: bool = False) -> list[LayerTensors]:
-        """Return the tensors of all layers."""
         return [cls(p, i, eps, layer_norms) for i in range(n_layers)]
 
     def has(self, part: str) -> bool:
@@ -67,7 +66,6 @@ class LayerTensors(NamedTuple):
         return f"blk.{self.i}.{part}.weight" in self.p
 
     def linear(self, part: str) -> Linear:
-        """Return a linear layer."""
         return self.p.linear(f"blk.{self.i}.{part}")
 
     def linear_or_none(self, part: str) -> Linear | None:
@@ -410,7 +408,6 @@ def mamba2(be: Backend, w: Mamba2, i: int, x: Array, norm: Norm | None, batch: B
 
 
 def scaled(be: Backend, x: Array, factor: float) -> Array:
-    """Return x times a factor."""
     return x if factor == 1 else be.scale(x, factor)
 
 
@@ -443,7 +440,6 @@ class Gated:
 
     @classmethod
     def read(cls, t: LayerTensors, activation: Activation = "silu") -> Gated:
-        """Read the parameters of a layer."""
         norm, gate, up, down = t.norm_or_none("ffn_norm"), *(t.linear(f"ffn_{part}") for part in ("gate", "up", "down"))
         return cls(norm, gate, up, down, t.norm_or_none("post_ffw_norm"), activation)
 

@@ -22,8 +22,8 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
-    Key,
     Naming,
+    Setting,
     believable,
     convolves,
     declared,
@@ -31,13 +31,14 @@ from mlx_engine.config.declared import (
     number,
     partly_rotated_heads,
     whole,
+    whole_or_zero,
 )
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
-from mlx_engine.models import standard
+from mlx_engine.models import llama, standard
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import Attention, Branch, Layer, LayerTensors, ShortConv
-from mlx_engine.weights.experts import Count, Names, Routed, of_all, with_experts
+from mlx_engine.weights.experts import Count, Names, Routed, of_all
 from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan
@@ -47,14 +48,13 @@ from mlx_engine.weights.table import Row, Table, head_of, tensors
 ATTENTION, CONVOLUTION = "full_attention", "conv"
 
 
-class KVHeads:
+class KVHeads(Setting):
     """The setting of each layer's number of KV heads, 0 for a convolution.
 
     config.json has one number, and lists the layers with attention in `layer_types` or `full_attn_idxs`.
     """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[int, ...]:
-        """Return the number for each layer."""
         if naming == "gguf":
             found = s.counts("attention.head_count_kv", known.n_layers) or [known.n_heads] * known.n_layers
         else:
@@ -70,15 +70,13 @@ class KVHeads:
         return tuple(found)
 
     def to_gguf(self, value: tuple[int, ...]) -> Mapping[str, object]:
-        """Return the key with a number for each layer."""
         return {"attention.head_count_kv": list(value)}
 
     def to_hf(self, value: tuple[int, ...], config: Any) -> Mapping[str, object]:
-        """Return the number, and the kind of each layer."""
         return {"num_key_value_heads": max(value), "layer_types": [ATTENTION if n else CONVOLUTION for n in value]}
 
 
-class FeedForward:
+class FeedForward(Setting):
     """The setting of the FFN size.
 
     Unless `block_auto_adjust_ff_dim` is false in config.json, the size is computed as in the first Llama: 2/3 of
@@ -86,7 +84,6 @@ class FeedForward:
     """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the FFN size."""
         if naming == "gguf":
             return s.whole("feed_forward_length")
         size = s.whole("block_ff_dim", s.whole("intermediate_size", 12_288))
@@ -96,7 +93,6 @@ class FeedForward:
         return -(-int(factor * int(2 * size / 3)) // step) * step
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"feed_forward_length": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
@@ -140,17 +136,14 @@ class Config(ConfigBase):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
         return tuple(ATTENTION if n else CONVOLUTION for n in self.kv_heads)
 
     @property
     def n_kv_heads(self) -> int:
-        """The number of KV heads of a layer with attention."""
         return max(self.kv_heads)
 
     @property
     def conv_channels(self) -> int:
-        """The number of channels of a convolution."""
         return self.hidden_size
 
 
@@ -178,8 +171,6 @@ TENSORS = {
 
 
 class Model(Decoder):
-    """An LFM2 model: layers with attention or with a short convolution."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         layers = [_layer(config, t) for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)]
         super().__init__(config, parameters, backend, layers=layers)
@@ -198,11 +189,7 @@ def _layer(cfg: Config, t: LayerTensors) -> Layer:
 
 
 def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table = TENSORS) -> Plan:
-    """Return the config and the expected tensors of a checkpoint; `table` has the tensors for this type of config.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
+    """Return the config and the expected tensors of a checkpoint; `table` has the tensors for this type of config."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=checkpoint.naming == "gguf" or s.flag("tie_embedding", True))
     config = config_type.read(s, checkpoint.naming, checkpoint.n_embeddings)
@@ -238,7 +225,7 @@ class MoeConfig(Routed, Config):
     n_experts: int = declared(Count())
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 4), condition=of_all)
     expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1792))
-    n_dense: int = declared(Key(Settings.whole_or_zero, ("leading_dense_block_count", 0), ("num_dense_layers", 2)))
+    n_dense: int = whole_or_zero(("leading_dense_block_count", 0), ("num_dense_layers", 2))
 
     expected = Expected(
         gguf={**Config.expected.gguf, "expert_gating_func": 2},
@@ -249,16 +236,12 @@ class MoeConfig(Routed, Config):
     )  # fmt: skip
 
 
-MOE_TENSORS = {
-    name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row for name, row in TENSORS.items()
-}
+MOE_TENSORS = llama.dense_first(TENSORS)
 NAMES = Names("feed_forward", ("w1", "w3", "w2"), bias="expert_bias")
 
 
 def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint."""
-    made = plan(checkpoint, MoeConfig, MOE_TENSORS)
-    return with_experts(made, checkpoint, NAMES, made.config.expert_size)
+    return standard.with_mixture(plan(checkpoint, MoeConfig, MOE_TENSORS), checkpoint, NAMES)
 
 
 ARCHITECTURES = (

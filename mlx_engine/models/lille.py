@@ -26,8 +26,6 @@ def ffn_size(known: Any) -> int:
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     n_layers: int = whole("block_count", "n_layer", condition=believable)
     hidden_size: int = whole("embedding_length", "n_embd")
     intermediate_size: int = whole("feed_forward_length", ("intermediate_size", ffn_size))

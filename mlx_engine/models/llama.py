@@ -16,12 +16,11 @@ from mlx_engine.config.declared import (
     Expected,
     divides,
     each_layer,
-    halves,
     n_embeddings,
     n_layers,
     number,
     one_per_head,
-    per_head,
+    rotated_heads,
     said,
     whole,
 )
@@ -33,8 +32,6 @@ from mlx_engine.weights.table import Row, Table
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The settings of a Llama model."""
-
     n_layers: int = n_layers()
     hidden_size: int = whole("embedding_length", "hidden_size")
     intermediate_size: int = whole("feed_forward_length", "intermediate_size")
@@ -42,10 +39,7 @@ class Config(ConfigBase):
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), ("num_key_value_heads", one_per_head), condition=divides("n_heads")
     )
-    head_dim: int = whole(
-        ("attention.key_length", per_head), ("head_dim", per_head),
-        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
-    )  # fmt: skip
+    head_dim: int = rotated_heads()
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     # 2,048 is transformers' default. Files of the first Llama have only `max_sequence_length`, which transformers does
     # not read.
@@ -124,6 +118,11 @@ def renamed(table: Table, names: Mapping[str, str]) -> dict[str, Row]:
     for part, other in names.items():
         made = {name: replace(row, hf=row.hf.replace(part, other)) for name, row in made.items()}
     return made
+
+
+def dense_first(table: Table) -> dict[str, Row]:
+    """Return a table whose matrices of an FFN are only in the dense layers of a model with experts."""
+    return {name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row for name, row in table.items()}
 
 
 Model = standard.Model

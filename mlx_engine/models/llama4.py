@@ -16,23 +16,14 @@ from typing import Any, ClassVar
 from mlx_engine.backends.experts import Scoring
 from mlx_engine.backends.parameters import Growth, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import (
-    Expected,
-    Naming,
-    constant,
-    declared,
-    halves,
-    number,
-    per_head,
-    whole,
-)
+from mlx_engine.config.declared import Expected, Naming, constant, declared, number, rotated_heads, whole
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import llama, ministral3, standard
 from mlx_engine.models.layer import Attention, LayerTensors
-from mlx_engine.weights.experts import Count, Names, OfFolders, Routed, with_experts, with_shared_expert
+from mlx_engine.weights.experts import Count, Names, OfFolders, Routed
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import decoder_plan
 
@@ -50,7 +41,6 @@ class Chunk(OfFolders):
     """The setting of the number of tokens per chunk, at most the context length; GGUF files have no key for it."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number."""
         return int(min(super().read(s, naming, known), known.context_length))
 
 
@@ -85,10 +75,7 @@ class Config(Routed, llama.Config):
     weighs_inputs: ClassVar[bool] = True
     normalize: ClassVar[bool] = False
     intermediate_size: int = whole("feed_forward_length", ("intermediate_size_mlp", 16384))
-    head_dim: int = whole(
-        ("attention.key_length", per_head), ("head_dim", 128),
-        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
-    )  # fmt: skip
+    head_dim: int = rotated_heads(128)
     context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
     chunk: int = declared(Chunk(CHUNK, "attention_chunk_size", Settings.whole, usual=CHUNK))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
@@ -145,14 +132,7 @@ class Model(standard.Model):
         return made
 
 
-TENSORS = {
-    **llama.TENSORS, **llama.INTERLEAVED,
-    **{
-        name: replace(row, hf=row.hf.replace("mlp", "feed_forward"), kind="dense")
-        for name, row in llama.TENSORS.items()
-        if row.shape in ("F D", "D F")
-    },
-}  # fmt: skip
+TENSORS = llama.renamed(llama.dense_first(llama.TENSORS | llama.INTERLEAVED), {"mlp": "feed_forward"})
 NAMES = Names("feed_forward", router="router", stacked="experts", are_transposed=True)
 
 
@@ -164,7 +144,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
 
 
 def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
-    """Return the plan of the text model alone; its settings may be under `text_config`."""
     made = standard.with_rotation(checkpoint, decoder_plan(checkpoint, Config, TENSORS, settings=settings))
-    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
-    return with_shared_expert(made, NAMES, made.config.expert_size, has_weight=False)
+    return standard.with_mixture(made, checkpoint, NAMES)

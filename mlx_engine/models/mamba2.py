@@ -24,6 +24,7 @@ from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
     Naming,
+    Setting,
     convolves,
     declared,
     divides,
@@ -49,21 +50,22 @@ MAMBA = "mamba"
 
 
 @dataclass(frozen=True)
-class HeadDim:
-    """The setting of the head dim of a mixer; GGUF files have the width of all heads together instead.
+class HeadDim(Setting):
+    """The setting of the head dim of a mixer; GGUF files have the width of all heads, which `Config.to_gguf` writes.
 
     Attributes:
         hf: the key in config.json.
         inner: the key for the width of all heads together in config.json; None if there is no such key.
+        usual: the default in config.json.
     """
 
     hf: str
     inner: str | None = None
+    usual: int = 64
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the head dim."""
         if naming == "hf":
-            width = s.whole(self.hf, 64)
+            width = s.whole(self.hf, self.usual)
             if self.inner is not None:
                 s.expect(self.inner, width * known.n_value_heads)
             return width
@@ -72,12 +74,7 @@ class HeadDim:
             raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
         return int(inner // known.n_value_heads)
 
-    def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Sizes.to_gguf` adds the width of all heads."""
-        return {}
-
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.hf: value} | ({} if self.inner is None else {self.inner: value * config.n_value_heads})
 
 
@@ -115,18 +112,7 @@ class Sizes(ConfigBase):
         """The rows of the projection: the gate, the channels of the convolution, and the time steps."""
         return self.inner + self.conv_channels + self.n_value_heads
 
-    @property
-    def norm_groups(self) -> int:
-        """The number of groups of the output's norm, which norms each group of channels separately."""
-        return self.n_groups
-
-    @property
-    def norm_width(self) -> int:
-        """The width of a group of the norm."""
-        return self.inner // self.n_groups
-
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         return {**super().to_gguf(), "ssm.inner_size": self.inner}
 
 
@@ -143,10 +129,11 @@ def rows(cfg: Any, checkpoint: Checkpoint, prefix: str, kind: str | None = None)
         "blk.*.ssm_a": Row(f"{prefix}A_log", "U", stored=column, in_hf=TensorLayout("", is_log=True)),
         "blk.*.ssm_d": Row(f"{prefix}D", "U", stored=column, in_hf=plain),
         "blk.*.ssm_norm.weight": Row(
-            f"{prefix}norm.weight", "UP", stored=TensorLayout("", outer=(cfg.norm_groups, cfg.norm_width)), in_hf=plain
+            f"{prefix}norm.weight", "UP", stored=TensorLayout("", outer=(cfg.n_groups, cfg.inner // cfg.n_groups)),
+            in_hf=plain,
         ),
         "blk.*.ssm_out.weight": Row(f"{prefix}out_proj.weight", "D UP"),
-    }
+    }  # fmt: skip
     return {name: replace(row, kind=kind) for name, row in made.items()}
 
 
@@ -178,7 +165,7 @@ def mixer(
     )  # fmt: skip
     norm = t.rms_norm("ssm_norm") if t.has("ssm_norm") else None
     state = ((cfg.conv_width - 1, cfg.conv_channels), (cfg.n_value_heads, cfg.state_dim, cfg.value_dim))
-    return Mamba2(t.linear("ssm_in"), conv, space, norm, cfg.norm_groups, state, scales)
+    return Mamba2(t.linear("ssm_in"), conv, space, norm, cfg.n_groups, state, scales)
 
 
 # ---- the model Mamba2, which has no other mixers ----
@@ -186,8 +173,6 @@ def mixer(
 
 @dataclass(frozen=True)
 class Config(Sizes):
-    """The sizes of a Mamba2 model."""
-
     conv_width: int = whole("ssm.conv_kernel", ("conv_kernel", 4), condition=convolves)
     state_dim: int = whole("ssm.state_size", ("state_size", 128))
     n_value_heads: int = whole("ssm.time_step_rank", ("num_heads", 128))
@@ -205,21 +190,13 @@ class Config(Sizes):
         gguf={"attention.head_count": 0, "feed_forward_length": 0},
         hf={"hidden_act": "silu", "use_bias": False, "time_step_limit": unlimited, "rms_norm": True},
         harmless=(
-            *(
-                "chunk_size",
-                "expand",
-                "residual_in_fp32",
-                "rescale_prenorm_residual",
-                "time_step_floor",
-                "time_step_max",
-            ),
-            *("time_step_min", "time_step_rank"),
+            "chunk_size", "expand", "residual_in_fp32", "rescale_prenorm_residual", "time_step_floor", "time_step_max",
+            "time_step_min", "time_step_rank",
         ),
-    )
+    )  # fmt: skip
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
         return (MAMBA,) * self.n_layers
 
     def to_gguf(self) -> dict[str, object]:
@@ -228,8 +205,6 @@ class Config(Sizes):
 
 
 class Model(Decoder):
-    """A Mamba2 model."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         layers = [
             Layer(norm=t.norm("attn_norm"), branches=(Branch(mixer(config, t), t.linear("ssm_out")),))
@@ -248,9 +223,4 @@ TENSORS = {
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     return decoder_plan(checkpoint, Config, lambda cfg: {**TENSORS, **rows(cfg, checkpoint, f"{LAYER}mixer.")})

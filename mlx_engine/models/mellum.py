@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.config.declared import Expected, Key, declared, each_layer, number
+from mlx_engine.config.declared import Expected, declared, each_layer, number, whole_or_zero
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import Rotation, rotation
-from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, qwen3, standard
 from mlx_engine.weights.experts import Names, Normalize
 
@@ -26,11 +25,8 @@ class Config(qwen3.MoeConfig):
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"), layers="full_attention")
     local_rope: Rotation = rotation(gguf="rope.freq_base_swa", layers="sliding_attention")
-    window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 1024)))
-    is_local: tuple[bool, ...] = layer_kinds(
-        1, flags={"gguf": "attention.sliding_window_pattern"}, if_window=True
-    )  # fmt: skip
-
+    window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 1024))
+    is_local: tuple[bool, ...] = layer_kinds(1, flags={"gguf": "attention.sliding_window_pattern"}, if_window=True)
     normalize: bool = declared(Normalize(in_gguf=True, usual=True))
 
     expected = Expected(

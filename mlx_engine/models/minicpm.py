@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_engine.config.declared import Expected, Naming, constant, declared, number
+from mlx_engine.config.declared import Expected, Naming, Setting, constant, declared, number
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import granite, llama, standard
@@ -21,7 +21,7 @@ GGUF_ARCHITECTURE = "minicpm"
 
 
 @dataclass(frozen=True)
-class Multiplier:
+class Multiplier(Setting):
     """The setting of a multiplier. config.json has, in its place, a number from which the multiplier is computed.
 
     Attributes:
@@ -37,17 +37,14 @@ class Multiplier:
     power: int = 1
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
-        """Return the multiplier."""
         if naming == "gguf":
             return s.number(self.gguf)
         return float((s.number(self.hf, 1.0) / self.size(known)) ** self.power)
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.gguf: value}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.hf: value**self.power * self.size(config)}
 
 

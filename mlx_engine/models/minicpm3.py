@@ -47,7 +47,6 @@ class Config(deepseek.Latent):
 
     @property
     def attention_multiplier(self) -> float:
-        """The scale of scores."""
         return self.scale
 
     @property
@@ -57,7 +56,6 @@ class Config(deepseek.Latent):
 
     @property
     def logits_divisor(self) -> float:
-        """The divisor of logits."""
         return self.hidden_size / self.base_width
 
     def to_gguf(self) -> dict[str, object]:
@@ -73,7 +71,6 @@ class Model(granite.Model):
     """Granite's decoder with latent attention."""
 
     def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
-        """Return the mixer of a layer, and the projection of its output."""
         return Branch(deepseek.latent_attention(config, t), t.linear("attn_output"))
 
 

@@ -35,7 +35,7 @@ class Config(Routed, llama.Config):
     scoring: ClassVar[Scoring] = "sigmoid"
     normalize: ClassVar[bool] = True
     intermediate_size: int = whole("expert_feed_forward_length", "intermediate_size", repeated=("feed_forward_length",))
-    head_dim: int = partly_rotated_heads(lambda known: 128)
+    head_dim: int = partly_rotated_heads(128)
     rope: Rotation = rotation(theta=5e6, rules=("linear", "dynamic", "yarn"), partial=True)
     n_experts: int = declared(Count("num_local_experts"))
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 8), condition=of_all)

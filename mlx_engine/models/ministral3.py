@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, each_layer, halves, per_head, whole, whole_or_none
+from mlx_engine.config.declared import Expected, each_layer, whole_or_none
 from mlx_engine.config.rope import Rotation, rotation
 from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.models import llama, standard
@@ -40,10 +40,6 @@ STEMS = (("model.", ""), ("language_model.model.", "language_model."), ("model.l
 class Config(llama.Config):
     """Llama's settings, and `window`: how many latest tokens a token attends to; None for all tokens."""
 
-    head_dim: int = whole(
-        ("attention.key_length", per_head), ("head_dim", per_head),
-        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
-    )  # fmt: skip
     rope: Rotation = rotation(rules=("yarn",), grows=True)
     window: int | None = whole_or_none(None, ("sliding_window", None))
 
@@ -57,16 +53,10 @@ Model = standard.Model
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     return text_plan(checkpoint, of_text)
 
 
 def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
-    """Return the plan of the text model alone; its settings may be under `text_config`."""
     made = decoder_plan(checkpoint, Config, llama.TENSORS | llama.PERMUTED, settings=settings)
     return standard.with_rotation(checkpoint, made)
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import Expected, Key, declared, divides, whole
+from mlx_engine.config.declared import Expected, declared, divides, flag, whole
 from mlx_engine.config.rope import Rotation
 from mlx_engine.config.settings import Settings
-from mlx_engine.models import deepseek, llama, ministral3
-from mlx_engine.weights.experts import Names, of_groups, with_experts, with_shared_expert
+from mlx_engine.models import deepseek, llama, ministral3, standard
+from mlx_engine.weights.experts import InGroups, Names, of_groups
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import decoder_plan
 
@@ -31,16 +31,16 @@ class Rotary(deepseek.Rotary):
         return super()._scaled(s, r, known, original)
 
 
-ROTARY = Rotary("rope.freq_base", "rope_theta", 10_000.0, ("yarn",), layers=None, always=True, grows=True)
+ROTARY = Rotary(rules=("yarn",), grows=True)
 
 
 @dataclass(frozen=True)
-class Config(deepseek.Config):
+class Config(InGroups, deepseek.Config):
     """The sizes of a model whose router chooses experts by softmax, within the best groups of experts."""
 
     rope: Rotation = declared(ROTARY)  # noqa: RUF009 - not a dataclass of its own
     n_dense: int = declared(deepseek.DenseLayers(0))
-    normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", False), ("norm_topk_prob", True)))  # type: ignore[misc]
+    normalize: bool = flag(("expert_weights_norm", False), ("norm_topk_prob", True))  # type: ignore[misc]
     n_groups: int = whole(("expert_group_count", 1), ("n_group", 1), condition=divides("n_experts"))
     n_groups_used: int = whole(("expert_group_used_count", 1), ("topk_group", 1), condition=of_groups)
 
@@ -51,11 +51,6 @@ class Config(deepseek.Config):
         },
         harmless=("head_dim", "qk_head_dim", "output_router_logits", "router_aux_loss_coef"),
     )  # fmt: skip
-
-    @property
-    def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
-        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
 
 
 Model = deepseek.Model
@@ -68,7 +63,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
 
 
 def of_text(checkpoint: Checkpoint, settings: Settings | None) -> Plan:
-    """Return the plan of the text model alone; its settings may be under `text_config`."""
     made = deepseek.with_latents(decoder_plan(checkpoint, Config, deepseek.TENSORS, settings=settings), checkpoint)
-    made = with_experts(made, checkpoint, NAMES, made.config.expert_size)
-    return with_shared_expert(made, NAMES, made.config.n_shared * made.config.expert_size, has_weight=False)
+    return standard.with_mixture(made, checkpoint, NAMES)

@@ -21,8 +21,6 @@ GGUF_ARCHITECTURE = "nemotron"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     layer_norms: ClassVar[bool] = True
     head_dim: int = partly_rotated_heads()
     norm_eps: float = number("attention.layer_norm_epsilon", ("norm_eps", 1e-5))

@@ -21,13 +21,16 @@ from mlx_engine.config.declared import (
     Expected,
     Key,
     Naming,
+    Setting,
     believable,
     convolves,
     declared,
     divides,
+    flag,
     n_embeddings,
     number,
     said,
+    same_as,
     whole,
 )
 from mlx_engine.config.layer_kinds import OfSomeLayers
@@ -75,11 +78,10 @@ def kinds_of(s: Settings) -> tuple[str, ...]:
     return of_words or of_pattern
 
 
-class Layers:
+class Layers(Setting):
     """The setting of the number of layers; in config.json it is the length of the pattern or list of layer kinds."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number."""
         n = s.whole("block_count") if naming == "gguf" else len(kinds_of(s))
         expected = believable(n, known)
         if expected is not None:
@@ -87,15 +89,13 @@ class Layers:
         return n
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"block_count": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"num_hidden_layers": value}
 
 
-class Kinds:
+class Kinds(Setting):
     """The setting of each layer's kind.
 
     GGUF files have the number of KV heads and the FFN size of each layer. A layer with KV heads is attention, a layer
@@ -103,7 +103,6 @@ class Kinds:
     """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[str, ...]:
-        """Return the kinds."""
         if naming == "hf":
             found = kinds_of(s)
             if {MLP, MOE} <= {*found}:
@@ -114,12 +113,7 @@ class Kinds:
         heads, widths = (s.counts(key, n) or [0] * n for key in ("attention.head_count_kv", "feed_forward_length"))
         return tuple(ATTENTION if heads[i] else of_ffn if widths[i] else MAMBA for i in range(n))
 
-    def to_gguf(self, value: tuple[str, ...]) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds the arrays of KV heads and FFN sizes."""
-        return {}
-
     def to_hf(self, value: tuple[str, ...], config: Any) -> Mapping[str, object]:
-        """Return the pattern."""
         letters = {kind: letter for letter, kind in LETTERS.items()}
         return {PATTERN: "".join(letters[kind] for kind in value)}
 
@@ -132,16 +126,6 @@ def head_size(s: Settings, key: str, default: Any) -> int:
 def unread(s: Settings, key: str, config: Any) -> None:
     """Accept any number for a setting of rotary embedding, because attention has none."""
     s.number_or_zero(key)
-
-
-def same_number(s: Settings, key: str, config: Any) -> None:
-    """Check that the number of layers, if present, is the length of the list of layers."""
-    s.expect(key, config.n_layers)
-
-
-def same_size(s: Settings, key: str, config: Any) -> None:
-    """Check that the FFN size of an expert equals the size in the array of all layers' FFN sizes."""
-    s.expect(key, config.intermediate_size)
 
 
 def of_expert_groups(n_used: int, known: Any) -> str | None:
@@ -166,8 +150,6 @@ HARMLESS = (
 
 @dataclass(frozen=True)
 class Config(mamba2.Sizes):
-    """The sizes of a Nemotron-H model, and the kind of each layer."""
-
     conv_width: int = whole("ssm.conv_kernel", ("conv_kernel", 4), condition=convolves)
     state_dim: int = whole("ssm.state_size", ("ssm_state_size", 128))
     n_value_heads: int = whole("ssm.time_step_rank", ("mamba_num_heads", 128))
@@ -198,13 +180,12 @@ class Config(mamba2.Sizes):
         },
         hf={
             "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "mlp_bias": False, "use_bias": False,
-            "time_step_limit": mamba2.unlimited, "moe_latent_size": None, "num_hidden_layers": same_number,
+            "time_step_limit": mamba2.unlimited, "moe_latent_size": None, "num_hidden_layers": same_as("n_layers"),
         },
         harmless=(*HARMLESS, *OF_EXPERTS),
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         heads = [self.n_kv_heads if kind == ATTENTION else 0 for kind in self.kinds]
         widths = [self.intermediate_size if kind in (MLP, MOE) else 0 for kind in self.kinds]
         return {
@@ -224,15 +205,15 @@ class SparseConfig(Routed, Config):
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 2), condition=of_all)
     shared_size: int = whole("expert_shared_feed_forward_length", ("moe_shared_expert_intermediate_size", 7688))
     routed_scale: float = number(("expert_weights_scale", 1.0), ("routed_scaling_factor", 1.0))
-    normalize: bool = declared(Key(Settings.flag, ("expert_weights_norm", True), ("norm_topk_prob", True)))
+    normalize: bool = flag(("expert_weights_norm", True), ("norm_topk_prob", True))
     n_expert_groups: int = whole(("expert_group_count", 1), ("n_group", 1), condition=divides("n_experts"))
     n_groups_used: int = whole(("expert_group_used_count", 1), ("topk_group", 1), condition=of_expert_groups)
 
     expected = Expected(
         gguf={
             **{key: of for key, of in Config.expected.gguf.items() if not key.startswith("expert")},
-            "expert_gating_func": 2, "expert_feed_forward_length": same_size, "expert_shared_count": 1,
-            "moe_latent_size": 0,
+            "expert_gating_func": 2, "expert_feed_forward_length": same_as("intermediate_size"),
+            "expert_shared_count": 1, "moe_latent_size": 0,
         },
         hf=Config.expected.hf,
         harmless=(*HARMLESS, "intermediate_size", "n_shared_experts"),
@@ -253,7 +234,6 @@ class SparseConfig(Routed, Config):
         return {**super().to_hf(), "intermediate_size": self.intermediate_size}
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         more = {"expert_feed_forward_length": self.intermediate_size, "expert_shared_count": 1}
         return {**super().to_gguf(), **more}
 
@@ -275,13 +255,10 @@ NAMES = Names(
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensors of all layers, without experts."""
     return {**TENSORS, **mamba2.rows(cfg, checkpoint, f"{LAYER}mixer.", MAMBA)}
 
 
 class Model(Decoder):
-    """A Nemotron-H model."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         layers = [_layer(config, t) for t in LayerTensors.of(parameters, config.n_layers, config.norm_eps)]
         super().__init__(config, parameters, backend, layers=layers)
@@ -299,11 +276,6 @@ def _layer(cfg: Any, t: LayerTensors) -> Layer:
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     settings = checkpoint.settings
     if checkpoint.naming == "gguf":
         is_sparse = settings.get("expert_count", 0) != 0

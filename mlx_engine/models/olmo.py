@@ -24,8 +24,6 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     norm_eps: float = number(("attention.layer_norm_epsilon", EPS), ("layer_norm_eps", EPS))
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
 

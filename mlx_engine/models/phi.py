@@ -22,8 +22,6 @@ GGUF_ARCHITECTURE = "phi2"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     layer_norms: ClassVar[bool] = True
     is_parallel: ClassVar[bool] = True
     head_dim: int = partly_rotated_heads()

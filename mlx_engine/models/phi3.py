@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.config.declared import Expected, Key, declared, partly_rotated_heads
+from mlx_engine.config.declared import Expected, partly_rotated_heads, whole_or_zero
 from mlx_engine.config.rope import Rotation, rotation
-from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
 from mlx_engine.weights.table import Row
 
@@ -26,7 +25,7 @@ class Config(llama.Config):
 
     head_dim: int = partly_rotated_heads()
     rope: Rotation = rotation(rules=("longrope",), partial=True)
-    window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 0)))
+    window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 0))
 
     expected = Expected(
         gguf={"attention.causal": True},

@@ -15,15 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, constant, declared, each_layer, whole
 from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama, standard
-from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all, with_experts, with_shared_expert
+from mlx_engine.weights.experts import Count, Names, Normalize, Routed, of_all
 from mlx_engine.weights.model import Architecture
-from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import Row, decoder_plan
+from mlx_engine.weights.table import Row
 
 
 def without_windows(s: Settings, key: str, config: Any) -> None:
@@ -38,8 +36,6 @@ def without_windows(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     context_length: int = chunked_context()
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     beyond_chunk: int | None = beyond_chunk()
@@ -93,19 +89,7 @@ class MoeConfig(Routed, Config):
 
 
 MOE_TENSORS = {name: row for name, row in TENSORS.items() if row.shape not in ("F D", "D F")}
-
-
-def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    made = decoder_plan(checkpoint, MoeConfig, MOE_TENSORS)
-    made = with_experts(made, checkpoint, Names(), made.config.expert_size)
-    return with_shared_expert(made, Names(), made.config.shared_size)
-
-
+moe_plan = standard.plan(MoeConfig, MOE_TENSORS, experts_of=Names())
 ARCHITECTURES = (
     Architecture("Qwen2 and Qwen2.5, dense", ("qwen2",), "qwen2", Config, Model, plan),
     Architecture(

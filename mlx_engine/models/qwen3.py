@@ -16,10 +16,9 @@ from mlx_engine.config.declared import (
     declared,
     divides,
     each_layer,
-    halves,
     number,
     one_per_head,
-    per_head,
+    rotated_heads,
     whole,
 )
 from mlx_engine.config.rope import Rotation, beyond_chunk, chunked_context, rotation
@@ -31,17 +30,12 @@ from mlx_engine.weights.table import Row
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings (`llama.Config`); the fields below replace or extend them."""
-
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), "num_key_value_heads", condition=divides("n_heads")
     )
     context_length: int = chunked_context()
     beyond_chunk: int | None = beyond_chunk()
-    head_dim: int = whole(
-        ("attention.key_length", per_head), ("head_dim", 128),
-        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
-    )  # fmt: skip
+    head_dim: int = rotated_heads(128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", "rms_norm_eps")
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
 

@@ -24,6 +24,7 @@ from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
     Naming,
+    Setting,
     convolves,
     declared,
     divides,
@@ -36,23 +37,15 @@ from mlx_engine.config.declared import (
 from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.settings import HARMLESS, Settings
 from mlx_engine.kernels.cached import cached_property
+from mlx_engine.models import llama, mamba2, standard
 from mlx_engine.models.decoder import Decoder, NextToken
 from mlx_engine.models.layer import Attention, Branch, FeedForward, Gated, Layer, LayerTensors, Mixture
-from mlx_engine.weights.experts import (
-    Count,
-    Names,
-    expert_tensors,
-    experts,
-    of_all,
-    shared_tensors,
-    with_experts,
-    with_shared_expert,
-)
+from mlx_engine.weights.experts import Count, Names, expert_tensors, experts, of_all, shared_tensors
 from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
-from mlx_engine.weights.table import Head, Row, Table, layer_tensors, stem_of, tensors
+from mlx_engine.weights.table import Row, Table, layer_tensors, stem_of, tensors
 
 # More rows than any known model has; the bound protects against damaged settings (see `_check_rows`).
 MOST_ROWS = 1 << 20
@@ -71,9 +64,6 @@ AROUND_TEXT = {
 }
 
 
-# Whether a folder has a matrix for the head. The key is whether the head is tied.
-HEADS: dict[bool, Head] = {True: "absent", False: "required"}
-
 # ---- settings that are read from several keys ----
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
@@ -85,11 +75,10 @@ MROPE = ("mrope_section", "mrope_interleaved")
 SECTIONS = [11, 11, 10, 0]
 
 
-class RotaryBase:
+class RotaryBase(Setting):
     """The setting of the base of rotary frequencies."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
-        """Return the base."""
         if naming == "gguf":
             s.counts("rope.dimension_sections", len(SECTIONS))
             return s.number("rope.freq_base", 10_000.0)
@@ -107,11 +96,10 @@ class RotaryBase:
         return {"rope.freq_base": value, "rope.dimension_sections": SECTIONS}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"rope_parameters": {"rope_type": "default", "rope_theta": value}}
 
 
-class RotaryDim:
+class RotaryDim(Setting):
     """The setting of how many elements of a head RoPE rotates; config.json has the fraction of the head dim."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
@@ -119,43 +107,18 @@ class RotaryDim:
         if naming == "gguf":
             found = s.whole("rope.dimension_count", int(known.head_dim) // 4)
         else:
-            nested, share = (
-                s.mapping("rope_parameters") or s.mapping("rope_scaling"),
-                s.number("partial_rotary_factor", 0.25),
-            )
+            nested = s.mapping("rope_parameters") or s.mapping("rope_scaling")
+            share = s.number("partial_rotary_factor", 0.25)
             found = int(known.head_dim * (share if nested is None else nested.number("partial_rotary_factor", share)))
         if found < 2 or found % 2 or found > known.head_dim:
             raise s.error("partial_rotary_factor", f"an even part of {known.head_dim} elements", found)
         return int(found)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"rope.dimension_count": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"rope_parameters": {"partial_rotary_factor": value / config.head_dim}}
-
-
-class ValueDim:
-    """The setting of the value head dim of a delta network; GGUF files have the width of all value heads together."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the value head dim."""
-        if naming == "hf":
-            return s.whole("linear_value_head_dim", 128)
-        inner = s.whole("ssm.inner_size")
-        if inner % known.n_value_heads:
-            raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
-        return int(inner // known.n_value_heads)
-
-    def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds the width of all value heads."""
-        return {}
-
-    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
-        return {"linear_value_head_dim": value}
 
 
 # ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
@@ -189,12 +152,7 @@ EVERYWHERE = {
         f"{LAYER}post_attention_layernorm.weight", "D", plus=1.0, gguf="blk.*.post_attention_norm.weight"
     ),
 }
-DENSE = {
-    "blk.*.ffn_gate.weight": Row(f"{LAYER}mlp.gate_proj.weight", "F D"),
-    "blk.*.ffn_up.weight": Row(f"{LAYER}mlp.up_proj.weight", "F D"),
-    "blk.*.ffn_down.weight": Row(f"{LAYER}mlp.down_proj.weight", "D F"),
-}
-
+DENSE = {name: row for name, row in llama.TENSORS.items() if row.shape in ("F D", "D F")}
 
 # The layer of multi-token prediction computes logits only for this many tokens: the first ones of the vocabulary, which
 # are the most frequent.
@@ -334,7 +292,7 @@ class Config(ConfigBase):
     key_dim: int = whole("ssm.state_size", ("linear_key_head_dim", 128))
     n_value_heads: int = whole("ssm.time_step_rank", ("linear_num_value_heads", 32))
     n_key_heads: int = whole("ssm.group_count", ("linear_num_key_heads", 16), condition=divides("n_value_heads"))
-    value_dim: int = declared(ValueDim())
+    value_dim: int = declared(mamba2.HeadDim("linear_value_head_dim", usual=128))
 
     expected = Expected(
         gguf={"attention.causal": True, "rope.scaling.type": "none"},
@@ -350,7 +308,6 @@ class Config(ConfigBase):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
         return tuple(DELTA if is_delta else ATTENTION for is_delta in self.is_delta)
 
     # Whether the value heads of a key head are next to each other in the model too, not only in folders.
@@ -368,13 +325,10 @@ class Config(ConfigBase):
         return Rope(rotated + (0.0,) * (self.head_dim // 2 - len(rotated)))
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
         return {**super().to_gguf(), "ssm.inner_size": self.n_value_heads * self.value_dim}
 
 
 class Model(Decoder):
-    """A Qwen3.5 model: gated delta nets, and layers with gated attention."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         tensors = LayerTensors.of(parameters, config.n_layers, config.norm_eps)
         layers = [
@@ -394,7 +348,6 @@ class Model(Decoder):
             self.extra = self._extra(config, LayerTensors(parameters, config.n_layers, config.norm_eps))
 
     def _extra(self, config: Config, t: LayerTensors) -> NextToken:
-        """Return the layer of multi-token prediction."""
         branch = Branch(Attention.read(t, config, config.rope), t.linear("attn_output"))
         layer = Layer(norm=t.norm("attn_norm"), branches=(branch,), ffn=self.ffn(config, t))
         norms = t.norm("nextn.enorm"), t.norm("nextn.hnorm"), t.norm("nextn.shared_head_norm")
@@ -404,7 +357,6 @@ class Model(Decoder):
 
     @staticmethod
     def ffn(config: Any, t: LayerTensors) -> FeedForward:
-        """Return the feed-forward network of a layer."""
         return Gated.read(t)
 
 
@@ -460,13 +412,13 @@ def plan(
     if text is not s:
         tied = s.flag("tie_word_embeddings", tied)
         s.refuse_rest(AROUND_TEXT)
-    config, head = config_type.read(text, "hf"), HEADS[tied]
+    config = config_type.read(text, "hf")
     _check_rows(text, config)
     unused = [name for name in checkpoint.shapes if name.startswith(("model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
     rows = table(config, checkpoint, is_dense=experts is None, delta=delta)
     extra = extra_tensors(config, checkpoint, rows, experts)
-    return Plan(config, tensors(config, rows, head), (*unused, *heads), extra=extra)
+    return Plan(config, tensors(config, rows, "absent" if tied else "required"), (*unused, *heads), extra=extra)
 
 
 def _of_dense_layers(s: Settings, key: str, config: object) -> None:
@@ -500,7 +452,6 @@ class MoeModel(Model):
 
     @staticmethod
     def ffn(config: MoeConfig, t: LayerTensors) -> Mixture:
-        """Return the experts of a layer."""
         routing = Routing(config.n_experts_used, normalize=True)
         return Mixture(t.norm("ffn_norm"), experts(t.p, t.i, config.n_experts, routing))
 
@@ -516,14 +467,8 @@ def of_extra(cfg: MoeConfig, checkpoint: Checkpoint, block: str) -> list[Tensor]
 
 
 def moe_plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
-    made, names = plan(checkpoint, MoeConfig, experts=of_extra), replace(NAMES, stem=stem_of(checkpoint, STEMS))
-    made = with_experts(made, checkpoint, names, made.config.intermediate_size)
-    return with_shared_expert(made, names, made.config.shared_size)
+    names = replace(NAMES, stem=stem_of(checkpoint, STEMS))
+    return standard.with_mixture(plan(checkpoint, MoeConfig, experts=of_extra), checkpoint, names)
 
 
 ARCHITECTURES = (

@@ -16,9 +16,9 @@ from typing import ClassVar
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import Expected, declared, whole
 from mlx_engine.config.layer_kinds import layer_kinds
-from mlx_engine.models import qwen3_5
+from mlx_engine.models import qwen3_5, standard
 from mlx_engine.models.qwen3_5 import ATTENTION, DELTA, INTERVAL, INTERVAL_KEY, NET
-from mlx_engine.weights.experts import Names, with_experts, with_shared_expert
+from mlx_engine.weights.experts import Names
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Row
@@ -31,7 +31,6 @@ class RotaryBase(qwen3_5.RotaryBase):
     """The setting of the base of rotary frequencies, without sections for images."""
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {"rope.freq_base": value}
 
 
@@ -57,7 +56,6 @@ class Config(qwen3_5.MoeConfig):
 
 
 def _delta(cfg: Config, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
-    """Return the table rows of a delta network."""
     G, E, P, r = cfg.n_key_heads, cfg.key_dim, cfg.value_dim, cfg.n_value_heads // cfg.n_key_heads
     # Each part has (first row, number of rows) within the rows of a key head. The first matrix has, per key head, the
     # query, the key, r values "v" and r gates "z"; the second matrix has r rows of beta "b" and r rows of alpha "a".
@@ -93,11 +91,5 @@ Model = qwen3_5.MoeModel
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
-    """
     made = qwen3_5.plan(checkpoint, Config, experts=qwen3_5.of_extra, delta=_delta)
-    made = with_experts(made, checkpoint, Names(), made.config.intermediate_size)
-    return with_shared_expert(made, Names(), made.config.shared_size)
+    return standard.with_mixture(made, checkpoint, Names())

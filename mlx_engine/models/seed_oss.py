@@ -20,7 +20,7 @@ GGUF_ARCHITECTURE = "seed_oss"
 class Config(llama.Config):
     """Llama's settings; a separate setting says whether the output projection has a bias."""
 
-    head_dim: int = partly_rotated_heads(lambda known: 128)
+    head_dim: int = partly_rotated_heads(128)
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     attention_bias: bool = said(("attention_bias", True))
     attention_out_bias: bool = said(("attention_out_bias", False))

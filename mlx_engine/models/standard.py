@@ -6,10 +6,10 @@ A model file whose layers are of this kind needs no code of its own, only settin
     plan = standard.plan(Config, TENSORS)
 
 In addition to the sizes, the config may have `window`, `is_local` and `has_rope` (the last two have a value per layer),
-`local_rope` (the rotary embedding of layers with a window), `activation`, `logit_scale`, `rope_dim` (the number of
-elements that `rope` rotates, in place of `head_dim`), and the class variables of `ConfigBase`. A config with experts
-derives from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts
-if there is a router tensor, and gated if there is a gate tensor.
+`local_rope` (the rotary embedding of layers with a window), `activation`, `logit_scale`, `logit_softcap`, `rope_dim`
+(the number of elements that `rope` rotates, in place of `head_dim`), and the class variables of `ConfigBase`. A config
+with experts derives from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture
+of experts if there is a router tensor, and gated if there is a gate tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Activation, Rope
+from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import SETTING, ConfigBase
 from mlx_engine.errors import ModelError
@@ -60,7 +60,10 @@ class Model(Decoder):
         output_norm = parameters.norm(
             "output_norm", config.norm_eps, getattr(config, "logit_scale", 1.0), is_layer_norm=config.layer_norms
         )
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+        super().__init__(
+            config, parameters, backend, layers=layers, output_norm=output_norm,
+            logit_softcap=getattr(config, "logit_softcap", None),
+        )  # fmt: skip
 
     def mixer(self, config: Any, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
         """Return the attention of a layer."""
@@ -79,7 +82,7 @@ def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
 
     In a parallel block without the tensor `ffn_norm`, attention and FFN have the same norm.
     """
-    activation: Activation = getattr(config, "activation", "silu")
+    activation: Any = getattr(config, "activation", "silu")
     name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
         chosen = experts(t.p, t.i, config.n_experts, config.routing(t.p, t.i), activation)
@@ -112,28 +115,35 @@ def plan(
         config_type: the class of the config.
         table: the tensors, or a function that returns them for a config.
         tied: whether the head is tied to the embedding table if config.json has no `tie_word_embeddings`.
-        experts_of: the names of router and experts in Hugging Face folders. An expert has the FFN size `expert_size`,
-            or `intermediate_size` if the config has no `expert_size`. If the config has `n_shared`, all shared experts
-            are stored as one wider expert, whose output is added without a gate.
+        experts_of: the names of router and experts in Hugging Face folders (`with_mixture`).
         aliases: alternative names of keys in config.json, and the names that the config declares for them.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
-        """Return the config and the expected tensors of a checkpoint."""
         if aliases is not None:
             settings = {aliases.get(key, key): value for key, value in checkpoint.settings.items()}
             checkpoint = replace(checkpoint, settings=settings)
         is_fused = checkpoint.naming == "gguf" and "blk.0.attn_qkv.weight" in checkpoint.shapes
         of_file = with_fused_qkv(table) if is_fused and not callable(table) else table
         made = with_rotation(checkpoint, decoder_plan(checkpoint, config_type, of_file, tied=tied))
-        if experts_of is None:
-            return made
-        cfg: Any = made.config
-        size = getattr(cfg, "expert_size", cfg.intermediate_size)
-        made, n_shared = with_experts(made, checkpoint, experts_of, size), getattr(cfg, "n_shared", 0)
-        return with_shared_expert(made, experts_of, n_shared * size, has_weight=False) if n_shared else made
+        return made if experts_of is None else with_mixture(made, checkpoint, experts_of)
 
     return planned
+
+
+def with_mixture(made: Plan, checkpoint: Checkpoint, names: Names) -> Plan:
+    """Return a plan with the tensors of router and experts, and of shared experts if the config has any.
+
+    An expert has the FFN size `expert_size`, or `intermediate_size` if the config has no `expert_size`. If the config
+    has `n_shared`, all shared experts are stored as one wider expert, whose output is added without a gate. If it has
+    `shared_size`, there is a shared expert of this size with a gate.
+    """
+    cfg: Any = made.config
+    size, n_shared = getattr(cfg, "expert_size", cfg.intermediate_size), getattr(cfg, "n_shared", 0)
+    made = with_experts(made, checkpoint, names, size)
+    if hasattr(cfg, "shared_size"):
+        return with_shared_expert(made, names, cfg.shared_size)
+    return with_shared_expert(made, names, n_shared * size, has_weight=False) if n_shared else made
 
 
 def with_fused_qkv(table: Table) -> Table:

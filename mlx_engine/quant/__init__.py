@@ -1,8 +1,8 @@
 """Quantise and dequantise weights in NumPy: the block formats of GGUF, and those of MLX (`groups.py`).
 
-The other modules have a function `dequantize_*` for each format (`floats.py` a method `dequantize`), from (n, block
-bytes) uint8 to (n, block size) float32. For formats that this project can write, they also have the inverse. This
-module looks up the function of a type, and applies it to a tensor piece by piece, so that temporary arrays stay small.
+The other modules have a function `dequantize_*` for each format, from (n, block bytes) uint8 to (n, block size)
+float32. For formats that this project can write, they also have the inverse, `quantize_*`. This module finds the
+function of a type, and applies it to a tensor piece by piece, so that temporary arrays stay small.
 Dequantised values are bit-identical to those of the `gguf` package and of MLX.
 """
 
@@ -25,47 +25,16 @@ from mlx_engine.quant.types import BY_ID, BY_NAME, TYPES, GGMLType
 Dequantize = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 Quantize = Callable[[NDArray[np.float32]], NDArray[np.uint8]]
 
-_DEQUANTIZE: dict[str, Dequantize] = {
-    "F32": floats.F32.dequantize,
-    "F16": floats.F16.dequantize,
-    "BF16": floats.BF16.dequantize,
-    "Q4_0": legacy.dequantize_q4_0,
-    "Q4_1": legacy.dequantize_q4_1,
-    "Q5_0": legacy.dequantize_q5_0,
-    "Q5_1": legacy.dequantize_q5_1,
-    "Q8_0": legacy.dequantize_q8_0,
-    "Q2_K": k_quants.dequantize_q2_k,
-    "Q3_K": k_quants.dequantize_q3_k,
-    "Q4_K": k_quants.dequantize_q4_k,
-    "Q5_K": k_quants.dequantize_q5_k,
-    "Q6_K": k_quants.dequantize_q6_k,
-    "IQ1_S": low_bit.dequantize_iq1_s,
-    "IQ1_M": low_bit.dequantize_iq1_m,
-    "IQ2_XXS": low_bit.dequantize_iq2_xxs,
-    "IQ2_XS": low_bit.dequantize_iq2_xs,
-    "IQ2_S": low_bit.dequantize_iq2_s,
-    "IQ3_XXS": low_bit.dequantize_iq3_xxs,
-    "IQ3_S": low_bit.dequantize_iq3_s,
-    "IQ4_NL": low_bit.dequantize_iq4_nl,
-    "IQ4_XS": low_bit.dequantize_iq4_xs,
-    "TQ1_0": low_bit.dequantize_tq1_0,
-    "TQ2_0": low_bit.dequantize_tq2_0,
-    "MXFP4": low_bit.dequantize_mxfp4,
-    "NVFP4": low_bit.dequantize_nvfp4,
-}
-_QUANTIZE: dict[str, Quantize] = {
-    "F32": floats.F32.quantize,
-    "F16": floats.F16.quantize,
-    "BF16": floats.BF16.quantize,
-    "Q4_0": legacy.quantize_q4_0,
-    "Q4_1": legacy.quantize_q4_1,
-    "Q5_0": legacy.quantize_q5_0,
-    "Q5_1": legacy.quantize_q5_1,
-    "Q8_0": legacy.quantize_q8_0,
-    "Q4_K": k_quants.quantize_q4_k,
-    "Q5_K": k_quants.quantize_q5_k,
-    "Q6_K": k_quants.quantize_q6_k,
-}
+
+def _by_type(prefix: str) -> dict[str, Any]:
+    """Return the functions of the modules whose names begin with `prefix`, by the name of the type, such as "Q4_K"."""
+    modules = (floats, legacy, k_quants, low_bit)
+    functions = {name: function for module in modules for name, function in vars(module).items()}
+    return {name.removeprefix(prefix).upper(): of for name, of in functions.items() if name.startswith(prefix)}
+
+
+_DEQUANTIZE: dict[str, Dequantize] = _by_type("dequantize_")
+_QUANTIZE: dict[str, Quantize] = _by_type("quantize_")
 
 # The number of weights per piece. Its temporary arrays, a few bytes per weight, fit into a core's L2 cache.
 _PIECE = 1 << 16
@@ -91,10 +60,7 @@ def dequantize(raw: NDArray[np.uint8], type_: GGMLType, *, where: str = "dequant
     function = _reader(type_, where)
     blocks = _in_rows_of(type_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))
     out = np.empty((len(blocks), type_.block_size), dtype=np.float32)
-    step = max(1, _PIECE // type_.block_size)
-    for start in range(0, len(blocks), step):
-        out[start : start + step] = function(blocks[start : start + step])
-    return out.reshape(-1)
+    return _converted(function, blocks, out, type_)
 
 
 def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "quantize") -> NDArray[np.uint8]:
@@ -108,6 +74,11 @@ def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "qua
     function = _writer(type_, where)
     blocks = _in_rows_of(type_.block_size, np.ascontiguousarray(values, dtype=np.float32))
     out = np.empty((len(blocks), type_.block_bytes), dtype=np.uint8)
+    return _converted(function, blocks, out, type_)
+
+
+def _converted(function: Any, blocks: NDArray[Any], out: NDArray[Any], type_: GGMLType) -> NDArray[Any]:
+    """Write `function(blocks)` into `out`, piece by piece, and return `out` as a vector."""
     step = max(1, _PIECE // type_.block_size)
     for start in range(0, len(blocks), step):
         out[start : start + step] = function(blocks[start : start + step])

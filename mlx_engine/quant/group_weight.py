@@ -5,8 +5,7 @@ conversions are:
 
 - Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". This mode has unsigned quants, so an offset z is added
   to signed quants q: `d * q = d * (q + z) - z * d`. Scales are float32, which represents the product of a float16 and a
-  quant exactly. (In float16, the bias `-128 * d` of Q8_0 would overflow for scales above
-  511.75.)
+  quant exactly.
 - MXFP4 has 32 quants in 16 bytes: in halves in GGUF; in pairs in MLX and in Hugging Face's folders of gpt-oss
   (`packing.py` defines both orders). The weights stay the same, but GGUF cannot store the sign of a zero.
 """
@@ -45,6 +44,12 @@ class Parts:
     scales: NDArray[np.uint8]
     biases: NDArray[np.uint8] | None
 
+    @classmethod
+    def of(cls, in_order: Sequence[NDArray[np.uint8]]) -> Parts:
+        """Return parts that are given in the order that they have in a block: scales, biases if any, quants."""
+        scales, *biases, quants = in_order
+        return cls(quants, scales, biases[0] if biases else None)
+
     @property
     def in_order(self) -> tuple[NDArray[np.uint8], ...]:
         """The parts in the order that they have in a block."""
@@ -78,8 +83,7 @@ class GroupWeight(Weight):
 
     def _blocks(self, first: int, last: int) -> NDArray[np.uint8]:
         """Return the bytes of blocks [first, last), without joining the other blocks."""
-        cut = [part[first:last] for part in self.parts.in_order]
-        return join(self.type, Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None))
+        return join(self.type, Parts.of([part[first:last] for part in self.parts.in_order]))
 
     def part(self, i: int, n: int) -> GroupWeight:
         """Return part i of n equal parts along the first axis, which must have n items. No bytes are read.
@@ -87,15 +91,13 @@ class GroupWeight(Weight):
         The result has no first axis.
         """
         cut = [part[len(part) // n * i : len(part) // n * (i + 1)] for part in self.parts.in_order]
-        parts = Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None)
-        return GroupWeight(self.name, self.shape[1:], self.type, parts)
+        return GroupWeight(self.name, self.shape[1:], self.type, Parts.of(cut))
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> GroupWeight:
         """Return rows or columns as `Weight.cut` does, cut from the parts without making blocks."""
         shape = cut_shape(self, axis, ranges)
         cut = [taken(part, self.shape, self.type, axis, ranges) for part in self.parts.in_order]
-        parts = Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None)
-        return GroupWeight(self.name, shape, self.type, parts)
+        return GroupWeight(self.name, shape, self.type, Parts.of(cut))
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
         """Dequantise the rows `ids` of a matrix as `Weight.rows` does. Only the blocks of these rows are joined."""
@@ -106,8 +108,7 @@ class GroupWeight(Weight):
             part.reshape(self.shape[0], per_row, -1)[np.asarray(ids)].reshape(n * per_row, -1)
             for part in self.parts.in_order
         ]
-        some = Parts(picked[-1], picked[0], picked[1] if self.type.has_biases else None)
-        return GroupWeight(self.name, (n, self.shape[1]), self.type, some).dequantize()
+        return GroupWeight(self.name, (n, self.shape[1]), self.type, Parts.of(picked)).dequantize()
 
 
 def join(type_: GroupType, parts: Parts) -> NDArray[np.uint8]:
@@ -153,8 +154,7 @@ def split(weight: Weight, type_: GroupType) -> Parts:
 
 def _words(columns: NDArray[np.uint8]) -> NDArray[np.generic]:
     """View the bytes of each row (n, width) as one item, because NumPy copies item by item."""
-    width = columns.shape[1]
-    return columns.view(f"V{width}")
+    return columns.view(f"V{columns.shape[1]}")
 
 
 # The types of GGUF that `in_groups` converts, with the types of MLX that result.
@@ -199,12 +199,10 @@ def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
     GGUF's 8-bit quants are signed bytes. A byte j of 4-bit quants has quant j in the low half, j + 16 in the high one.
     """
-    quants: NDArray[np.uint8]
     if bits == 8:
-        quants = packed ^ np.uint8(0x80)
-    else:
-        halves = np.concatenate((packed & np.uint8(15), packed >> np.uint8(4)), axis=1)
-        quants = halves[:, ::2] | halves[:, 1::2] << np.uint8(4)
+        return packed ^ np.uint8(0x80)
+    quants = np.empty_like(packed)
+    packing.in_pairs(packed, quants)
     return quants
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mlx_engine.kernels import blocks
 from mlx_engine.quant import packing
-from mlx_engine.quant.floats import BF16
+from mlx_engine.quant.floats import dequantize_bf16
 from mlx_engine.quant.types import BY_NAME, GGMLType
 
 Mode: TypeAlias = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]
@@ -130,7 +130,7 @@ def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 def _widened(values: NDArray[np.generic], type_: GroupType) -> NDArray[np.float32]:
     if type_.scale != "BF16":
         return values.astype(np.float32)
-    return BF16.dequantize(np.ascontiguousarray(values).view(np.uint8))
+    return dequantize_bf16(np.ascontiguousarray(values).view(np.uint8))
 
 
 def _e4m3() -> NDArray[np.float32]:

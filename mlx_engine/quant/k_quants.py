@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.kernels import blocks as layout
-from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.packing import bit_fields, float_scales, scale_groups
 from mlx_engine.quant.scale_search import affine, symmetric
 
 
@@ -45,8 +45,7 @@ def dequantize_q3_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     low_scales = bit_fields(block["scales"][:, :8], 4).reshape(-1, 16)
     high_scales = bit_fields(block["scales"][:, 8:], 2).reshape(-1, 16)
     scales = ((low_scales | high_scales << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # d may be infinite or NaN; infinity times 0 is an invalid operation
-        return ((block["d"].astype(np.float32)[:, None] * scales)[..., None] * quants).reshape(-1, 256)
+    return scale_groups(float_scales(block["d"], scales), quants)
 
 
 def dequantize_q4_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -66,10 +65,7 @@ def quantize_q4_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     Raises:
         ValueError: a weight is NaN or infinite.
     """
-    found, blocks = affine(values, 15), np.empty(len(values), layout.Q4_K)
-    blocks["d"], blocks["dmin"], blocks["scales"] = found.d, found.dmin, pack_scales(found.scales, found.minima)
-    halves = found.quants.reshape(-1, 4, 2, 32)
-    blocks["qs"] = (halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(-1, 128)
+    blocks, _ = _quantized(values, 15, layout.Q4_K)
     return blocks.view(np.uint8).reshape(len(values), -1)
 
 
@@ -91,13 +87,21 @@ def quantize_q5_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     Raises:
         ValueError: a weight is NaN or infinite.
     """
-    found, blocks = affine(values, 31), np.empty(len(values), layout.Q5_K)
+    blocks, quants = _quantized(values, 31, layout.Q5_K)
+    fifth = np.ascontiguousarray((quants >> np.uint8(4)).transpose(0, 2, 1))
+    blocks["qh"] = np.packbits(fifth, axis=2, bitorder="little")[:, :, 0]
+    return blocks.view(np.uint8).reshape(len(values), -1)
+
+
+def _quantized(
+    values: NDArray[np.float32], n_max: int, dtype: np.dtype[np.void]
+) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
+    """Return blocks of Q4_K or Q5_K without the fifth bits, and the quants (n, 8, 32), from 0 to `n_max`."""
+    found, blocks = affine(values, n_max), np.empty(len(values), dtype)
     blocks["d"], blocks["dmin"], blocks["scales"] = found.d, found.dmin, pack_scales(found.scales, found.minima)
     low = (found.quants & np.uint8(15)).reshape(-1, 4, 2, 32)
     blocks["qs"] = (low[:, :, 0] | low[:, :, 1] << np.uint8(4)).reshape(-1, 128)
-    fifth = np.ascontiguousarray((found.quants >> np.uint8(4)).transpose(0, 2, 1))
-    blocks["qh"] = np.packbits(fifth, axis=2, bitorder="little")[:, :, 0]
-    return blocks.view(np.uint8).reshape(len(values), -1)
+    return blocks, found.quants
 
 
 def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -110,9 +114,7 @@ def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     low = bit_fields(block["ql"].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
     high = bit_fields(block["qh"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     quants = ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # d may be infinite or NaN; infinity times 0 is an invalid operation
-        scales = block["d"].astype(np.float32)[:, None] * block["scales"].astype(np.float32)
-        return (scales[..., None] * quants).reshape(-1, 256)
+    return scale_groups(float_scales(block["d"], block["scales"].astype(np.float32)), quants)
 
 
 def quantize_q6_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -139,9 +141,8 @@ def _affine(
 
     `scales` and `minima` are (n, groups), and `quants` (n, groups, weights of a group).
     """
+    scales, minima = float_scales(block["d"], scales), float_scales(block["dmin"], minima)
     with np.errstate(invalid="ignore"):  # d and dmin may be infinite or NaN; infinity times 0 is invalid
-        scales = block["d"].astype(np.float32)[:, None] * scales
-        minima = block["dmin"].astype(np.float32)[:, None] * minima
         return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)
 
 

@@ -23,6 +23,7 @@ from mlx_engine.quant.packing import (
     block_maximum,
     block_minimum,
     clear_unless_finite,
+    float_scales,
     inverse,
     pack_fifths,
     pack_halves,
@@ -61,8 +62,7 @@ def dequantize_q4_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 18) bytes to (n, 32) weights, `d * (q - 8)`."""
     block = blocks.view(layout.Q4_0)[:, 0]
     quants = bit_fields(block["qs"], 4).reshape(-1, 32).astype(np.int8) - np.int8(8)
-    with np.errstate(invalid="ignore"):  # an infinite scale times a quant of 0, and a signalling NaN, are invalid
-        return block["d"].astype(np.float32)[:, None] * quants.astype(np.float32)
+    return float_scales(block["d"], quants.astype(np.float32))
 
 
 def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -124,8 +124,7 @@ def dequantize_q5_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     block = blocks.view(layout.Q5_0)[:, 0]
     fifth = np.unpackbits(block["qh"], axis=1, bitorder="little")
     quants = (bit_fields(block["qs"], 4).reshape(-1, 32) | fifth << np.uint8(4)).astype(np.int8) - np.int8(16)
-    with np.errstate(invalid="ignore"):  # an infinite scale times a quant of 0, and a signalling NaN, are invalid
-        return block["d"].astype(np.float32)[:, None] * quants.astype(np.float32)
+    return float_scales(block["d"], quants.astype(np.float32))
 
 
 def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -247,6 +247,4 @@ def _digits(packed: NDArray[np.uint8], n: int) -> NDArray[np.uint8]:
 
 
 def _trits(scale: NDArray[np.float16], quants: NDArray[np.uint8]) -> NDArray[np.float32]:
-    # An infinite scale times a weight of 0 (quant 1) is an invalid operation, and so is a signalling NaN.
-    with np.errstate(invalid="ignore"):
-        return scale.astype(np.float32)[:, None] * (quants.astype(np.float32) - np.float32(1))
+    return float_scales(scale, quants.astype(np.float32) - np.float32(1))

@@ -75,7 +75,7 @@ def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> ND
 
 
 def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply the scales (n, n_groups) of groups by the float16 factor (n,) of their block."""
+    """Multiply the scales (n, n_groups) of groups, or quants, by the float16 factor (n,) of their block."""
     with np.errstate(invalid="ignore"):  # the factor may be infinite or NaN, and a scale 0
         return factor.astype(np.float32)[:, None] * scales
 
@@ -96,11 +96,12 @@ _FOUR = np.uint64(4)
 
 def in_halves(pairs: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Reorder 4-bit quants, (n, 16 m) bytes, from pairs to halves, into `out` of the same shape."""
-    first, second = _words_of(pairs)
+    words = np.ascontiguousarray(pairs).view(np.uint64)
+    first, second = words[:, ::2], words[:, 1::2]
     # Byte j of the first 8 has quants 2j and 2j + 1, byte j of the last 8 has quants 16 + 2j and 17 + 2j. Together they
     # give bytes 2j (`even`) and 2j + 1 (`odd`) of the halves.
     even, odd = first & _LOW | (second & _LOW) << _FOUR, first >> _FOUR & _LOW | second & _HIGH
-    out[:, ::2], out[:, 1::2] = _bytes_of(even), _bytes_of(odd)
+    out[:, ::2], out[:, 1::2] = even.view(np.uint8), odd.view(np.uint8)
 
 
 def in_pairs(halves: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
@@ -113,13 +114,3 @@ def in_pairs(halves: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 def unpack_halves(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Unpack (n, 16 m) bytes in halves to quants (n, 32 m), each from 0 to 15."""
     return bit_fields(packed.reshape(len(packed), -1, 16), 4).reshape(len(packed), -1)
-
-
-def _words_of(packed: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the first 8 and the last 8 bytes of each 16 bytes, both as 64-bit words (n, m)."""
-    words = np.ascontiguousarray(packed).view(np.uint64)
-    return words[:, ::2], words[:, 1::2]
-
-
-def _bytes_of(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    return words.view(np.uint8)

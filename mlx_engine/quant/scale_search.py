@@ -20,6 +20,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_engine.quant.packing import inverse
+
 Floats = NDArray[np.float32]
 # Magnitudes below `SMALLEST` are stored as 0, because a float16 factor times a quant is at least 6e-8. Magnitudes above
 # `LARGEST` are clipped, because the largest weight that a block can store is near 3e8 (Q6_K).
@@ -81,7 +83,7 @@ class Groups:
         if unit.max(initial=0) > LARGEST:
             np.clip(self.x, -LARGEST, LARGEST, out=self.x)
         self.unit = np.minimum(unit, LARGEST)
-        self.inverse = _inverse(np.where(self.unit > SMALLEST, self.unit, ZERO))
+        self.inverse = inverse(np.where(self.unit > SMALLEST, self.unit, ZERO))
         self.x *= self.inverse
         self.scratch = np.empty_like(self.x), np.empty_like(self.x), np.empty_like(self.x)
 
@@ -113,21 +115,17 @@ def affine(values: Floats, n_max: int) -> Affine:
     return Affine(d, dmin, whole[0], whole[1], np.ascontiguousarray(quants.T).astype(np.uint8).reshape(n, -1, 32))
 
 
-def _rounded(parts: Floats, inverse: Floats) -> tuple[NDArray[np.float16], Floats, Floats]:
-    """Round the 8 scales, or the 8 minima, of each block to whole numbers times a factor.
+def _rounded(parts: Floats, inverse_units: Floats) -> tuple[NDArray[np.float16], Floats, Floats]:
+    """Round the 8 scales, or the 8 minima, of each of n blocks to whole numbers times a factor.
 
-    Args:
-        parts: (8 n,) scales or minima of the groups of n blocks.
-        inverse: (8 n,) the inverse units of the groups.
-
-    Returns:
-        The factors (n,); the whole numbers (8 n,) nearest to `parts` divided by their factor; and for each group the
-        factor divided by the unit of the group, (8 n,).
+    `parts` are the scales or minima (8 n,), `inverse_units` the inverse units of the groups (8 n,). Return the factors
+    (n,); the whole numbers (8 n,) nearest to `parts` divided by their factor; and for each group the factor divided by
+    the unit of the group, (8 n,).
     """
     largest: Floats = parts.reshape(-1, 8).max(axis=1)
     d = _factor(largest, MOST)
     wide = np.repeat(d.astype(np.float32), 8)
-    return d, np.minimum(np.rint(parts * _inverse(wide)), MOST), wide * inverse
+    return d, np.minimum(np.rint(parts * inverse(wide)), MOST), wide * inverse_units
 
 
 def affine_groups(values: Floats, n_max: int) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.uint8]]:
@@ -166,7 +164,7 @@ def _affine_fit(groups: Groups, weights: Floats, n_max: int, *, is_signed: bool 
     low = groups.x.min(axis=0)
     low = low if is_signed else np.minimum(low, ZERO)
     from_low = groups.x - low
-    from_low *= _inverse(from_low.max(axis=0))
+    from_low *= inverse(from_low.max(axis=0))
     sums = weights.sum(axis=0), (weights * groups.x).sum(axis=0)
     best, scale, minimum = np.full(len(low), -np.inf, np.float32), np.zeros_like(low), -low
     quants = groups.scratch[2]
@@ -189,26 +187,20 @@ def _solve(
 ) -> tuple[tuple[Floats, Floats], Floats]:
     """Return the best scales and minima for given quants, and by how much they reduce the error.
 
-    The reduction is relative to a block of zeros.
-
-    Args:
-        groups: the groups.
-        weights: the importance of each weight in the error.
-        sums: the sums of `weights` and of `weights * x`.
-        quants: (32, n_groups) whole numbers.
-        is_signed: whether minima may be negative.
+    The reduction is relative to a block of zeros. `quants` are whole numbers (32, n_groups); `sums` are the sums of
+    `weights` and of `weights * x`. With `is_signed`, minima may be negative.
     """
     w, wx = sums
     first, second, _ = groups.scratch
     wq = np.multiply(weights, quants, out=first).sum(axis=0)
     wqx = np.multiply(first, groups.x, out=second).sum(axis=0)
     wqq = np.multiply(first, quants, out=first).sum(axis=0)
-    inverse = _inverse(np.maximum(w * wqq - wq * wq, ZERO))
-    scale = (w * wqx - wx * wq) * inverse
-    minimum = np.where(inverse > 0, (wq * wqx - wqq * wx) * inverse, -wx / w)
+    factor = inverse(np.maximum(w * wqq - wq * wq, ZERO))
+    scale = (w * wqx - wx * wq) * factor
+    minimum = np.where(factor > 0, (wq * wqx - wqq * wx) * factor, -wx / w)
     if not is_signed:
         # If the minimum must be 0, solve the least-squares problem for the scale alone.
-        scale = np.where(minimum < 0, wqx * _inverse(wqq), scale)
+        scale = np.where(minimum < 0, wqx * inverse(wqq), scale)
         scale, minimum = np.maximum(scale, ZERO), np.maximum(minimum, ZERO)
     gain = scale * (wqx + wqx - scale * wqq) + minimum * (scale * (wq + wq) - (wx + wx) - minimum * w)
     return (scale, minimum), gain
@@ -217,7 +209,7 @@ def _solve(
 def _affine_quants(groups: Groups, n_max: int, scale: Floats, minimum: Floats) -> Floats:
     """Return the quants nearest to the weights, (32, n_groups), in the last scratch array."""
     quants = np.add(groups.x, minimum, out=groups.scratch[2])
-    quants *= _inverse(scale)
+    quants *= inverse(scale)
     np.rint(quants, out=quants)
     return np.clip(quants, 0, n_max, out=quants)
 
@@ -253,7 +245,7 @@ def symmetric(values: Floats) -> Symmetric:
     extreme: Floats = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)[:, 0]
     d = _factor(extreme, np.float32(-128))
     wide_d = np.repeat(d.astype(np.float32), 16) * groups.inverse
-    scales = np.clip(np.rint(scale * _inverse(d.astype(np.float32))[:, None]), -128, 127).reshape(-1)
+    scales = np.clip(np.rint(scale * inverse(d.astype(np.float32))[:, None]), -128, 127).reshape(-1)
     best, found = _symmetric_error(groups, weights, scales * wide_d), scales
     for by in (1, -1):
         tried = np.clip(scales + np.float32(by), -128, 127)
@@ -281,7 +273,7 @@ def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
         np.multiply(weights, quants, out=first)
         wqx = np.multiply(first, turned, out=second).sum(axis=0)
         wqq = np.multiply(first, quants, out=first).sum(axis=0)
-        found = wqx * _inverse(wqq)
+        found = wqx * inverse(wqq)
         # Compare the errors themselves, and not the reductions of the error, `wqx * found`. If one weight of the group
         # is much larger than the others, several trials have the same reduction in float32. The scale of such a group
         # is often the largest of its block, and so is important.
@@ -308,7 +300,7 @@ def symmetric_groups(values: Floats, most: int) -> tuple[NDArray[np.float16], ND
 
 def _symmetric_quants(groups: Groups, scale: Floats, most: int = 32) -> Floats:
     """Return the quants nearest to the weights, (weights of a group, n_groups), in the last scratch array."""
-    quants = np.multiply(groups.x, _inverse(scale), out=groups.scratch[2])
+    quants = np.multiply(groups.x, inverse(scale), out=groups.scratch[2])
     np.rint(quants, out=quants)
     return np.clip(quants, -most, most - 1, out=quants)
 
@@ -316,11 +308,6 @@ def _symmetric_quants(groups: Groups, scale: Floats, most: int = 32) -> Floats:
 def _symmetric_error(groups: Groups, weights: Floats, scale: Floats) -> Floats:
     """Return the weighted squared error of each group, (n_groups,), with the best quants for these scales."""
     return _weighted_error(_symmetric_quants(groups, scale), scale, ZERO, groups.x, weights)
-
-
-def _inverse(x: Floats) -> Floats:
-    """Return 1 / x, with 0 for each x that is 0."""
-    return np.divide(ONE, x, out=np.zeros_like(x), where=x != 0)
 
 
 def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:

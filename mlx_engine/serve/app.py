@@ -31,7 +31,7 @@ from mlx_engine.serve.errors import (
     forget,
     is_of_messages,
     json_response,
-    new_request_id,
+    new_id,
     request_id,
 )
 from mlx_engine.serve.generation import CHAT, COMPLETION, MESSAGES, RESPONSES, Respond, count_tokens, generate
@@ -95,10 +95,9 @@ def create_app(models: Models) -> Starlette:
         routes=[
             *[Route(path, Endpoint(models, handler), methods=["POST"]) for path, handler in posts.items()],
             Route("/tokenizer_info", Endpoint(models, tokenizer_info), methods=["GET"]),
-            *[Route(path, Endpoint(models, about=about), methods=["GET"]) for path, about in abouts.items()],
             *[
-                Route(path, Endpoint(models, about=about, is_open=True), methods=["GET"])
-                for path, about in opens.items()
+                Route(path, Endpoint(models, about=about, is_open=path in opens), methods=["GET"])
+                for path, about in (abouts | opens).items()
             ],
             *page.routes(partial(snapshots_of, models), refusal=partial(refusal, models)),
         ],
@@ -147,7 +146,7 @@ class Endpoint:
             await send(message)
 
         path = scope["path"]
-        request_id.set(new_request_id() if is_of_messages(path) else None)
+        request_id.set(new_id("req_") if is_of_messages(path) else None)
 
         async def respond(response: Response) -> None:
             if (given := request_id.get()) is not None:
@@ -280,7 +279,6 @@ async def converted(
 
 
 def _tokens(service: Service, body: bytes) -> Response:
-    """Return the ids of a text."""
     asked, tokenizer = parse(body, TokenizeRequest), service.engine.tokenizer
     service.check_model(asked.model)
     text, param = asked.text, "content" if asked.prompt is None else "prompt"
@@ -297,7 +295,6 @@ def _tokens(service: Service, body: bytes) -> Response:
 
 
 def _text(service: Service, body: bytes) -> Response:
-    """Return the text of ids."""
     asked, tokenizer, most = parse(body, DetokenizeRequest), service.engine.tokenizer, service.most_ids
     service.check_model(asked.model)
     if len(asked.tokens) > most:
@@ -326,10 +323,8 @@ def too_many(param: str, n: int, most: int, what: str) -> ApiError:
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - Starlette calls this for no other error
-    path = cut(request.scope["path"])
+    path, code = cut(request.scope["path"]), "not_found"
+    message = f"{path}: no such route"
     if error.status_code == 405:
-        message = f"{path} has no method {cut(request.method)}; see the header Allow"
-    else:
-        message = f"{path}: no such route"
-    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+        message, code = f"{path} has no method {cut(request.method)}; see the header Allow", "method_not_allowed"
     return ApiError(error.status_code, message, code=code, headers=error.headers).response(request.scope["path"])

@@ -57,9 +57,7 @@ class Call:
     @property
     def outputs(self) -> list[tuple[Output, Progress]]:
         """All outputs, in the order of the reply's choices, each with its progress."""
-        reached = [progress for request in self.requests for progress in self._reached[request]]
-        outputs = [output for request in self.requests for output in request.outputs]
-        return list(zip(outputs, reached, strict=True))
+        return [pair for request in self.requests for pair in zip(request.outputs, self._reached[request], strict=True)]
 
     def reached(self, request: Request) -> list[Progress]:
         """Return the progress of the outputs of a request."""

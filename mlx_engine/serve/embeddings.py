@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
@@ -22,10 +21,10 @@ from mlx_engine.backends import types_of
 from mlx_engine.errors import ModelError
 from mlx_engine.loop.request import Request
 from mlx_engine.serve.call import Call
-from mlx_engine.serve.errors import ApiError, api_error, json_response
-from mlx_engine.serve.generation import Respond, logged
-from mlx_engine.serve.limits import LARGE, Turn, client_id
-from mlx_engine.serve.parameters import NOOPS_OF_EMBEDDINGS, NOOPS_OF_RERANK, parse
+from mlx_engine.serve.errors import ApiError, api_error, json_response, new_id
+from mlx_engine.serve.generation import Respond, check_text, logged
+from mlx_engine.serve.limits import LARGE, client_id
+from mlx_engine.serve.parameters import NOOPS_OF_TEXTS, parse
 from mlx_engine.serve.service import Service
 
 # OpenAI's bound on the texts of one request.
@@ -115,7 +114,7 @@ async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[A
     _ = service.engine  # refuse a request at once if it cannot be answered now
     try:
         async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
-            asked, requests = await turn.run(partial(read, service, body, partial(_check, service, turn)))
+            asked, requests = await turn.run(partial(read, service, body, partial(check_text, service, turn)))
         tokenized = service.clock()
         about: dict[str, Any] = {"received": received, "tokenized": tokenized, "client_id": client_id.get()}
         for i in range(0, len(requests), service.worker.slots):
@@ -144,18 +143,13 @@ async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
         await call.ended()
 
 
-def _check(service: Service, turn: Turn, text: str) -> None:
-    turn.check()
-    service.check_length(text)
-
-
 def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[EmbeddingRequest, list[Request]]:
     """Return the parameters and a request for each text.
 
     Raises:
         ApiError, EngineError: a parameter is invalid, or a text is too long.
     """
-    asked, prompts = parse(body, EmbeddingRequest, NOOPS_OF_EMBEDDINGS), service.engine.prompts
+    asked, prompts = parse(body, EmbeddingRequest, NOOPS_OF_TEXTS), service.engine.prompts
     service.check_model(asked.model)
     prompts.check_dimensions(asked.dimensions)
     return asked, [prompts.embedding(text, check, service.adapter(asked.model)) for text in asked.texts]
@@ -163,7 +157,7 @@ def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> 
 
 def _rankings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[RerankRequest, list[Request]]:
     """Return the parameters and a request for each document; errors as for `_embeddings`."""
-    asked, prompts = parse(body, RerankRequest, NOOPS_OF_RERANK), service.engine.prompts
+    asked, prompts = parse(body, RerankRequest, NOOPS_OF_TEXTS), service.engine.prompts
     service.check_model(asked.model)
     adapter = service.adapter(asked.model)
     return asked, [prompts.reranking(asked.query, text, asked.instruction, check, adapter) for text in asked.texts]
@@ -202,5 +196,5 @@ def _ranked(service: Service, asked: RerankRequest, requests: Sequence[Request])
     results = [
         {"index": i, "relevance_score": scores[i], **({"document": {"text": texts[i]}} if shows else {})} for i in order
     ]
-    head = {"id": f"rerank-{secrets.token_hex(12)}", "object": "list", "model": asked.model or service.model}
+    head = {"id": new_id("rerank-"), "object": "list", "model": asked.model or service.model}
     return {**head, "results": results, "usage": _usage(requests), "mlx_engine": _receipt(service, np.array(scores))}

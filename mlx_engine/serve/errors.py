@@ -102,12 +102,12 @@ def messages_error(error: ApiError) -> dict[str, object]:
     """Return an error as the API of /v1/messages writes it, with the id of the request, or a new one."""
     kind = MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     found = {"type": kind, "message": error.message}
-    return {"type": "error", "error": found, "request_id": request_id.get() or new_request_id()}
+    return {"type": "error", "error": found, "request_id": request_id.get() or new_id("req_")}
 
 
-def new_request_id() -> str:
-    """Return a new id of a request."""
-    return f"req_{secrets.token_hex(12)}"
+def new_id(prefix: str) -> str:
+    """Return a new id that begins with a prefix."""
+    return prefix + secrets.token_hex(12)
 
 
 class ClientGoneError(Exception):
@@ -144,10 +144,9 @@ def api_error(error: Exception, prompt: str) -> ApiError:
     if isinstance(error, ContextLengthError):
         return ApiError(400, TOO_LONG + text, param=prompt, code="context_length_exceeded")
     if isinstance(error, OptionError):
-        place = PLACE.match(error.expected or "")
-        param = (
-            place[1] if place and prompt != "input" else prompt if place or error.option == "prompt" else error.option
-        )
+        place, param = PLACE.match(error.expected or ""), error.option
+        if place or param == "prompt":
+            param = place[1] if place and prompt != "input" else prompt
         return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):
         return ApiError(400, text, param=prompt, code="invalid_value")
@@ -155,8 +154,7 @@ def api_error(error: Exception, prompt: str) -> ApiError:
         return ApiError(400, text, code="invalid_value")
     if isinstance(error, EngineError):
         return ApiError(500, text, code="engine_error")
-    found = type(error).__name__
-    message = f"internal error ({found}); see the server's log"
+    message = f"internal error ({type(error).__name__}); see the server's log"
     return ApiError(500, message, code="internal_error")
 
 

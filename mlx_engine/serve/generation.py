@@ -23,7 +23,16 @@ from mlx_engine.serve.call import Call
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.limits import LARGE, Turn, client_id
 from mlx_engine.serve.messages import MessagesReply, count_request, messages_request
-from mlx_engine.serve.parameters import Body, CompletionRequest, Reading, chat_request, completion_request, named
+from mlx_engine.serve.parameters import (
+    NOOPS_OF_CHAT,
+    NOOPS_OF_COMPLETIONS,
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    Reading,
+    named,
+    parse,
+)
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.responses import ResponsesReply, responses_request
 from mlx_engine.serve.service import Service
@@ -51,8 +60,8 @@ class Form(NamedTuple):
     prompt: str
 
 
-CHAT = Form(chat_request, ChatReply, "messages")
-COMPLETION = Form(completion_request, CompletionReply, "prompt")
+CHAT = Form(lambda body: parse(body, ChatRequest, NOOPS_OF_CHAT), ChatReply, "messages")
+COMPLETION = Form(lambda body: parse(body, CompletionRequest, NOOPS_OF_COMPLETIONS), CompletionReply, "prompt")
 MESSAGES = Form(messages_request, MessagesReply, "messages")
 RESPONSES = Form(responses_request, ResponsesReply, "input")
 COUNT = Form(count_request, MessagesReply, "messages")
@@ -61,9 +70,9 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    Before the body is parsed, one place in the slots or the queue is reserved; when the number of answers is known, one
-    place per answer. The body is parsed only when the request has a turn (see `limits.Turns`), because parsed data
-    takes more memory than the bytes.
+    One place in the slots or the queue is reserved before the body is parsed, and one place per answer when their
+    number is known. A body is parsed only when the request has a turn (see `limits.Turns`), because parsed data takes
+    more memory than the bytes.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # raises 503 if the engine accepts no requests
@@ -125,7 +134,7 @@ def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn)
         ApiError, EngineError: a prompt or an option is invalid, or does not fit the context.
         ClientGoneError: the client has disconnected.
     """
-    engine, requests, check = service.engine, list[Request](), partial(_check, service, turn)
+    engine, requests, check = service.engine, list[Request](), partial(check_text, service, turn)
     asked, reading = params.asked(), params.read(engine.tokenizer.chat_template)
     given = {**given, "context_len": service.context_len, "constraint": asked.constraint}
     given["adapter"] = service.adapter(params.model)
@@ -203,25 +212,18 @@ def _count(service: Service, body: bytes, turn: Turn) -> int:
     params, engine = _parsed(service, body, COUNT), service.engine
     # Refuse the sampling options that generation would refuse.
     Options.of(**params.options(service.sampling)).check_vocabulary(engine.config.vocab_size)
-    reading, check = params.read(engine.tokenizer.chat_template), partial(_check, service, turn)
+    reading, check = params.read(engine.tokenizer.chat_template), partial(check_text, service, turn)
     ids = engine.prompts.chat_ids(reading.prompts[0], check=check)
     return len(begun(engine.tokenizer, ids, reading, check=check))
 
 
-def _check(service: Service, turn: Turn, text: str) -> None:
+def check_text(service: Service, turn: Turn, text: str) -> None:
     """Check, before a text is encoded, that the client is connected and the text is not too long."""
     turn.check()
     service.check_length(text)
 
 
-async def _answer(
-    service: Service,
-    params: Body,
-    call: Call,
-    reply: Reply,
-    respond: Respond,
-    prompt: str,
-) -> None:
+async def _answer(service: Service, params: Body, call: Call, reply: Reply, respond: Respond, prompt: str) -> None:
     """Run a call, and respond with its reply, or with a stream that begins at once."""
     try:
         async with service.worker.running(call):

@@ -206,12 +206,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         ended: how it ended.
         error: the type of the error, if it failed.
         version: the version of mlx_engine.
-        backend: the backend.
         slots: how many answers the server could run at the same time.
-        model: the model.
         prompt_ids: the tokens of the prompt.
         options: keyword arguments of `Options.of` that are not at their defaults, and the seed that was used.
-        choices: the answers.
         timings: the result of `replies.timings`.
     """
 
@@ -249,11 +246,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return Options.of(**(given if self.ended == "finished" else {**given, "max_tokens": self.n_tokens}))
 
 
-def choices_of(request: Request, reached: Sequence[Progress]) -> list[Choice]:
-    """Return the answers to a request, each up to its progress."""
-    return [Choice.of(output, progress) for output, progress in zip(request.outputs, reached, strict=True)]
-
-
 def plain_options(options: Options) -> dict[str, Any]:
     """Return the options that are not at their defaults, as JSON types."""
     found = {**asdict(options), **asdict(options.sampling)}
@@ -283,11 +275,7 @@ def parse_entry(line: bytes, where: str) -> Entry:
 
 
 class Recorder:
-    """Appends a line to a journal for each request of a call. All methods are called in the event loop.
-
-    Attributes:
-        journal: the journal.
-    """
+    """Appends a line to a journal for each request of a call. All methods are called in the event loop."""
 
     def __init__(
         self,
@@ -328,7 +316,7 @@ def _line(request: Request, reached: Sequence[Progress], about: dict[str, Any], 
     entry = Entry(
         prompt_ids=request.prompt_ids,
         options=plain_options(request.options),
-        choices=choices_of(request, reached),
+        choices=[Choice.of(output, progress) for output, progress in zip(request.outputs, reached, strict=True)],
         timings=timings(request, **times),
         **about,
     )

@@ -93,9 +93,8 @@ TURNS, LARGE_TURNS = 2, 1
 # Bytes of a body above which a request is large.
 LARGE = 1 << 16
 
-# A large request is refused if this many large requests already wait for a turn. A short request is refused if this
-# many short requests wait, but only on routes that reserve no place in the queue before their turn (`is_bounded`): the
-# slots and the queue bound the short requests of the other routes.
+# The most large requests that may wait for a turn, and the most short requests on routes that reserve no place in the
+# queue (`is_bounded`). On the other routes, the queue bounds the short requests.
 MOST_WAITING = 16
 
 # Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py), and takes
@@ -116,10 +115,12 @@ class Bodies:
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
         """Return a function that receives the ASGI messages of one body, for use in the `with` block.
 
-        Each time it has received LARGE bytes, the function waits for SECONDS_PER_PIECE and for other large bodies; a
-        smaller body never waits. It raises ApiError if all large bodies that are being read have more than `most` bytes
-        together; the messages of a body before the one that exceeds LARGE bytes are not counted. It calls `check`
-        before each message after the first; an exception that `check` raises ends the reading.
+        After each LARGE bytes the function waits for its turn to read the next piece, see `wait`. It calls `check`
+        before each message after the first, and passes on its exceptions.
+
+        Raises:
+            ApiError: the large bodies that are being read have more than `most` bytes together; raised by the function.
+                The first LARGE bytes of a body are not counted.
         """
         n_read = n_held = n_since = 0
 

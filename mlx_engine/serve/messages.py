@@ -22,7 +22,6 @@ from mlx_engine.serve.reading import (
     Part,
     PartsReply,
     function_tool,
-    ignored_effort,
     objects,
     text_in,
     thinking_variables,
@@ -109,16 +108,13 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_messages(self) -> int:
-        """The number of messages."""
         return len(self.messages)
 
     @property
     def limit(self) -> int:
-        """The largest number of new tokens."""
         return self.max_tokens
 
     def read(self, template: str | None) -> Reading:
-        """Return the conversation for a model with this chat template."""
         chat = Chat()
         for name in IGNORED:
             if getattr(self, name) is not None:
@@ -127,14 +123,15 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             _read_system(chat, self.system)
         for i, message in enumerate(self.messages):
             _read_message(chat, message, f"messages[{i}]")
+        if not chat.messages:
+            raise wrong("messages", "must have at least one block", self.messages)
         begun = chat.begun_answer() if self.messages[-1].get("role") == "assistant" else ""
         given = self.tool_choice or Choice("auto")
         tools = [] if given.type == "none" else _tools(chat, self.tools or ())
         effort = None if self.output_config is None else self.output_config.effort
         is_on = self.thinking is not None and self.thinking.type != "disabled"
-        variables = thinking_variables(template, is_on, effort)
-        for param in ignored_effort("output_config.effort", effort, variables):
-            chat.ignore(param)
+        variables, ignored = thinking_variables(template, is_on, effort, "output_config.effort")
+        chat.ignored += ignored
         prompt = ChatPrompt(chat.messages, tools, variables=variables)
         choice = ToolChoice(
             is_required=given.type in ("any", "tool"),
@@ -152,11 +149,9 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return asked_format(ResponseFormat(type="json_schema", json_schema=schema), "output_config.format")
 
     def forget_prompt(self) -> None:
-        """Free the memory of the messages."""
         self.messages, self.system, self.tools = [], None, None
 
     def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return keyword arguments of `Options.of`."""
         found = super().options(defaults)
         return found if self.stop_sequences is None else {**found, "stop": self.stop_sequences}
 
@@ -264,10 +259,9 @@ class MessagesReply(PartsReply):
     prefix = "msg_"
 
     def whole(self) -> Json:
-        """Return the message."""
         self.news()
         return {
-            **self._message([self._block(part) for part in self.parts]),
+            **self._message([self._block(part, part.text) for part in self.parts]),
             **self._ending(),
             "usage": self._usage(),
             "mlx_engine": self.receipt(),
@@ -278,7 +272,6 @@ class MessagesReply(PartsReply):
         return named_event({"type": "message_start", "message": {**self._message([]), "usage": self._usage()}})
 
     def heartbeat(self) -> bytes:
-        """Return the event that keeps a stream alive."""
         return named_event({"type": "ping"})
 
     def end(self) -> bytes:
@@ -293,11 +286,7 @@ class MessagesReply(PartsReply):
 
     def opened(self, part: Part) -> bytes:
         """Return the event for the beginning of a block."""
-        empty = {
-            "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
-            "text": {"type": "text", "text": "", "citations": None},
-            "call": {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}},
-        }[part.kind]
+        empty = self._block(part, "", signature="")
         return named_event({"type": "content_block_start", "index": part.index, "content_block": empty})
 
     def added(self, part: Part, text: str) -> bytes:
@@ -318,12 +307,12 @@ class MessagesReply(PartsReply):
     def _delta(self, part: Part, delta: Json) -> bytes:
         return named_event({"type": "content_block_delta", "index": part.index, "delta": delta})
 
-    def _block(self, part: Part) -> Json:
+    def _block(self, part: Part, text: str, *, signature: str = SIGNATURE) -> Json:
         if part.kind == "reasoning":
-            return {"type": "thinking", "thinking": part.text, "signature": SIGNATURE}
+            return {"type": "thinking", "thinking": text, "signature": signature}
         if part.kind == "text":
-            return {"type": "text", "text": part.text, "citations": None}
-        return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": _object(part.text)}
+            return {"type": "text", "text": text, "citations": None}
+        return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": _object(text)}
 
     def _message(self, content: list[Json]) -> Json:
         return {

@@ -20,8 +20,7 @@ from mlx_engine.serve.parameters import (
     DECLARED,
     NOOPS_OF_CHAT,
     NOOPS_OF_COMPLETIONS,
-    NOOPS_OF_EMBEDDINGS,
-    NOOPS_OF_RERANK,
+    NOOPS_OF_TEXTS,
     SEEDS,
     TOKEN_ID,
     Body,
@@ -84,7 +83,7 @@ class Operation(NamedTuple):
     name: str
     summary: str
     reply: type[msgspec.Struct] | None
-    errors: tuple[int, ...]
+    errors: tuple[int, ...] = POST_ERRORS
     request: type[msgspec.Struct] | None = None
     chunk: type[msgspec.Struct] | None = None
     failure: type[msgspec.Struct] = replies.ErrorReply
@@ -93,48 +92,39 @@ class Operation(NamedTuple):
 
 OPERATIONS = [
     Operation(
-        *("post", "/v1/chat/completions", "chat", "Continue a conversation", replies.ChatCompletion, POST_ERRORS),
+        *("post", "/v1/chat/completions", "chat", "Continue a conversation", replies.ChatCompletion),
         request=ChatRequest,
         chunk=replies.ChatCompletionChunk,
     ),
     Operation(
-        *("post", "/v1/completions", "complete", "Continue prompts", replies.TextCompletion, POST_ERRORS),
+        *("post", "/v1/completions", "complete", "Continue prompts", replies.TextCompletion),
         request=CompletionRequest,
         chunk=replies.TextCompletion,
     ),
     Operation(
-        *("post", "/v1/responses", "respond", "Continue a conversation of items", replies.Response, POST_ERRORS),
+        *("post", "/v1/responses", "respond", "Continue a conversation of items", replies.Response),
         request=ResponsesRequest,
         chunk=replies.ResponsesEvent,
         is_ended_by_done=False,
     ),
     Operation(
-        *("post", "/v1/messages", "message", "Continue a conversation of blocks", replies.Message, POST_ERRORS),
+        *("post", "/v1/messages", "message", "Continue a conversation of blocks", replies.Message),
         request=MessagesRequest,
         chunk=replies.MessagesEvent,
         failure=replies.MessagesErrorReply,
         is_ended_by_done=False,
     ),
     Operation(
-        *("post", "/v1/messages/count_tokens", "count", "Count the tokens of a conversation of blocks"),
-        *(replies.Count, POST_ERRORS),
+        *("post", "/v1/messages/count_tokens", "count", "Count the tokens of a conversation of blocks", replies.Count),
         request=CountRequest,
         failure=replies.MessagesErrorReply,
     ),
     Operation(
-        *("post", "/v1/embeddings", "embed", "Return vectors of texts", replies.EmbeddingList, POST_ERRORS),
-        request=EmbeddingRequest,
+        "post", "/v1/embeddings", "embed", "Return vectors of texts", replies.EmbeddingList, request=EmbeddingRequest
     ),
-    Operation(
-        *("post", "/v1/rerank", "rerank", "Rank documents for a query", replies.Ranking, POST_ERRORS),
-        request=RerankRequest,
-    ),
-    Operation(
-        "post", "/tokenize", "tokenize", "Return the ids of a text", replies.Tokens, POST_ERRORS, TokenizeRequest
-    ),
-    Operation(
-        "post", "/detokenize", "detokenize", "Return the text of ids", replies.Text, POST_ERRORS, DetokenizeRequest
-    ),
+    Operation("post", "/v1/rerank", "rerank", "Rank documents for a query", replies.Ranking, request=RerankRequest),
+    Operation("post", "/tokenize", "tokenize", "Return the ids of a text", replies.Tokens, request=TokenizeRequest),
+    Operation("post", "/detokenize", "detokenize", "Return the text of ids", replies.Text, request=DetokenizeRequest),
     Operation("get", "/tokenizer_info", "tokenizer", "Describe the tokenizer", replies.TokenizerInfo, (401, 403, 503)),
     Operation("get", "/v1/models", "models", "List the models", replies.ModelList, (401, 403, 503)),
     Operation("get", "/v1/models/{name}", "model", "Describe a model", replies.Model, (401, 403, 404, 503)),
@@ -216,10 +206,10 @@ def _operation(op: Operation) -> Schema:
     if op.request is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(op.request)}}}
     if op.name == "tokenizer":
-        found["parameters"] = [{"name": "model", "in": "query", "required": False, "schema": {"type": "string"}}]
+        found["parameters"] = [{"name": "model", "in": "query", "required": False, "schema": TEXT}]
     if "{name}" in op.path:
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-    media = {"text/plain": {"schema": {"type": "string"}}} if op.reply is None else _json(op.reply)
+        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": TEXT}]
+    media = {"text/plain": {"schema": TEXT}} if op.reply is None else _json(op.reply)
     if op.chunk is not None:
         media = {**media, "text/event-stream": {"itemSchema": _event(op)}}
     responses = {"200": {"description": "The reply.", "content": media}}
@@ -281,10 +271,9 @@ def _limit(schemas: dict[str, Any], of: Limits) -> None:
         "anyOf": [TEXTS["items"], texts, ids, {"type": "array", "minItems": 1, "items": ids}]
     }
     schemas["DetokenizeRequest"]["properties"]["tokens"].update(items=token, **_most("maxItems", of.most_ids))
-    one: Schema = {"type": "string"}
     schemas["TokenizeRequest"]["oneOf"] = [
-        {"properties": {"content": one, "prompt": {"type": "null"}}, "required": ["content"]},
-        {"properties": {"prompt": one, "content": {"type": "null"}}, "required": ["prompt"]},
+        {"properties": {given: TEXT, other: {"type": "null"}}, "required": [given]}
+        for given, other in (("content", "prompt"), ("prompt", "content"))
     ]
     for name in ("TokenizeRequest", "DetokenizeRequest"):
         schemas[name]["properties"]["model"] = of.named()
@@ -302,9 +291,8 @@ def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
     embedding["input"] = {"anyOf": [text, {**several, "items": text}, ids, {**several, "items": ids}]}
     embedding["dimensions"]["anyOf"][0].update(dimensions)
     ranking["documents"].update(several)
-    for properties, known in ((embedding, NOOPS_OF_EMBEDDINGS), (ranking, NOOPS_OF_RERANK)):
-        properties |= known
-        properties["model"] = of.named()
+    for properties in (embedding, ranking):
+        properties |= {**NOOPS_OF_TEXTS, "model": of.named()}
 
 
 def _blocks(most: int | None) -> Schema:
@@ -375,38 +363,23 @@ def _or_null(schema: Schema) -> Schema:
 
 def _message() -> Schema:
     """Return the schema of a message. An assistant's message may have tool calls, and then needs no content."""
-    part = {
-        "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-        "additionalProperties": False,
-    }
-    function = {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "arguments": {"anyOf": [{"type": "string"}, {"type": "object"}]}},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-    call = {
-        "type": "object",
-        "properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": function},
-        "required": ["function"],
-        "additionalProperties": False,
-    }
-    text = {"anyOf": [{"type": "string"}, ABSENT]}
-    content = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]}
+    closed = {"additionalProperties": False}
+    part = {**_part("text", {"text": TEXT}), **closed}
+    function = {**_object({"name": TEXT, "arguments": {"anyOf": [TEXT, {"type": "object"}]}}), **closed}
+    call = {**_object({"id": TEXT, "type": {"const": "function"}, "function": function}, ["function"]), **closed}
+    text = {"anyOf": [TEXT, ABSENT]}
+    content = {"anyOf": [TEXT, {"type": "array", "minItems": 1, "items": part}]}
     calls = {"type": "array", "minItems": 1, "items": call}
+    properties = {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [content, ABSENT]},
+        "tool_calls": {"anyOf": [calls, ABSENT]},
+        "name": text,
+        "tool_call_id": text,
+        "reasoning_content": text,
+    }
     return {
-        "type": "object",
-        "properties": {
-            "role": {"enum": list(ROLES)},
-            "content": {"anyOf": [content, ABSENT]},
-            "tool_calls": {"anyOf": [calls, ABSENT]},
-            "name": text,
-            "tool_call_id": text,
-            "reasoning_content": text,
-        },
-        "required": ["role"],
+        **_object(properties, ["role"]),
         "anyOf": [
             {"properties": {"content": content, "tool_calls": ABSENT}, "required": ["content"]},
             {"properties": {"role": {"const": "assistant"}, "tool_calls": calls}, "required": ["tool_calls"]},

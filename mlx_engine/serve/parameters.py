@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -24,7 +23,7 @@ from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.errors import OptionError, listed
 from mlx_engine.options import MOST_ALTERNATIVES, declared
 from mlx_engine.serve.errors import ApiError, cut
-from mlx_engine.serve.reading import ignored_effort, thinking_variables
+from mlx_engine.serve.reading import thinking_variables
 from mlx_engine.tokenizer.chat_prompt import ROLES, ChatPrompt
 
 Schema = Mapping[str, Any]
@@ -38,7 +37,7 @@ def _one_of(*values: object) -> Schema:
 
 # LABELS and the NOOPS_OF_ tables: for each parameter that is not implemented, a JSON Schema of the values that are
 # accepted because they have no effect. `without_noops` checks the values, and `openapi.py` publishes the schemas.
-# LABELS are labels, and hints for services with several users or machines, which do not affect the computation.
+# LABELS are names and hints that do not affect the computation.
 LABELS = {
     "user": ANY,
     "metadata": ANY,
@@ -68,8 +67,8 @@ NOOPS_OF_COMPLETIONS: Mapping[str, Schema] = {
 }
 
 
-NOOPS_OF_EMBEDDINGS: Mapping[str, Schema] = {"user": ANY}
-NOOPS_OF_RERANK: Mapping[str, Schema] = {"user": ANY}
+# For /v1/embeddings and /v1/rerank.
+NOOPS_OF_TEXTS: Mapping[str, Schema] = {"user": ANY}
 
 
 def without_noops(data: Mapping[str, Any], known: Mapping[str, Schema]) -> dict[str, Any]:
@@ -297,11 +296,9 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_choices(self) -> int:
-        """The number of answers to each prompt."""
         return 1 if self.n is None else self.n
 
     def asked(self) -> Asked:
-        """Return the constraint of the answers."""
         return asked(self)
 
     @property
@@ -321,21 +318,14 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         return self.prompt_logprobs
 
     def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return keyword arguments of `Options.of`, without max_tokens and logprobs."""
         given = super().options(defaults)
         return given if self.n_scored is None else {**given, "prompt_logprobs": self.n_scored}
 
     @property
     def n_answers(self) -> int:
-        """The number of answers to all prompts."""
         return len(self.prompts) * self.n_choices
 
     def check(self, slots: int) -> None:
-        """Check the rules that involve several parameters or the server's slots.
-
-        Raises:
-            ApiError: a value is invalid.
-        """
         _require(1 <= self.n_choices <= slots, "n", f"must be from 1 to {slots}, the slots of this server", self.n)
         # `Options` accepts -1 for "as many as fit", but the API uses None for this.
         for name in ("max_tokens", "max_completion_tokens"):
@@ -344,8 +334,7 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         _require_alternatives("prompt_logprobs", self.prompt_logprobs)
         is_streamed = self.prompt_logprobs is not None and self.stream
         _require(not is_streamed, "prompt_logprobs", "are not available in a stream: leave out stream")
-        without_stream = self.stream_options is not None and not self.stream
-        _require(not without_stream, "stream_options", "needs stream: true")
+        _require(bool(self.stream) or self.stream_options is None, "stream_options", "needs stream: true")
 
 
 # How much the model thinks, if its chat template reads an effort. "none" also turns thinking off in a template that has
@@ -378,17 +367,14 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_logprobs(self) -> int | None:
-        """The number of alternatives to list for each token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def limit(self) -> int | None:
-        """The largest number of new tokens; None for as many as fit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def n_messages(self) -> int:
-        """The number of messages."""
         return len(self.messages)
 
     @property
@@ -400,11 +386,11 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     def read(self, template: str | None) -> Reading:
         """Return the conversation, and the tools that its answers may call."""
         found = super().read(template)
-        effort = thinking_variables(template, None, self.reasoning_effort)
+        effort, ignored = thinking_variables(template, None, self.reasoning_effort, "reasoning_effort")
         (prompt,) = found.prompts
         found = found._replace(
             prompts=[replace(prompt, variables={**effort, **prompt.variables})],
-            ignored=(*found.ignored, *ignored_effort("reasoning_effort", self.reasoning_effort, effort)),
+            ignored=(*found.ignored, *ignored),
             about={**found.about, "tools": self._tools()},
             choice=self._tool_choice(),
         )
@@ -417,7 +403,6 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return found._replace(begun=last["content"], ignored=(*found.ignored, *left_out))
 
     def forget_prompt(self) -> None:
-        """Drop the messages and the tools."""
         self.messages, self.chat_template_kwargs, self.tools, self.prediction = [], None, None, None
 
     def _tools(self) -> list[dict[str, Any]]:
@@ -425,19 +410,16 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return [] if self.tool_choice == "none" else [tool.shown() for tool in self.tools or ()]
 
     def _tool_choice(self) -> ToolChoice:
-        given = self.tool_choice
-        form = msgspec.to_builtins(given) if isinstance(given, NamedTool) else given
+        form = msgspec.to_builtins(self.tool_choice)
         return ToolChoice.of(form, is_parallel=self.parallel_tool_calls is not False)
 
     def check(self, slots: int) -> None:
         """Check the parameters and the roles of messages. The engine checks the other contents of messages."""
         super().check(slots)
-        both = self.max_tokens is not None and self.max_completion_tokens is not None
-        is_one = not both or self.max_tokens == self.max_completion_tokens
-        _require(is_one, "max_tokens", "must be the same as max_completion_tokens", self.max_tokens)
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        _require(len(limits) < 2, "max_tokens", "must be the same as max_completion_tokens", self.max_tokens)
         _require_alternatives("top_logprobs", self.top_logprobs)
-        alone = bool(self.top_logprobs) and not self.logprobs
-        _require(not alone, "top_logprobs", "needs logprobs: true")
+        _require(bool(self.logprobs) or not self.top_logprobs, "top_logprobs", "needs logprobs: true")
         _require(len(self.messages) > 0, "messages", "must have at least one message")
         self._check_tools()
         if self.continue_final_message:
@@ -457,8 +439,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
             _require(given in TOOL_CHOICES, "tool_choice", f"must be {listed(TOOL_CHOICES)}, or name a function", given)
         name = given.function.name if isinstance(given, NamedTool) else None
         _require(name is None or name in names, "tool_choice", "must name one of the tools", name)
-        needs = given is None or given in ("none", "auto") or bool(names)
-        _require(needs, "tool_choice", "needs tools")
+        _require(bool(names) or given in (None, "none", "auto"), "tool_choice", "needs tools")
 
 
 class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
@@ -470,7 +451,6 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_logprobs(self) -> int | None:
-        """The number of alternatives to list for each token; None for no log-probabilities."""
         return self.logprobs
 
     @property
@@ -494,7 +474,6 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def limit(self) -> int:
-        """The largest number of new tokens."""
         return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
@@ -504,11 +483,9 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return [self.prompt] if is_one else list(self.prompt)
 
     def forget_prompt(self) -> None:
-        """Drop the prompts."""
         self.prompt = ""
 
     def check(self, slots: int) -> None:
-        """Check the parameters."""
         super().check(slots)
         _require_alternatives("logprobs", self.logprobs)
         kinds = {type(item) for item in self.prompt} if isinstance(self.prompt, list) else {str}
@@ -548,16 +525,6 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     tokens: list[int]
     model: str | None = None
-
-
-def chat_request(body: bytes) -> ChatRequest:
-    """Parse and check the body of a chat request; raise ApiError if it is invalid."""
-    return parse(body, ChatRequest, NOOPS_OF_CHAT)
-
-
-def completion_request(body: bytes) -> CompletionRequest:
-    """Parse and check the body of a completion request; raise ApiError if it is invalid."""
-    return parse(body, CompletionRequest, NOOPS_OF_COMPLETIONS)
 
 
 # Parameters with data of the client, which templates or constraints read: `parse` keeps floats such as 1.0 in them.
@@ -670,6 +637,11 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the format is text, which is no constraint."""
+        return self.type == "text" and self.json_schema is None
+
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A constraint under vLLM's names: JSON Schema, JSON object, regular expression, list of choices, Lark grammar."""
@@ -709,59 +681,44 @@ def asked(given: Parameters) -> Asked:
     Raises:
         ApiError: there are several, or it is invalid.
     """
-    found = [(param, make) for param, make in _made(given) if make is not None]
-    if not found:
-        return Asked()
-    if len(found) > 1:
-        names = " and ".join(param for param, _ in found)
-        message = f"{names} both constrain the answer; give one of them"
-        raise ApiError(400, message, param=found[1][0], code="invalid_value")
-    param, make = found[0]
-    with named(param):
-        made = make()
-    return made._replace(param=param) if isinstance(made, Asked) else Asked(made, param)
+    form, outputs = given.response_format, given.structured_outputs or StructuredOutputs()
+    ways: list[tuple[str, Callable[[Any], Constraint], Any]] = [
+        ("structured_outputs.json_object", lambda _: Constraint.json_object(), outputs.json_object or None)
+    ]
+    for name, how in HOW.items():
+        ways.append((f"structured_outputs.{name}", how, getattr(outputs, name)))
+        ways.append((f"guided_{name}", how, getattr(given, f"guided_{name}")))
+    found = [way for way in ways if way[2] is not None]
+    params = [param for param, _, _ in found]
+    if form is not None and not form.is_text:
+        params.insert(0, "response_format")
+    if len(params) > 1:
+        message = f"{' and '.join(params)} both constrain the answer; give one of them"
+        raise ApiError(400, message, param=params[1], code="invalid_value")
+    if found:
+        param, how, value = found[0]
+        with named(param):
+            return Asked(how(value), param)
+    return Asked() if form is None else asked_format(form, "response_format")
 
 
 def asked_format(form: ResponseFormat, param: str) -> Asked:
-    """Return the constraint of a response format, which a request of another API has in the parameter `param`.
+    """Return the constraint of a response format, which the request has in the parameter `param`.
 
     Raises:
         ApiError: it is invalid.
     """
-    if form.type == "text" and form.json_schema is None:
-        return Asked()
-    with named(param):
-        made = _format(form, param)
-    return made._replace(param=param) if isinstance(made, Asked) else Asked(made, param)
-
-
-def _made(given: Parameters) -> Iterator[tuple[str, Callable[[], Constraint | Asked] | None]]:
-    """Yield each parameter with a function that makes its constraint; None for a parameter that is not given."""
-    form = given.response_format or ResponseFormat(type="text")
-    is_made = form.type != "text" or form.json_schema is not None
-    yield "response_format", partial(_format, form) if is_made else None
-    outputs = given.structured_outputs or StructuredOutputs()
-    yield "structured_outputs.json_object", Constraint.json_object if outputs.json_object else None
-    for name, how in HOW.items():
-        for param, value in (
-            (f"structured_outputs.{name}", getattr(outputs, name)),
-            (f"guided_{name}", getattr(given, f"guided_{name}")),
-        ):
-            yield param, None if value is None else partial(how, value)
-
-
-def _format(form: ResponseFormat, param: str = "response_format") -> Constraint | Asked:
-    """Return the constraint of a response format that is not text."""
     given = form.json_schema
+    if form.is_text:
+        return Asked()
     if (form.type == "json_schema") is not (given is not None):
         message = f"{param}: give json_schema, with a name and a schema, if type is json_schema, and only then"
         raise ApiError(400, message, param=f"{param}.json_schema", code="invalid_value")
     if given is None or given.schema is None:
-        return Constraint.json_object()
-    if given.strict:
-        return Constraint.json_schema(given.schema)
-    schema, left_out = without_unsupported(given.schema)
-    return Asked(Constraint.json_schema(schema), ignored=tuple(f"{param}: {path}" for path in left_out))
+        return Asked(Constraint.json_object(), param)
+    with named(param):
+        schema, left_out = (given.schema, ()) if given.strict else without_unsupported(given.schema)
+        return Asked(Constraint.json_schema(schema), param, tuple(f"{param}: {path}" for path in left_out))
 
 
 @contextmanager

@@ -134,31 +134,29 @@ class Metrics:
         self._preemptions.add(request.n_preemptions)
         for output in request.outputs:
             self._success.add(1, output.finish_reason or "error")
-        self._first.observe(_since(times.submitted, times.first_token))
-        self._whole.observe(_since(times.submitted, times.ended))
-        self._queue.observe(_since(times.submitted, times.admitted))
-        self._prefill.observe(_since(times.admitted, times.first_token))
-        self._decode.observe(_since(times.first_token, times.ended))
+        self._first.observe(since(times.submitted, times.first_token))
+        self._whole.observe(since(times.submitted, times.ended))
+        self._queue.observe(since(times.submitted, times.admitted))
+        self._prefill.observe(since(times.admitted, times.first_token))
+        self._decode.observe(since(times.first_token, times.ended))
         for seconds in request.metrics.passes[1:]:
             self._between.observe(seconds)
 
     def text(self, load: Load) -> str:
         """Return all metrics, including the current use of the engine."""
-        return "\n".join(self.lines(load)) + "\n"
+        return "".join(f"{line}\n" for lines in self.families(load) for line in lines)
 
-    def lines(self, load: Load) -> list[str]:
-        """Return the lines of the text format."""
-        lines = [
-            *_gauge("num_requests_running", "Answers that have a slot.", load.running),
-            *_gauge("num_requests_waiting", "Answers that wait for a slot.", load.waiting),
-            *_gauge("kv_cache_usage_perc", "Share of the pages of keys and values in use, 0 to 1.", load.kv_usage),
-            *_gauge("kv_cache_pages_in_use", "Pages of keys and values that answers hold.", load.pages),
+    def families(self, load: Load) -> list[Iterator[str]]:
+        """Return the lines of each metric: its description, its kind, and then its samples."""
+        gauges = [
+            _gauge("num_requests_running", "Answers that have a slot.", load.running),
+            _gauge("num_requests_waiting", "Answers that wait for a slot.", load.waiting),
+            _gauge("kv_cache_usage_perc", "Share of the pages of keys and values in use, 0 to 1.", load.kv_usage),
+            _gauge("kv_cache_pages_in_use", "Pages of keys and values that answers hold.", load.pages),
         ]
         for name, about in DISK.items() if load.disk is not None else ():
-            lines += _gauge(f"prefix_disk_{name}", about, getattr(load.disk, name))
-        for metric in vars(self).values():
-            lines += metric.lines()
-        return lines
+            gauges.append(_gauge(f"prefix_disk_{name}", about, getattr(load.disk, name)))
+        return gauges + [metric.lines() for metric in vars(self).values()]
 
 
 def text_of_models(
@@ -171,24 +169,18 @@ def text_of_models(
         models: the metrics of each model, and the use of its engine.
         loads: how often each model has been loaded, and whether it is loaded now.
     """
-    families: dict[str, list[str]] = {}
+    families: dict[tuple[str, str], list[str]] = {}
     for name, (metrics, load) in models.items():
         n_loads, is_loaded = loads[name]
-        lines = [*metrics.lines(load), *_gauge("model_loaded", "Whether the model is loaded.", is_loaded)]
         loaded = Counter("model_loads", "How often the model was loaded.")
         loaded.add(n_loads)
-        head = ""
-        for line in [*lines, *loaded.lines()]:
-            if line.startswith("# HELP"):
-                head = line
-            elif line.startswith("# TYPE"):
-                families.setdefault(f"{head}\n{line}", [])
-                head = f"{head}\n{line}"
-            else:
-                families[head].append(_with_label(line, "model_name", name))
-    own = [*server.errors.lines(), *server.cancelled.lines()]
-    families = {head: lines for head, lines in families.items() if head.partition("\n")[0] not in own}
-    return "\n".join([*own, *(line for head, lines in families.items() for line in (head, *lines))]) + "\n"
+        gauge = _gauge("model_loaded", "Whether the model is loaded.", is_loaded)
+        for about, kind, *samples in [*metrics.families(load), gauge, loaded.lines()]:
+            labeled = (_with_label(sample, "model_name", name) for sample in samples)
+            families.setdefault((about, kind), []).extend(labeled)
+    for about, kind, *samples in (server.errors.lines(), server.cancelled.lines()):
+        families[about, kind] = samples
+    return "".join(f"{line}\n" for head, samples in families.items() for line in (*head, *samples))
 
 
 def _with_label(line: str, label: str, value: str) -> str:
@@ -199,7 +191,8 @@ def _with_label(line: str, label: str, value: str) -> str:
     return f'{name}{{{label}="{escaped}"{"," + others if brace else "}"} {rest}'
 
 
-def _since(start: float | None, end: float | None) -> float | None:
+def since(start: float | None, end: float | None) -> float | None:
+    """Return the time between two events; None if one of them has not happened."""
     return None if start is None or end is None else end - start
 
 

@@ -1,6 +1,6 @@
 """Shared by /v1/responses and /v1/messages: read a request as messages and tools, write an answer as events.
 
-Chat completions use only `thinking_variables` and `ignored_effort`.
+Chat completions use only `thinking_variables`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from mlx_engine.conversation.answer import AnswerReader
 from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event, ReasoningDelta
-from mlx_engine.loop.output import FinishReason
 from mlx_engine.serve.call import Call, Progress
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.replies import Reply
@@ -179,8 +178,14 @@ def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -
     return {"type": "function", "function": function}
 
 
-def thinking_variables(template: str | None, is_on: bool | None, effort: str | None) -> Json:
-    """Return the template's variables for thinking: on or off, and the effort. Variables that it lacks are left out."""
+def thinking_variables(
+    template: str | None, is_on: bool | None, effort: str | None, param: str
+) -> tuple[Json, list[str]]:
+    """Return the template's variables for thinking: on or off, and the effort. Variables that it lacks are left out.
+
+    The second result is [param], the parameter of the effort, if the template ignores the effort, otherwise []. An
+    effort "medium" is never reported as ignored.
+    """
     if effort == "none":
         is_on = False
     found: Json = {}
@@ -189,16 +194,8 @@ def thinking_variables(template: str | None, is_on: bool | None, effort: str | N
         found[name] = is_on
     if effort is not None and reads(template or "", "reasoning_effort"):
         found["reasoning_effort"] = EFFORTS.get(effort, "high")
-    return found
-
-
-def ignored_effort(param: str, effort: str | None, variables: Json) -> list[str]:
-    """Return [param] if the template ignores the effort, else []. "medium" is never reported as ignored.
-
-    `variables` are the result of `thinking_variables`.
-    """
-    is_followed = "reasoning_effort" in variables or (effort == "none" and bool(variables))
-    return [] if effort in (None, "medium") or is_followed else [param]
+    is_followed = "reasoning_effort" in found or (effort == "none" and bool(found))
+    return found, [] if effort in (None, "medium") or is_followed else [param]
 
 
 @dataclass
@@ -243,14 +240,9 @@ class PartsReply(Reply):
         self._read, self._is_open, self._calls = Progress(), False, dict[int, Part]()
 
     @property
-    def finish_reason(self) -> FinishReason | None:
-        """The reason why the answer ended."""
-        return self._call.outputs[0][1].finish_reason
-
-    @property
     def is_cut(self) -> bool:
         """Whether the token limit has cut the answer off. Requests have no timeout."""
-        return self.finish_reason not in (None, "stop")
+        return self._call.outputs[0][1].finish_reason not in (None, "stop")
 
     @property
     def has_calls(self) -> bool:

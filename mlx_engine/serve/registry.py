@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 from anyio import move_on_after
@@ -130,6 +130,7 @@ class ServedModel:
             self.about = {"state": "failed", "reason": api_error(error, "").message}
 
 
+@dataclass(eq=False)
 class Use:
     """The use of a model by a request, which may wait for the model.
 
@@ -137,9 +138,8 @@ class Use:
         granted: a future that is done when the model can be used, or raises the error that prevents it.
     """
 
-    def __init__(self, model: ServedModel) -> None:
-        self.model = model
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    model: ServedModel
+    granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     async def within(self, seconds: float | None = None) -> bool:
         """Wait at most `seconds` for the model; return whether it can be used.
@@ -179,8 +179,6 @@ class Models:
         on_started: called when the first attempt to load the default model has ended, with or without success; called
             at once if the default model is not loaded at the start. If a model that is never unloaded (`is_alone`)
             cannot be loaded, the server ends instead.
-        memory: the bytes that all loaded models may take together.
-        idle_seconds: seconds without a request after which a model is unloaded; None for never.
         is_closing: whether new requests are refused because the server stops.
     """
 
@@ -214,12 +212,8 @@ class Models:
         self.memory = available_memory() if memory is None else memory
         self.idle_seconds, self.is_closing = idle_seconds, False
         self.on_started: Callable[[], None] = lambda: None
-        self._more, self._is_loaded_at_start, self._most_seconds, self._clock = (
-            more,
-            is_loaded_at_start,
-            most_seconds,
-            clock,
-        )
+        self._more, self._is_loaded_at_start = more, is_loaded_at_start
+        self._most_seconds, self._clock = most_seconds, clock
         self.metrics = self.default.service.metrics if self.is_single else Metrics()
         self._notice = notice
         self._queue, self._has_started = list[ServedModel](), not is_loaded_at_start
@@ -360,9 +354,8 @@ class Models:
             return self.default
         if found is None:
             names = ", ".join(repr(each) for model in self for each in model.service.models)
-            raise ApiError(
-                404, f"no model {cut(name)!r}; this server has {names}", param="model", code="model_not_found"
-            )
+            message = f"no model {cut(name)!r}; this server has {names}"
+            raise ApiError(404, message, param="model", code="model_not_found")
         return found
 
     def _named(self, name: str) -> ServedModel | None:
@@ -534,7 +527,7 @@ class Models:
                 if not model.waiting and not is_at_start:
                     return False
                 if self._clock() >= deadline:
-                    raise self._is_busy(model, held)
+                    raise self._busy(model, held)
         finally:
             if held is not None:
                 held.is_held = False
@@ -542,7 +535,7 @@ class Models:
                     self._grant_all(held)
         return True
 
-    def _is_busy(self, model: ServedModel, held: ServedModel) -> ApiError:
+    def _busy(self, model: ServedModel, held: ServedModel) -> ApiError:
         message = (
             f"model {model.name!r} is not loaded: the memory is too small for it beside {held.name!r}, which is "
             f"answering for more than {self._most_seconds:g} seconds; try again later"
@@ -593,10 +586,7 @@ class Models:
         if not isinstance(error, EngineError):
             LOGGER.error(f"model {model.name!r} cannot be loaded", exc_info=error)
         self._notice(f"warning: model {model.name} cannot be loaded: {error}")
-        model.nbytes, model.failed_at = 0, self._clock()
-        model.service.worker = model.new_worker(_not_loaded)
-        model.become("failed", known.message)
-        self._refuse(model, self._failure(model, RETRY_SECONDS))
+        self._become_failed(model, known.message)
 
     def _end(self, model: ServedModel, worker: Worker, fault: BaseException) -> None:
         """Record that the engine thread of a loaded model has died; the next request loads the model again."""
@@ -604,11 +594,14 @@ class Models:
             return  # the task that loads or unloads this model handles the error
         LOGGER.error(f"the engine thread of model {model.name!r} has died", exc_info=fault)
         engine, worker.engine = worker.engine, None
+        self._become_failed(model, f"its engine thread has died ({type(fault).__name__}); see the server's log")
+        asyncio.get_running_loop().run_in_executor(None, _close, [engine])
+
+    def _become_failed(self, model: ServedModel, reason: str) -> None:
         model.nbytes, model.is_held, model.failed_at = 0, False, self._clock()
         model.service.worker = model.new_worker(_not_loaded)
-        model.become("failed", f"its engine thread has died ({type(fault).__name__}); see the server's log")
+        model.become("failed", reason)
         self._refuse(model, self._failure(model, RETRY_SECONDS))
-        asyncio.get_running_loop().run_in_executor(None, _close, [engine])
 
     # ---- what is shown ----
 
@@ -656,9 +649,8 @@ class Models:
             service = self.default.service
             return service.metrics.text(service.worker.load)
         found = {model.name: (model.service.metrics, model.service.worker.load) for model in self}
-        return text_of_models(
-            self.metrics, found, {model.name: (model.n_loads, model.state == "loaded") for model in self}
-        )
+        loads = {model.name: (model.n_loads, model.state == "loaded") for model in self}
+        return text_of_models(self.metrics, found, loads)
 
     async def snapshots(self, model: ServedModel) -> AsyncIterator[Any]:
         """Yield the snapshots of a model's engine while the model is loaded, also after it has been loaded again.
@@ -680,22 +672,17 @@ async def _in_daemon(work: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def end(found: T | None, error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast("T", found))
+    def end(set_outcome: Callable[[], None]) -> None:
+        if not done.cancelled():
+            set_outcome()
 
     def run() -> None:
-        found, fault = None, None
         try:
-            found = work()
+            set_outcome = partial(done.set_result, work())
         except Exception as error:
-            fault = error
+            set_outcome = partial(done.set_exception, error)
         with suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(end, found, fault)
+            loop.call_soon_threadsafe(end, set_outcome)
 
     threading.Thread(target=run, name="open-model", daemon=True).start()
     return await done

@@ -6,7 +6,6 @@ cause of a cache miss, so that clients can change their prompts to share a longe
 
 from __future__ import annotations
 
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_engine.cache.prefix import SHOWN
-from mlx_engine.conversation.answer import AnswerReader, message_of
-from mlx_engine.conversation.events import ArgumentsDelta, CallBegin, CallEnd, Event, ReasoningDelta
+from mlx_engine.conversation.answer import AnswerReader, delta_of, message_of
+from mlx_engine.conversation.events import Event
 from mlx_engine.loop.logprobs import TokenLogprobs, digest
 from mlx_engine.loop.output import Output
 from mlx_engine.loop.request import Request
 from mlx_engine.loop.speculation import speculation_of
 from mlx_engine.serve.call import Call, Progress
-from mlx_engine.serve.errors import ApiError
+from mlx_engine.serve.errors import ApiError, new_id
+from mlx_engine.serve.prometheus import since
 from mlx_engine.serve.sse import DONE, comment, event
 from mlx_engine.tokenizer import Tokenizer
 
@@ -119,41 +119,27 @@ class Reply(ABC):
         lists of objects if the request has several prompts. `ignored` lists parts of the request that the server
         ignores. `constraint` is present if the request has a constraint, and `speculation` if tokens were proposed.
         """
+        call = self._call
         digests = [
-            digest(output.token_ids, [token.logprob for token in output.logprobs or ()])
-            for output, _ in self._call.outputs
+            digest(output.token_ids, [token.logprob for token in output.logprobs or ()]) for output, _ in call.outputs
         ]
-        call, written = self._call, self._clock()
-        times = [
-            timings(
-                request,
-                received=call.received,
-                tokenized=call.tokenized,
-                written=written,
-                bandwidth=self._bandwidth(),
-            )
-            for request in call.requests
-        ]
-        seed = self._call.requests[0].options.sampling.seed
+        about = {"received": call.received, "tokenized": call.tokenized, "written": self._clock()}
+        times = [timings(request, **about, bandwidth=self._bandwidth()) for request in call.requests]
         cache = [
             explained(request, self._tokenizer) if self._explains_cache else {"cached_tokens": request.n_cached}
-            for request in self._call.requests
+            for request in call.requests
         ]
         return {
             "digest": digests[0],
             "digests": digests,
             **self._types,
-            "seed": seed,
+            "seed": call.requests[0].options.sampling.seed,
             "timings": times[0] if len(times) == 1 else times,
             "cache": cache[0] if len(cache) == 1 else cache,
             **({"ignored": list(self._ignored)} if self._ignored else {}),
-            **({"speculation": self._speculation()} if self.n_proposed else {}),
+            **({"speculation": speculation_of([one.drafters for one in call.requests])} if self.n_proposed else {}),
             **self._constraint(),
         }
-
-    def _speculation(self) -> Json:
-        """Return the drafters, and how many tokens of each were run in passes, and how many of these were right."""
-        return speculation_of([request.drafters for request in self._call.requests])
 
     def _constraint(self) -> Json:
         """Return the digest of the constraint, and `allowed`: a probability for each token of each answer.
@@ -210,14 +196,13 @@ class Choices(Reply):
         return comment(self._call.phase)
 
     def news(self) -> bytes:
-        """Return the chunks with text and tokens that are new since the last call."""
         return b"".join(map(event, self.chunks()))
 
     def end(self) -> bytes:
         """Return the last chunks, the last of which has the receipt, and the end of the stream."""
         chunks = self.chunks()
         if self._includes_usage:
-            chunks.append(self.usage_chunk())
+            chunks.append({**self._chunk({}), "choices": [], "usage": self.usage()})
         chunks[-1]["mlx_engine"] = self.receipt()
         return b"".join(map(event, chunks)) + DONE
 
@@ -226,14 +211,14 @@ class Choices(Reply):
         return b"".join(map(event, [*self.chunks(), error.body()]))
 
     def whole(self) -> Json:
-        """Return the reply, when all answers have ended."""
         choices = [
             self._choice(
                 i, "".join(output.pieces[: progress.n_pieces]), self._tokens(i, output, Progress(), progress), progress
             )
             for i, (output, progress) in enumerate(self._call.outputs)
         ]
-        return {**self._as(self.kind), "choices": choices, "usage": self.usage(), "mlx_engine": self.receipt()}
+        found = {**self._head, "object": self.kind, "choices": choices, "usage": self.usage()}
+        return {**found, "mlx_engine": self.receipt()}
 
     def chunks(self) -> list[Json]:
         """Return the chunks since the last call. An answer begins with those of `_opening`, ends with `_closing`."""
@@ -253,32 +238,20 @@ class Choices(Reply):
                 found += map(self._chunk, self._closing(i, progress.finish_reason))
         return found
 
-    def usage_chunk(self) -> Json:
-        """Return the chunk without choices that has the usage."""
-        return {**self._chunk({}), "choices": [], "usage": self.usage()}
-
     def usage(self) -> Json:
         """Return the counts of tokens; end-of-text tokens are counted. A prompt with several answers counts once."""
+        right, wrong = self.n_accepted, self.n_proposed - self.n_accepted
+        proposed = {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}
         return {
             "prompt_tokens": self.n_prompt,
             "completion_tokens": self.n_generated,
             "total_tokens": self.n_prompt + self.n_generated,
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
-            **self._predicted(),
+            **({"completion_tokens_details": proposed} if self.n_proposed else {}),
         }
 
-    def _predicted(self) -> Json:
-        """Return the counts of proposed tokens, if there were any."""
-        if not self.n_proposed:
-            return {}
-        right, wrong = self.n_accepted, self.n_proposed - self.n_accepted
-        return {"completion_tokens_details": {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}}
-
-    def _as(self, kind: str) -> Json:
-        return {**self._head, "object": kind}
-
     def _chunk(self, choice: Json) -> Json:
-        return {**self._as(self.chunk_kind), "choices": [choice], **self._usage}
+        return {**self._head, "object": self.chunk_kind, "choices": [choice], **self._usage}
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
         """Return the log-probabilities of the tokens between two lengths of an output.
@@ -341,7 +314,6 @@ class ChatReply(Choices):
         return AnswerReader.after(self._tokenizer, self._owners[i].prompt_ids, self._tools)
 
     def whole(self) -> Json:
-        """Return the reply, when all answers have ended."""
         return {**super().whole(), **self._prompt_logprobs(self._call.requests[0])}
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
@@ -361,11 +333,11 @@ class ChatReply(Choices):
         events = self._read(i, text)
         if not events and tokens is None:
             return None
-        return {**self._with_delta(i, _delta_of(events)), "logprobs": self._logprobs(tokens)}
+        return {**self._with_delta(i, delta_of(events) or {"content": ""}), "logprobs": self._logprobs(tokens)}
 
     def _closing(self, i: int, reason: str) -> list[Json]:
         rest = self._finish(i)
-        last = [self._with_delta(i, _delta_of(rest))] if rest else []
+        last = [self._with_delta(i, delta_of(rest) or {"content": ""})] if rest else []
         return [*last, {**self._with_delta(i, {}), **self._ending(i, reason)}]
 
     def _read(self, i: int, text: str) -> list[Event]:
@@ -401,21 +373,21 @@ class CompletionReply(Choices):
         self, call: Call, tokenizer: Tokenizer, *, echoes: Sequence[str] = (), is_scored: bool = False, **about: Any
     ) -> None:
         super().__init__(call, tokenizer, **about)
-        self._echoes, self._is_scored = echoes, is_scored
+        self._echoes, self._is_scored = echoes or [""] * len(call.outputs), is_scored
         self._offsets = [0] * len(call.outputs)
 
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, progress: Progress) -> Json:
-        found = self._text(i, self._echo(i) + text, tokens, len(self._echo(i)))
+        found = self._text(i, self._echoes[i] + text, tokens, len(self._echoes[i]))
         if self._is_scored:
             before, after = self._echo_logprobs(i), found["logprobs"]
             found["logprobs"] = {name: [*before[name], *after[name]] for name in before}
         return {**found, **self._ending(i, progress.finish_reason), **self._prompt_logprobs(self._owners[i])}
 
     def _opening(self, i: int) -> list[Json]:
-        self._offsets[i] = len(self._echo(i))
+        self._offsets[i] = len(self._echoes[i])
         if self._is_scored:
-            return [{**self._text(i, self._echo(i), None, 0), "logprobs": self._echo_logprobs(i)}]
-        return [self._text(i, self._echo(i), None, 0)] if self._echo(i) else []
+            return [{**self._text(i, self._echoes[i], None, 0), "logprobs": self._echo_logprobs(i)}]
+        return [self._text(i, self._echoes[i], None, 0)] if self._echoes[i] else []
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
         """Return the log-probabilities of tokens; after a scored echo, also that of an end-of-text token.
@@ -435,7 +407,7 @@ class CompletionReply(Choices):
             "tokens": [_token_text(self._tokenizer, request.prompt_ids[0]), *found["tokens"]],
             "token_logprobs": [None, *found["token_logprobs"]],
             "top_logprobs": [None, *found["top_logprobs"]],
-            "text_offset": prompt_offsets(self._tokenizer, request.prompt_ids, self._echo(i)),
+            "text_offset": prompt_offsets(self._tokenizer, request.prompt_ids, self._echoes[i]),
         }
 
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
@@ -446,35 +418,9 @@ class CompletionReply(Choices):
     def _closing(self, i: int, reason: str) -> list[Json]:
         return [{**self._text(i, "", None, 0), **self._ending(i, reason)}]
 
-    def _echo(self, i: int) -> str:
-        return self._echoes[i] if self._echoes else ""
-
     def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> dict[str, Any]:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
         return {"index": i, "text": text, "logprobs": shown, "finish_reason": None}
-
-
-def new_id(prefix: str) -> str:
-    """Return a new id that begins with a prefix."""
-    return prefix + secrets.token_hex(12)
-
-
-def _delta_of(events: Sequence[Event]) -> Json:
-    """Return the new parts of a message: of its reasoning, of its content and of its calls."""
-    found: dict[str, str] = {}
-    calls: dict[int, Json] = {}
-    for each in events:
-        if isinstance(each, CallBegin):
-            function = {"name": each.name, "arguments": ""}
-            calls[each.call] = {"index": each.call, "id": each.id, "type": "function", "function": function}
-        elif isinstance(each, ArgumentsDelta):
-            call: Any = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
-            call["function"]["arguments"] += each.text
-        elif not isinstance(each, CallEnd):
-            name = "reasoning_content" if isinstance(each, ReasoningDelta) else "content"
-            found[name] = found.get(name, "") + each.text
-    delta: Json = {**found, **({"tool_calls": list(calls.values())} if calls else {})}
-    return delta or {"content": ""}
 
 
 def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer: Tokenizer) -> list[str]:
@@ -526,14 +472,14 @@ def timings(
     times = request.times
     n_computed = len(request.prompt_ids) - request.n_cached
     n_tokens = sum(len(output.token_ids) for output in request.outputs)
-    prefill, decode = _seconds(times.admitted, times.first_token), _seconds(times.first_token, times.ended)
+    prefill, decode = since(times.admitted, times.first_token), since(times.first_token, times.ended)
     rate = _rate(request.decode_bytes, request.decode_seconds)
     return {
         "tokenize_ms": _ms(tokenized - received),
-        "queue_ms": _ms(_seconds(tokenized, times.admitted)),
+        "queue_ms": _ms(since(tokenized, times.admitted)),
         "prompt_ms": _ms(prefill),
         "predicted_ms": _ms(decode),
-        "write_ms": _ms(_seconds(times.ended, written)),
+        "write_ms": _ms(since(times.ended, written)),
         "total_ms": _ms(written - received),
         "cache_n": request.n_cached,
         "disk_n": request.n_from_disk,
@@ -547,10 +493,6 @@ def timings(
         "bandwidth_share": None if rate is None or bandwidth is None else rate / bandwidth,
         "preemptions": request.n_preemptions,
     }
-
-
-def _seconds(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -567,13 +509,13 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.
         agreeing_tokens: tokens that the prompt has in common with an earlier prompt and its answer.
-        cause: why no more tokens were cached; null if the cache had the whole prompt, or nothing after the cached
-            tokens. "disabled": there is no prefix cache. "first_use": no earlier request began with the same token.
-            "differs": the cache continues with another token, because the history was edited or the template differs.
-            "retokenized": the cache continues with the same text in other tokens. "evicted": the next token was cached
-            before, and was evicted. "window": the keys and values that sliding-window layers need were evicted.
-            "state": the model has recurrent states, which are cached only for a shorter prefix. "memory": no page was
-            free for the last cached tokens.
+        cause: why no more tokens were cached; null if the whole prompt was cached, or the cache had no text that
+            continues the cached tokens. "disabled": there is no prefix cache. "first_use": no earlier request began
+            with the same token. "differs": the cache continues with another token, because the history was edited or
+            the template differs. "retokenized": the cache continues with the same text in other tokens. "evicted": the
+            next token was cached before, and was evicted. "window": the keys and values that sliding-window layers need
+            were evicted. "state": the model has recurrent states, which are cached only for a shorter prefix. "memory":
+            no page was free for the last cached tokens.
         position: where the tokens differ, if they do.
         found, expected: the prompt's and the cache's token id at this position, and the text of at most 8 tokens.
 

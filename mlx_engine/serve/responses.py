@@ -17,7 +17,7 @@ import msgspec
 
 from mlx_engine.conversation.tools import ToolChoice
 from mlx_engine.serve.call import Call
-from mlx_engine.serve.errors import ApiError
+from mlx_engine.serve.errors import ApiError, new_id
 from mlx_engine.serve.parameters import Asked, Body, JsonSchema, Reading, ResponseFormat, asked_format, parse
 from mlx_engine.serve.reading import (
     Chat,
@@ -25,13 +25,11 @@ from mlx_engine.serve.reading import (
     Part,
     PartsReply,
     function_tool,
-    ignored_effort,
     objects,
     text_in,
     thinking_variables,
     wrong,
 )
-from mlx_engine.serve.replies import new_id
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
@@ -42,6 +40,9 @@ OWN_REASONING = "mlx_engine:"
 ENCRYPTED = "reasoning.encrypted_content"
 
 ROLES = ("user", "assistant", "system", "developer")
+
+# The names of the events for new text and for the end of a part, without `response.` and `.delta` or `.done`.
+EVENTS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
 
 # Parameters that clients of the API send and that have no effect here.
 IGNORED = ("context_management", "max_tool_calls", "moderation", "prompt_cache_options", "prompt_cache_retention")
@@ -122,11 +123,9 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def limit(self) -> int | None:
-        """The largest number of new tokens; None for as many as fit."""
         return self.max_output_tokens
 
     def read(self, template: str | None) -> Reading:
-        """Return the conversation for a model with this chat template."""
         chat, tools = Chat(), Tools()
         for name in IGNORED:
             if getattr(self, name) is not None:
@@ -152,9 +151,8 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
             is_parallel=self.parallel_tool_calls is not False,
         )
         effort = None if self.reasoning is None else self.reasoning.effort
-        variables = thinking_variables(template, None, effort)
-        for param in ignored_effort("reasoning.effort", effort, variables):
-            chat.ignore(param)
+        variables, ignored = thinking_variables(template, None, effort, "reasoning.effort")
+        chat.ignored += ignored
         prompt = ChatPrompt(chat.messages, given, variables=variables)
         about: Json = {"tools": given, "names": tools.names, "echo": self._echo(tools.shown)}
         about["encrypts"] = ENCRYPTED in (self.include or ())
@@ -170,7 +168,6 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return asked_format(ResponseFormat(type=form.type, json_schema=schema if is_schema else None), "text.format")
 
     def forget_prompt(self) -> None:
-        """Drop the items."""
         self.input, self.tools = "", None
 
     def check(self, slots: int) -> None:
@@ -250,8 +247,7 @@ class Tools:
             kind = text_in(tool, "type", at)
             if kind == "function":
                 found = self._add(tool, at, None, "")
-                shown = {"strict": None, **found["function"], "type": "function"}
-                self.shown.append(shown)
+                self.shown.append({"strict": None, **found["function"], "type": "function"})
             elif kind == "namespace":
                 self._read_namespace(chat, tool, at)
             else:
@@ -360,7 +356,6 @@ class ResponsesReply(PartsReply):
         self._n_events = 0
 
     def whole(self) -> Json:
-        """Return the response."""
         self.news()
         return self._ended()
 
@@ -389,34 +384,25 @@ class ResponsesReply(PartsReply):
         """Return the events for the beginning of an item."""
         prefix = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}[part.kind]
         self._ids.append(new_id(prefix))
-        item = {**self._item(part), "status": "in_progress"}
-        if part.kind == "call":
-            return self._event("response.output_item.added", output_index=part.index, item=item)
-        item["content"] = []
+        item = {**self._item(part), "status": "in_progress", **({} if part.kind == "call" else {"content": []})}
         data = self._event("response.output_item.added", output_index=part.index, item=item)
+        if part.kind == "call":
+            return data
         return data + self._event("response.content_part.added", **self._at(part), part=self._content(part))
 
     def added(self, part: Part, text: str) -> bytes:
         """Return the event for new text of an item."""
-        if part.kind == "call":
-            at = {"item_id": self._ids[part.index], "output_index": part.index}
-            return self._event("response.function_call_arguments.delta", **at, delta=text)
-        if part.kind == "reasoning":
-            return self._event("response.reasoning_text.delta", **self._at(part), delta=text)
-        return self._event("response.output_text.delta", **self._at(part), delta=text, logprobs=[])
+        more: Json = {"logprobs": []} if part.kind == "text" else {}
+        return self._event(f"response.{EVENTS[part.kind]}.delta", **self._at(part), delta=text, **more)
 
     def closed(self, part: Part) -> bytes:
         """Return the events for the end of an item, with its whole text."""
-        item = self._item(part)
+        item, kind, at = self._item(part), f"response.{EVENTS[part.kind]}.done", self._at(part)
         if part.kind == "call":
-            at = {"item_id": self._ids[part.index], "output_index": part.index}
-            kind = "response.function_call_arguments.done"
             data = self._event(kind, **at, name=item["name"], arguments=part.text)
         else:
-            is_text = part.kind == "text"
-            kind = "response.output_text.done" if is_text else "response.reasoning_text.done"
-            data = self._event(kind, **self._at(part), text=part.text, **({"logprobs": []} if is_text else {}))
-            data += self._event("response.content_part.done", **self._at(part), part=self._content(part))
+            data = self._event(kind, **at, text=part.text, **({"logprobs": []} if part.kind == "text" else {}))
+            data += self._event("response.content_part.done", **at, part=self._content(part))
         return data + self._event("response.output_item.done", output_index=part.index, item=item)
 
     def _event(self, kind: str, **about: Any) -> bytes:
@@ -424,7 +410,8 @@ class ResponsesReply(PartsReply):
         return named_event({"type": kind, "sequence_number": n, **about})
 
     def _at(self, part: Part) -> Json:
-        return {"item_id": self._ids[part.index], "output_index": part.index, "content_index": 0}
+        at = {"item_id": self._ids[part.index], "output_index": part.index}
+        return at if part.kind == "call" else {**at, "content_index": 0}
 
     def _content(self, part: Part) -> Json:
         if part.kind == "reasoning":

@@ -48,8 +48,7 @@ CODES = {408: "request_timeout", 431: "headers_too_large"}
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The largest number of connections, even with more descriptors, because each connection takes 6 KB and is checked ten
-# times a second.
+# The most connections: each takes 6 KB and is checked ten times a second.
 MOST_CONNECTIONS = 4096
 # Connections that asyncio accepts in one turn of its loop, before any callback runs.
 ACCEPTED_AT_ONCE = 16
@@ -323,8 +322,7 @@ class Server(uvicorn.Server):
                 connection.check(self._patience)
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         if is_late and self._models.n_open:
-            message = "the server is shutting down"
-            self._models.end_calls(ApiError(503, message, code="closing"))
+            self._models.end_calls(ApiError(503, "the server is shutting down", code="closing"))
         if self._models.fault is not None or is_late or (self._deadline is not None and not self._models.n_open):
             self.should_exit = True
         return await super().on_tick(counter)

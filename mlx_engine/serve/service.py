@@ -156,8 +156,7 @@ class Service:
             ContextLengthError: the context has fewer tokens than there are messages.
         """
         if n > self.context:
-            message = f"the prompt has {n:,} messages; the context has {self.context:,} tokens"
-            raise ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
+            raise self._too_long(f"{n:,} messages", n)
 
     def check_length(self, text: str) -> None:
         """Check without encoding that a text is not too long: divide its bytes by the longest token's bytes.
@@ -168,9 +167,11 @@ class Service:
         most = self.engine.tokenizer.most_bytes
         n = len(text.encode(errors="surrogatepass")) if most is not None else 0
         if most is not None and n > self.context * most:
-            text = f"{n:,} bytes, which are at least {-(-n // most):,} tokens"
-            message = f"the prompt has {text}; the context has {self.context:,} tokens"
-            raise ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
+            raise self._too_long(f"{n:,} bytes, which are at least {-(-n // most):,} tokens", n)
+
+    def _too_long(self, what: str, n: int) -> ContextLengthError:
+        message = f"the prompt has {what}; the context has {self.context:,} tokens"
+        return ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_model(self, name: str | None) -> None:
         """Check the model that a request names; a request may also leave it out.

@@ -47,10 +47,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write all events."""
+        await self._write_events(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class LateStream(EventStream):
@@ -74,23 +77,18 @@ class LateStream(EventStream):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the comments, and then the events of the response, or an event with the error."""
 
-        async def write(data: bytes, *, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.body":  # the response has been started
                 await send(message)
 
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async for data in self._events:
-                await write(data)
+            await self._write_events(send)
             await self._handle(lambda response: response(scope, receive, sent))
         except ClientGoneError:
             raise
         except Exception as error:
-            await write(self._failure(api_error(error, "")))
-            await write(b"", more=False)
+            data = self._failure(api_error(error, ""))
+            await send({"type": "http.response.body", "body": data, "more_body": False})
 
 
 def failure_event(path: str, error: ApiError) -> bytes:
@@ -106,8 +104,8 @@ def failure_event(path: str, error: ApiError) -> bytes:
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     """Run work to its end, or cancel it as soon as the client closes its connection.
 
-    Starlette cancels only streams, and only with some servers. Without this function, the request of a disconnected
-    client would stay in the queue or keep its slot.
+    Starlette cancels only streams, and only with some servers. The request of a disconnected client would otherwise
+    stay in the queue or keep its slot.
 
     Raises:
         ClientGoneError: the client disconnected first.

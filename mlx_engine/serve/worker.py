@@ -55,7 +55,7 @@ class Load(NamedTuple):
         used = [pool.used_pages(group) for group in range(len(pool.windows))]
         cached = [0 if prefix is None else prefix.evictable_pages(group) for group in range(len(used))]
         usage = max(n / of for n, of in zip(used, pool.n_pages, strict=True))
-        disk = None if prefix is None or prefix.disk is None else prefix.disk.stats
+        disk = None if prefix is None or prefix.disk is None else prefix.disk.folder.stats
         return cls(len(scheduler.running), len(scheduler.waiting), usage, sum(used) - sum(cached), disk)
 
 
@@ -84,11 +84,7 @@ class Cores:
                 self._condition.notify_all()
 
     def step(self, scheduler: Scheduler) -> StepOutput:
-        """Run a step. While another model generates answers, prefill in the step has the small token budget.
-
-        The small budget is the scheduler's usual one for steps with running answers. It keeps the other model's answers
-        from waiting for a long prefill.
-        """
+        """Run a step. While another model generates answers, use the small token budget, so that none waits long."""
         with self.turn():
             scheduler.others_answer = bool(self._answering - {scheduler})
             try:
@@ -120,7 +116,6 @@ class Worker:
         engine: the engine; None until it is loaded.
         slots: the largest number of answers that run at the same time.
         capacity: the number of tokens whose keys and values fit into the memory.
-        queue: the largest number of answers that wait for a slot.
         load: the use of the engine after the last step.
         kv_nbytes: bytes of the memory for keys and values.
         fault: the error that ended the thread, or None.
@@ -195,8 +190,7 @@ class Worker:
             self._is_stopping = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, seconds)
-        message = "the server is shutting down"
-        self.end_calls(ApiError(503, message, code="closing"))
+        self.end_calls(ApiError(503, "the server is shutting down", code="closing"))
 
     @property
     def n_open(self) -> int:
@@ -348,8 +342,7 @@ class Worker:
     def _die(self, fault: BaseException) -> None:
         """Record the error that ended the thread, and end all calls."""
         self.fault = fault
-        message = "the engine thread has died; restart the server"
-        self.end_calls(ApiError(503, message, code="dead"))
+        self.end_calls(ApiError(503, "the engine thread has died; restart the server", code="dead"))
         self.begun.set()
         self.on_fault(fault)
 

@@ -7,27 +7,21 @@ BPE, SPM and the BPE of Gemma 4 are implemented; there is no training.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mlx_engine.tokenizer.gguf import from_gguf
 from mlx_engine.tokenizer.hf import from_json, tokenizer_json
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import StreamDecoder
 
+if TYPE_CHECKING:
+    from mlx_engine.checkpoint.gguf import GGUFFile
+
 __all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_json", "load_tokenizer"]
 
 
-class HasMetadata(Protocol):
-    """The part of an open GGUF file that a tokenizer needs."""
-
-    @property
-    def metadata(self) -> Mapping[str, object]:
-        """Metadata values by key."""
-
-
-def load_tokenizer(source: str | os.PathLike[str] | HasMetadata) -> Tokenizer:
+def load_tokenizer(source: str | os.PathLike[str] | GGUFFile) -> Tokenizer:
     """Load the tokenizer of a GGUF file (open, or its path), of a `tokenizer.json`, or of a folder with one.
 
     Raises:
@@ -37,7 +31,7 @@ def load_tokenizer(source: str | os.PathLike[str] | HasMetadata) -> Tokenizer:
         ChatTemplateError: the chat template is too large.
     """
     if not isinstance(source, (str, os.PathLike)):
-        return from_gguf(source.metadata, where=str(getattr(source, "path", "metadata")))
+        return from_gguf(source.metadata, where=str(source.path))
     path = Path(source)
     if path.is_dir():
         return from_json(tokenizer_json(path))

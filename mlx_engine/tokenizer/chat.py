@@ -1,11 +1,8 @@
 """Encode a conversation with the model's chat template, or the prompt of a reranker.
 
-A *marker* is a control token, or a user-defined token that the template writes. The texts of messages cannot forge
-markers.
-
-A marker that the template writes becomes one id; the same characters in a message are encoded as plain text. If no
-message spells a marker, the whole rendered text is encoded at once, without a split between messages, so the ids are
-those of transformers.
+A *marker* is a control token, or a user-defined token that the template writes. A marker that the template writes
+becomes one id; the same characters in a message are encoded as plain text. If no message spells a marker, the whole
+rendered text is encoded at once, so the ids are those of transformers.
 
 In a *marked text*, MARK precedes every marker that the template wrote or the model generated. The same characters
 without MARK are from a message, and are encoded as plain text.
@@ -104,10 +101,7 @@ class Markers:
         return [i for i in ids if i in self.values]
 
     def encode(self, marked: str, check: Check = unchecked) -> list[int]:
-        """Return the ids of a marked text.
-
-        If no message spells a marker, the whole text is encoded at once, and the ids are those of transformers.
-        Otherwise the parts between the template's own markers are encoded as plain text.
+        """Return the ids of a marked text. If a message spells a marker, each part between markers is encoded alone.
 
         Raises:
             TokenizerError: the vocabulary cannot encode the text.
@@ -143,15 +137,11 @@ ITEM_BYTES = array("I").itemsize
 
 
 class History:
-    """Texts of conversations and their token ids. The least recently used ones are dropped first. Thread-safe.
+    """Marked texts of prompts and answers with their token ids; the least recently used are dropped. Thread-safe.
 
-    The history keeps the token ids of earlier prompts and answers, so that a conversation continues with the ids that
-    the model generated. Texts are marked (see the module), so that a control token in a message differs from one of the
-    template.
-
-    Encoding the text of an answer again may give other ids than the model generated for it. The next prompt would then
-    differ from the tokens whose keys and values are cached. A `History` keeps the ids with their text; `chat_ids` uses
-    them where the next prompt begins with the same text.
+    Encoding the text of an answer again may give other ids than the model generated. The next prompt would then differ
+    from the tokens whose keys and values are cached. So `chat_ids` uses the kept ids where a prompt begins with the
+    same text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_entries: int = 1024, max_tokens: int = 1 << 20) -> None:

@@ -4,12 +4,11 @@ The tokenizers library encodes with the file's own normaliser and pre-tokenizer.
 tokens of GGUF files and of a `tokenizer.json` are streamed in the same way. Of the file's decoder, only the algorithm
 and the prefix space are read.
 
-The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`), never in this process. A damaged file
-may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may backtrack
-for minutes, and nothing can interrupt them. Each encoding in the sandbox process has limits of time and memory, so
-files need not be checked for such expressions. A tokenizer of 151,643 tokens loads in 300 ms, of which 65 ms are the
-start of the sandbox process. An encoding in the sandbox takes 0.1 ms longer. Tokenizers of GGUF files are built from
-known parts and run in this process.
+The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`) with limits of time and memory. A damaged
+file may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may
+backtrack for minutes, and nothing can interrupt them. A tokenizer of 151,643 tokens loads in 300 ms, of which 65 ms are
+the start of the sandbox process. An encoding in the sandbox takes 0.1 ms longer. Tokenizers of GGUF files are built
+from known parts and run in this process.
 """
 
 from __future__ import annotations
@@ -67,13 +66,9 @@ def from_json(path: str | Path) -> Tokenizer:
 
 
 def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
-    """Read the vocabulary of a `tokenizer.json` and its configuration files; return it with the tokenizer.
+    """Read a `tokenizer.json` and its configuration files; return the vocabulary and the library's tokenizer.
 
-    Raises:
-        SourceError: the file cannot be read.
-        FormatError: it is a Git-LFS pointer or too large, or a configuration file is damaged.
-        TokenizerError: it is not a tokenizer, is neither byte-level BPE nor SPM, or lacks a token that is configured.
-        ChatTemplateError: the chat template is too large.
+    Errors are those of `from_json`.
     """
     where = str(path)
     text = _read(path, MAX_BYTES)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken
@@ -16,6 +16,7 @@ from mlx_engine.kernels.cached import cached_property
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, StreamDecoder, TokenType, Vocabulary
 
 if TYPE_CHECKING:
+    from mlx_engine.tokenizer.hf import FileTokenizer
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
@@ -28,23 +29,6 @@ SHORT = 1 << 13
 NORMAL_FORMS, SHRINKING = ("NFC", "NFD", "NFKC", "NFKD"), 4
 
 
-class Sandboxed(Protocol):
-    """A third-party `tokenizer.json`, which the tokenizers library runs in another process (`hf.FileTokenizer`)."""
-
-    @property
-    def loaded(self) -> Any:
-        """The contents of the file (`hf.Loaded`)."""
-
-    def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token; None if there is no such token."""
-
-    def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text. With `special`, special tokens spelled in the text become their ids."""
-
-    def to_str(self) -> str:
-        """Return the `tokenizer.json` in the library's own serialisation."""
-
-
 class Tokenizer:
     """A model's tokenizer, created by `from_gguf`, `from_json` or `load_tokenizer`. Thread-safe.
 
@@ -53,7 +37,7 @@ class Tokenizer:
     normalise text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer | Sandboxed) -> None:
+    def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer | FileTokenizer) -> None:
         self._vocabulary = vocabulary
         self._core = core
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
@@ -190,7 +174,7 @@ class Tokenizer:
         different settings, so there are two tokenizers; they share the vocabulary and the merges.
         """
         whole = self._core
-        assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - a `Sandboxed` one takes the setting per text
+        assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - a `FileTokenizer` takes the setting per text
         core = tokenizers.Tokenizer(whole.model)
         for step in ("normalizer", "pre_tokenizer", "post_processor"):
             if (value := getattr(whole, step)) is not None:

@@ -3,8 +3,8 @@
 An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W (N, K) it has A (r, K) and B (N, r), and
 the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (usually alpha / r). All adapters
 of a model are stacked, with zeros as padding: the rows of all A are one matrix (M, K), the columns of all B one matrix
-(N, M). Each row (token) of a pass computes `B (mask * (A x))`, where its mask (M,) is 1 in the columns of the adapter
-of its sequence and 0 in the others. So one pass runs sequences with different adapters. The other adapters only add
+(N, M). Each row (token) of a pass computes `B (mask * (A x))`; the mask (M,) is 1 in the columns of the adapter of the
+row's sequence, and 0 in the others. So one pass runs sequences with different adapters. The other adapters only add
 zeros, so the bits of a sequence do not depend on them.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
@@ -423,11 +423,9 @@ class Adapted:
         return getattr(self._be, name)
 
     def linear(self, x: Array, linear: Linear) -> Array:
-        """Return `linear(x)`."""
         return self._added(self._be.linear(x, linear), x, linear)
 
     def norm_project(self, x: Array, norm: Norm | None, projections: Sequence[Linear]) -> list[Array]:
-        """Return the projections of the normed x."""
         if all(p.lora is None for p in projections):
             return self._be.norm_project(x, norm, projections)
         h = self._be.norm(x, norm)
@@ -435,30 +433,25 @@ class Adapted:
         return [self._added(y, h, p) for y, p in zip(products, projections, strict=True)]
 
     def project_norm(self, x: Array, projection: Linear, norm: Norm) -> Array:
-        """Return `norm(projection(x))`."""
         if projection.lora is None:
             return self._be.project_norm(x, projection, norm)
         return self._be.norm(self.linear(x, projection), norm)
 
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
-        """Return `residual + projection(x)`."""
         return self._added(self._be.project_add(x, projection, residual), x, projection)
 
     def project_norm_add(self, x: Array, projection: Linear, norm: Norm, residual: Array) -> Array:
-        """Return `residual + norm(projection(x))`."""
         if projection.lora is None:
             return self._be.project_norm_add(x, projection, norm, residual)
         return self._be.norm_add(self.linear(x, projection), norm, residual)
 
     def norm_gate_up(self, x: Array, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Array:
-        """Return `activation(gate(h)) * up(h)`, where h is the normed x."""
         if gate.lora is None and up.lora is None:
             return self._be.norm_gate_up(x, norm, gate, up, activation)
         gates, ups = self.norm_project(x, norm, [gate, up])
         return self._be.gated(gates, ups, activation)
 
     def norm_up(self, x: Array, norm: Norm | None, up: Linear, activation: Activation) -> Array:
-        """Return `activation(up(h))`, where h is the normed x."""
         if up.lora is None:
             return self._be.norm_up(x, norm, up, activation)
         return self._be.activate(self.linear(self._be.norm(x, norm), up), activation)

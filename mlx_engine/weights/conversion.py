@@ -6,6 +6,7 @@ layer type such as `attn_q`, or by a group of layer types such as `attention`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -232,19 +233,18 @@ class Converted:
         cls, asked: Conversion, rows: Sequence[tuple[str, str, str]], nbytes: Mapping[str, int] | None = None
     ) -> Converted:
         """Count from one row per layer: (name, new type or "", reason for not converting or "")."""
-        types = [quant for _, quant, _ in rows if quant]
-        reasons = dict.fromkeys(reason for _, _, reason in rows if reason)
-        left = []
-        for reason in reasons:
-            names = [name for name, _, why in rows if why == reason]
-            left.append(Left(reason, len(names), names[0]))
-        return cls(asked, {quant: types.count(quant) for quant in dict.fromkeys(types)}, tuple(left), nbytes or {})
+        names: dict[str, list[str]] = {}
+        for name, _, reason in rows:
+            if reason:
+                names.setdefault(reason, []).append(name)
+        left = tuple(Left(reason, len(of), of[0]) for reason, of in names.items())
+        return cls(asked, Counter(quant for _, quant, _ in rows if quant), left, nbytes or {})
 
     def notes(self) -> tuple[str, ...]:
         """Return one line for the user, or none if no conversion was requested."""
         if self.asked.quant == KEEP and not self.counts and not self.left:
             return ()
-        # With "keep", and overrides that name the types which the layers already have, there is no new type to print.
+        # If no layer was converted, name the requested type; with "keep" there is none.
         none = f"0 linear layers{'' if self.asked.quant == KEEP else f' to {self.asked.quant}'}"
         done = ", ".join(f"{count} linear layers to {quant}" for quant, count in self.counts.items()) or none
         left = (f", {some.count} left: {some.reason} (first {some.first})" for some in self.left)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 from mlx_engine.backends.experts import Experts, Routing, Scoring, SharedExpert
 from mlx_engine.backends.parameters import Gating
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.config.declared import ConfigBase, Naming
+from mlx_engine.config.declared import ConfigBase, Naming, Setting
 from mlx_engine.config.settings import Settings
 from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
@@ -119,8 +119,20 @@ class Routed(ConfigBase):
         )  # fmt: skip
 
 
+class InGroups(Routed):
+    """A base class of configs whose experts are in `n_groups` groups, of which `n_groups_used` are kept per token."""
+
+    n_groups: int
+    n_groups_used: int
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
+        return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
+
+
 @dataclass(frozen=True)
-class Count:
+class Count(Setting):
     """The number of experts in each layer. In config.json its key depends on the program that wrote the file.
 
     Attributes:
@@ -154,7 +166,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class OfFolders:
+class OfFolders(Setting):
     """A setting that has a key in config.json, but none in GGUF. For GGUF files its value is what llama.cpp assumes.
 
     Attributes:
@@ -174,10 +186,6 @@ class OfFolders:
         if naming == "gguf":
             return self.in_gguf(known) if callable(self.in_gguf) else self.in_gguf
         return self.kind(s, self.hf, self.usual)
-
-    def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return an empty mapping: there is no key for this setting."""
-        return {}
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
         """Return the key with its value."""
@@ -258,37 +266,30 @@ def _tensors(
     half = None if PARTS[part] == "down" else (part * size[0], 2 * size[0])
     gguf = _form(
         checkpoint,
-        lambda e: TensorLayout(f"{stem}_exps.weight", expert=(e, n)),
+        _of_block(f"{stem}_exps.weight", n),
         lambda e: TensorLayout(f"{stem}.{e}.weight"),
-        lambda e: TensorLayout(f"blk.{i}.ffn_gate_up_exps.weight", rows=half, expert=(e, n)),
+        _of_block(f"blk.{i}.ffn_gate_up_exps.weight", n, rows=half),
     )
     if names.interleaved:
         hf = _interleaved(checkpoint, f"{blocks[0]}.experts", PARTS[part], size[0], n)
-        return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
-    fused = [lambda e, block=block: _fused(block, names, PARTS[part], size[0], (e, n)) for block in blocks]
-    hf = _form(
-        checkpoint,
-        *(fused if names.is_fused else ()),
-        *(lambda e, block=block: TensorLayout(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
-        *(
-            lambda e, block=block: TensorLayout(
-                f"{block}.{names.stacked}.{names.stacked_parts[part]}.weight", expert=(e, n)
-            )
-            for block in blocks
-        ),
-        *fused,
-    )
+    else:
+        # Gate and up are halves of the rows of the first fused tensor.
+        name, how = names.fused[PARTS[part] == "down"], {"rows": half, "transposed": names.are_transposed}
+        fused = [_of_block(f"{block}.{name}", n, **how) for block in blocks]
+        own, stacked = names.parts[part], f"{names.stacked}.{names.stacked_parts[part]}.weight"
+        hf = _form(
+            checkpoint,
+            *(fused if names.is_fused else ()),
+            *(lambda e, block=block: TensorLayout(f"{block}.experts.{e}.{own}.weight") for block in blocks),
+            *(_of_block(f"{block}.{stacked}", n) for block in blocks),
+            *fused,
+        )
     return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
 
 
-def _fused(block: str, names: Names, part: str, width: int, expert: tuple[int, int]) -> TensorLayout:
-    """Return where fused tensors have one expert's gate, up or down. Gate and up are halves of the first tensor's rows.
-
-    `expert` is the expert's index and the number of experts; `width` is F.
-    """
-    name = f"{block}.{names.fused[part == 'down']}"
-    rows = None if part == "down" else (0 if part == "gate" else width, 2 * width)
-    return TensorLayout(name, rows=rows, expert=expert, transposed=names.are_transposed)
+def _of_block(name: str, n: int, **how: Any) -> Callable[[int], TensorLayout]:
+    """Return the layout of each of n experts in a tensor that has all of them."""
+    return lambda e: TensorLayout(name, expert=(e, n), **how)
 
 
 def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:
@@ -302,9 +303,9 @@ def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: in
     rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
     return _form(
         checkpoint,
-        lambda e: TensorLayout(f"{whole}_blocks", expert=(e, n), **rows),
-        lambda e: TensorLayout(f"{stem}.{part}_proj.weight", expert=(e, n)),
-        lambda e: TensorLayout(whole, expert=(e, n), transposed=True, **rows),
+        _of_block(f"{whole}_blocks", n, **rows),
+        _of_block(f"{stem}.{part}_proj.weight", n),
+        _of_block(whole, n, transposed=True, **rows),
     )
 
 
@@ -314,17 +315,13 @@ def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int,
     made = []
     for part in PARTS:
         name, shape = f"blk.{i}.ffn_{part}_exps", (hidden if part == "down" else width,)
-        whole = TensorLayout(f"{block}.experts.down_proj_bias")
+        whole = _of_block(f"{block}.experts.down_proj_bias", n)
         if part != "down":
-            whole = TensorLayout(f"{block}.experts.gate_up_proj_bias", rows=(int(part == "up"), 2 * width), step=2)
-        divided = TensorLayout(f"{block}.experts.{part}_proj.bias")
-        hf = divided if divided.name in checkpoint.shapes else whole
-        made += [
-            Tensor(
-                f"{name}.{e}.bias", replace(hf, expert=(e, n)), shape, gguf=TensorLayout(f"{name}.bias", expert=(e, n))
-            )
-            for e in range(n)
-        ]  # fmt: skip
+            rows = (int(part == "up"), 2 * width)
+            whole = _of_block(f"{block}.experts.gate_up_proj_bias", n, rows=rows, step=2)
+        hf = _form(checkpoint, whole, _of_block(f"{block}.experts.{part}_proj.bias", n))
+        gguf = _of_block(f"{name}.bias", n)
+        made += [Tensor(f"{name}.{e}.bias", hf(e), shape, gguf=gguf(e)) for e in range(n)]
     return made
 
 

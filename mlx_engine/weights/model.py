@@ -25,7 +25,7 @@ from mlx_engine.backends.observed import tapped
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.config.known import lacking
+from mlx_engine.config.known import LACKS
 from mlx_engine.config.rope import for_context
 from mlx_engine.errors import ModelError, OptionError, UnknownArchitectureError, UnsupportedConfigError, shown
 from mlx_engine.machine.memory import available_memory
@@ -117,7 +117,7 @@ class Model(Protocol):
         backend: runs the operations.
         program: the compiled layers.
         is_shared: whether several processes run the model together.
-        n_stages: the number of pipeline stages: so many passes of different sequences may be in flight.
+        n_stages: the number of pipeline stages, and of passes of different sequences that may be in flight.
         extra: the layer of multi-token prediction; None if the checkpoint has none, or if it is not used.
     """
 
@@ -246,7 +246,7 @@ def architecture_of(checkpoint: Checkpoint) -> Architecture:
                 return architecture
     raise UnknownArchitectureError(
         where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(supported),
-        lacks=lacking(checkpoint.architecture),
+        lacks=LACKS.get(checkpoint.architecture),
     )  # fmt: skip
 
 
@@ -308,11 +308,12 @@ class Planned(NamedTuple):
             if len(tensor.shape) == 2 and not stored.is_shifted:
                 type_ = self.checkpoint.weight(stored.name).type
                 found.add(self.conversion.type_of(name.removesuffix(".weight"), tensor.shape, type_)[0].name.lower())
-        has_experts = any("_exps." in name for name in self.tensors)
-        has_states = any(".ssm_" in name or ".shortconv." in name for name in self.tensors)
+        if any("_exps." in name for name in self.tensors):
+            found.add("experts")
         # With adapters, FFNs run op by op. The kernel of their activations is among the kernels of states.
-        has_states = has_states or self.adapters is not None
-        return frozenset(found | ({"experts"} if has_experts else set()) | ({"states"} if has_states else set()))
+        if self.adapters is not None or any(".ssm_" in name or ".shortconv." in name for name in self.tensors):
+            found.add("states")
+        return frozenset(found)
 
     def stored_types(self) -> Mapping[str, int]:
         """Return how many bytes of the layers' weights in the file have each type, by the name of the type."""
@@ -325,10 +326,10 @@ class Planned(NamedTuple):
 
     def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
         """Build the model on a backend."""
-        options: dict[str, Any] = {"conversion": self.conversion, "progress": progress}
-        options |= {"stage": self.stage, "slices": self.slices, "adapters": self.adapters}
-        options["held_share"] = self.held_share
-        parameters = Parameters(self.checkpoint, self.tensors, backend, **options)
+        parameters = Parameters(
+            self.checkpoint, self.tensors, backend, conversion=self.conversion, progress=progress, stage=self.stage,
+            slices=self.slices, adapters=self.adapters, held_share=self.held_share,
+        )  # fmt: skip
         return Loaded(self.make(self.config, parameters, backend), parameters.converted)
 
 
@@ -360,16 +361,9 @@ def plan_model(
     return Planned(checkpoint, architecture.model, for_context(plan.config, context), tensors, conversion)
 
 
-def convert_model(
-    checkpoint: Checkpoint,
-    backend: Backend,
-    conversion: Conversion,
-    *,
-    progress: Progress | None = None,
-    context: int | None = None,
-) -> Loaded:
+def convert_model(checkpoint: Checkpoint, backend: Backend, conversion: Conversion) -> Loaded:
     """Build a checkpoint's model on a backend, with its linear layers converted; errors as for `plan_model`."""
-    return plan_model(checkpoint, conversion, context).build(backend, progress)
+    return plan_model(checkpoint, conversion).build(backend)
 
 
 ALLOW = "--allow-setting"
@@ -425,10 +419,9 @@ def _dotted(path: Sequence[str]) -> str:
 
 def _path(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
     """Return the keys from the outermost mapping to a setting; raise OptionError if there is no such setting."""
-    bare = name.removeprefix(f"{checkpoint.architecture}.") if checkpoint.naming == "gguf" else name
+    rest = name.removeprefix(f"{checkpoint.architecture}.") if checkpoint.naming == "gguf" else name
     at, keys = cast("Mapping[str, Any]", checkpoint.settings), list[str]()
     # A key may contain dots, so each step first tries the whole rest of the name as one key.
-    rest = bare
     while rest not in at:
         key, _, rest = rest.partition(".")
         if not rest or not isinstance(at.get(key), Mapping):

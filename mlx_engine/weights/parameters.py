@@ -99,17 +99,14 @@ class Parameters:
     def linear(self, name: str) -> Linear:
         """Return a linear layer: `name.weight`, converted as `Conversion` says, and `name.bias` if it exists."""
         stored = self._own(f"{name}.weight")
-        type_, reason = self._type(name, stored.type)
-        if not is_elsewhere(stored):
-            self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
-        weight = self._prepare(f"{name}.weight", stored.as_type(type_), stored)
+        weight = self._prepare(f"{name}.weight", stored.as_type(self._reported_type(name, stored)), stored)
         lora = None if self.adapters is None else self.adapters.low_rank(name, self._backend)
         return Linear(name, weight, self._bias(name), self._is_partial(name), lora)
 
     def first_rows(self, name: str, n: int) -> Linear:
         """Return a linear layer with the first n rows of `name.weight`, converted as `linear` does."""
         stored = self._stored(f"{name}.weight")
-        return Linear(name, self._backend.prepare(stored.cut(0, [(0, n)]).as_type(self._type(name, stored.type)[0])))
+        return Linear(name, self._backend.prepare(stored.cut(0, [(0, n)]).as_type(self._type(name, stored)[0])))
 
     def expert_linear(self, name: str, n: int) -> ExpertLinear:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
@@ -133,7 +130,7 @@ class Parameters:
         def read(e: int) -> Linear:
             part = f"{name}.{e}"
             stored = self._own(f"{part}.weight")
-            weight = self._backend.prepare(stored.as_type(self._type(part, stored.type)[0]))
+            weight = self._backend.prepare(stored.as_type(self._type(part, stored)[0]))
             if type(stored) is Weight:  # subclasses compute their bytes on demand
                 release(stored.data, weight)
             bias = f"{part}.bias"
@@ -141,8 +138,7 @@ class Parameters:
 
         for part in (f"{name}.{e}" for e in range(n)):
             stored = self._own(f"{part}.weight")
-            type_, reason = self._type(part, stored.type)
-            self._rows.append((part, "" if type_ == stored.type else type_.name.lower(), reason))
+            type_ = self._reported_type(part, stored)
             self._nbytes[type_.name] += type_.bytes_for(math.prod(stored.shape))
             for tensor in (f"{part}.weight", f"{part}.bias"):
                 if tensor in self:
@@ -151,9 +147,16 @@ class Parameters:
         shape = self._tensors[f"{name}.0.weight"].shape
         return ExpertLinear(name, weights, (shape[0], shape[1]), weights.nbytes, n)
 
-    def _type(self, name: str, stored: GGMLType) -> tuple[GGMLType, str]:
+    def _type(self, name: str, stored: Weight) -> tuple[GGMLType, str]:
         """Return the type of a linear layer after loading, and why it is not converted, as `Conversion.type_of`."""
-        return self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored)
+        return self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
+
+    def _reported_type(self, name: str, stored: Weight) -> GGMLType:
+        """Return the type of a linear layer after loading, and add a row to the report `converted`."""
+        type_, reason = self._type(name, stored)
+        if not is_elsewhere(stored):
+            self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
+        return type_
 
     def router(self, name: str) -> Linear:
         """Return a linear layer that is never quantised, because rounding errors would choose other experts."""
@@ -173,19 +176,20 @@ class Parameters:
 
     def constant(self, name: str, n: int, value: float) -> Array:
         """Return a vector of n equal values."""
-        return self._backend.prepare(Weight.pack(name, np.full(n, value, dtype=np.float32), F32))
+        return self._packed(name, np.full(n, value, dtype=np.float32))
+
+    def _packed(self, name: str, values: NDArray[np.float32]) -> Array:
+        return self._backend.prepare(Weight.pack(name, values, F32))
 
     def rms_norm(self, name: str, eps: float, times: float = 1.0) -> RMSNorm:
         """Return an RMS norm with the weight `name.weight` multiplied by `times`."""
         if times == 1:
             return RMSNorm(name, self._vector(f"{name}.weight"), eps)
-        weight = Weight.pack(f"{name}.weight", self.values(name) * np.float32(times), F32)
-        return RMSNorm(name, self._backend.prepare(weight), eps)
+        return RMSNorm(name, self._packed(f"{name}.weight", self.values(name) * np.float32(times)), eps)
 
     def plain_norm(self, name: str, n: int, eps: float) -> RMSNorm:
         """Return an RMS norm over n values whose weights are all 1."""
-        weight = Weight.pack(f"{name}.weight", np.ones(n, dtype=np.float32), F32)
-        return RMSNorm(name, self._backend.prepare(weight), eps)
+        return RMSNorm(name, self.constant(f"{name}.weight", n, 1.0), eps)
 
     def plain_layer_norm(self, name: str, n: int, eps: float) -> LayerNorm:
         """Return a layer norm over n values whose weights are all 1, and whose biases are 0."""
@@ -197,8 +201,7 @@ class Parameters:
             return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)
         weight = self.values(name) * np.float32(times)
         bias = self.values(name, "bias") * np.float32(times) if f"{name}.bias" in self else np.zeros_like(weight)
-        of = (Weight.pack(f"{name}.weight", weight, F32), Weight.pack(f"{name}.bias", bias, F32))
-        return LayerNorm(name, self._backend.prepare(of[0]), self._backend.prepare(of[1]), eps)
+        return LayerNorm(name, self._packed(f"{name}.weight", weight), self._packed(f"{name}.bias", bias), eps)
 
     def norm(self, name: str, eps: float, times: float = 1.0, *, is_layer_norm: bool = False) -> Norm:
         """Return a norm multiplied by `times`: a layer norm if there is a bias or `is_layer_norm`, else an RMS norm."""

@@ -68,6 +68,11 @@ class TensorLayout:
         return self.plus != 0 or self.times != 1 or self.is_log or any(factor != 1 for _, factor in self.row_times)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The expert and the first row: the order of the tensors of the model that a file stores as one."""
+        return (self.expert or (0, 0))[0], (self.rows or (0, 0))[0]
+
+    @property
     def factors(self) -> NDArray[np.float32]:
         """The factor of each row, (rows, 1), or (1, 1) if all rows have the same factor."""
         of_rows = [np.full((n, 1), factor) for n, factor in self.row_times] or [np.ones((1, 1))]
@@ -203,11 +208,7 @@ class TensorLayout:
         return np.concatenate((turned, rest), axis=1).reshape(-1)
 
     def _grouped(self, type_: GGMLType, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Return the bytes of a matrix as (rows, groups of columns, bytes).
-
-        Raises:
-            UnsupportedTypeError: a block of the type spans two groups.
-        """
+        """Return the bytes of a matrix as (rows, groups of columns, bytes); refuse blocks that span two groups."""
         order, width = self.columns or ((0,), shape[1])
         if width % type_.block_size:
             raise UnsupportedTypeError(

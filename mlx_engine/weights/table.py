@@ -21,8 +21,7 @@ from mlx_engine.weights.stored import TensorLayout
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
     "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
-    "I": "per_layer_size", "X": "n_experts", "M": "mamba_rows", "N": "norm_groups", "O": "norm_width",
-    "S": "shared_size",
+    "I": "per_layer_size", "X": "n_experts", "M": "mamba_rows", "S": "shared_size",
 }  # fmt: skip
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
@@ -126,7 +125,7 @@ def _has(config: Any, row: Row) -> bool:
 
 
 def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
-    """Return a GGUF file's config, with each field that rows name in `when` set to whether the file has their tensors.
+    """Return a GGUF file's config, in which each field that a row names in `when` says if the file has the tensor.
 
     For a tensor of a layer, only the first layer is checked. The config of a folder is returned unchanged.
     """

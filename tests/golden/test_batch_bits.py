@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ CASES = [
 ]
 
 
-@cache
+@lru_cache(4)
 def model(architecture: str, type_name: str, threads: int) -> Model:
     return random_model(architecture, type_name, create_backend("parallel", threads=threads))
 
@@ -57,7 +57,7 @@ def ids(seed: int, n: int) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(0, VOCAB, n)]
 
 
-@cache
+@lru_cache(4)
 def fixed(architecture: str, type_name: str, threads: int) -> Model:
     """Return the same model with activations in fixed point."""
     library = load_kernels()
@@ -65,7 +65,7 @@ def fixed(architecture: str, type_name: str, threads: int) -> Model:
     return random_model(architecture, type_name, CompiledBackend(library, "parallel", threads, "i16"))
 
 
-@cache
+@lru_cache(4)
 def alone(architecture: str, type_name: str, made: Callable[..., Model] = model) -> np.ndarray:
     """Logits at every position of the sequence, read in one pass on two threads."""
     of = made(architecture, type_name, 2)

@@ -197,8 +197,8 @@ MUTANTS = [
     Mutant(
         "hidden states of wrong tokens are kept",
         "ModelRunner._keep_hidden",
-        "self._model.backend.host(rows)[: chunk.n]",
-        "self._model.backend.host(rows)",
+        "self._model.backend.host(chunk.hidden)[: chunk.n]",
+        "self._model.backend.host(chunk.hidden)",
     ),
     Mutant("the layer begins with a gap", "NextTokens._next", "start + len(rows) != first", "False"),
     Mutant("a draft model draws other numbers", "Sampler.guess", "len(self._recent) + len(ids)", "len(self._recent)"),
@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant(
         "chat finds out after loading that no answer fits the context",
         "chat.chat",
-        "check(opened.prompts, options, list(messages) or shortest(system), variables, described)",
+        "check(opened.prompts, options, list(messages) or shortest(prompt.system), variables, described)",
         "None",
     ),
     Mutant("cutting groups joins the bytes of all rows", "Parameters._own", "type(stored) is Weight", "True"),
@@ -394,15 +394,15 @@ MUTANTS = [
     # ---- The emulator ----
     Mutant(
         "unwritten threadgroup memory has the same values in every order",
-        "MetalKernel.__call__",
-        "POISONS[(seed + 2 * (build == 'races')) % len(POISONS)]",
+        "options_of",
+        "POISONS[(seed + 2 * races) % len(POISONS)]",
         "POISONS[0]",
     ),
     Mutant("warnings bury an error", "errors_only", "found['kind'].endswith('error')", "True"),
     Mutant("compiled functions call kernels with nothing", "_uncompiled", "mx.disable_compile()", "pass"),
     Mutant(
         "a write beside an output is not traced",
-        "MetalKernel._located",
+        "located",
         "late = fault.seen == 'afterwards'",
         "late = False",
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlx_engine.config.settings import Settings
 from mlx_engine.models import llama
-from tools.new_model import LETTERS, frame, rows
+from tools.new_model import LETTERS, frame, import_before, rows
 
 DIMENSIONS = {letters: n for n, letters in LETTERS.items()}
 DEFAULTS = {
@@ -47,3 +47,9 @@ def test_a_frame_has_the_tensors_and_the_settings_that_differ_from_llama():
         "vocab_size": 9,
     }
     assert made["Config"].read(Settings(sizes | {"vocab_size": 9}, where="here"), "hf").n_layers == 2
+
+
+def test_an_import_is_inserted_in_order():
+    of = "from transformers.models.{0} import modeling_{0}\n".format
+    assert import_before(of("cohere1")) == of("cohere")
+    assert import_before(of("aaa")) == "from transformers import modeling_rope_utils as rope_utils\n"

@@ -197,6 +197,7 @@ def test_a_count_needs_no_limit():
     "wrong",
     [
         {"messages": []},
+        {"messages": [{"role": "assistant", "content": []}]},
         {"messages": [{"role": "tool", "content": "a"}]},
         {"messages": [{"role": "user", "content": 3}]},
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},

@@ -9,9 +9,10 @@ import pytest
 from mlx_engine.backends import create_backend
 from mlx_engine.bench import cells
 from mlx_engine.bench.samples import Test as Cell
-from mlx_engine.bench.work import Sizes, Work, bytes_per_weight, passes, sizes, work
+from mlx_engine.bench.work import Sizes, bytes_per_weight, passes, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
+from mlx_engine.observe.profiler import Cost
 from mlx_engine.quant.types import F16, F32, Q8_0
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion
@@ -103,7 +104,7 @@ def test_what_a_backend_holds_is_seen_on_what_it_prepares(name, jit, type_, nbyt
 
 def test_a_token_written_reads_every_weight_once_and_the_cache_so_far():
     one = work(of_06b(), Cell(n_gen=1), kv=True)
-    assert one == Work(2.0 * (LAYERS + HEAD + 114_688), 633_233_408.0 + 229_376)
+    assert one == Cost(2.0 * (LAYERS + HEAD + 114_688), 633_233_408.0 + 229_376)
 
 
 def test_depth_costs_keys_and_values():
@@ -129,13 +130,13 @@ def test_a_prompt_reads_the_weights_once_per_chunk_and_asks_the_head_for_one_tok
 def test_without_a_cache_every_pass_runs_the_whole_sequence():
     done = work(of_06b(), Cell(n_gen=2, depth=9), kv=False)
     seen = 27 * (10 * 11 // 2 + 11 * 12 // 2) + 10 + 11
-    assert done == Work(2.0 * (21 * LAYERS - 19 * LAST_ONLY + 2 * HEAD + SCORED * seen), 2 * 633_233_408.0)
+    assert done == Cost(2.0 * (21 * LAYERS - 19 * LAST_ONLY + 2 * HEAD + SCORED * seen), 2 * 633_233_408.0)
 
 
 def test_a_test_that_does_both_needs_what_both_need():
     both = work(of_06b(), Cell(64, 2), kv=True)
     parts = [work(of_06b(), Cell(64), kv=True), work(of_06b(), Cell(0, 2, 64), kv=True)]
-    assert both == Work(sum(part.flops for part in parts), sum(part.nbytes for part in parts))
+    assert both == Cost(sum(part.flops for part in parts), sum(part.nbytes for part in parts))
 
 
 @pytest.mark.parametrize("kv", [True, False])
@@ -165,6 +166,6 @@ def test_local_layers_see_their_window():
     assert one.nbytes == 5 * (101 + 3 * 8)
     assert one.flops == 2 * 7 * (101 + 3 * 8)
     # Four tokens in one pass see from 3 to 6 tokens; of those behind them a window misses nothing yet.
-    assert work(of, Cell(n_prompt=4, depth=2), kv=True) == Work(2 * 4 * 7 * (3 + 4 + 5 + 6), 4 * 5 * 6)
+    assert work(of, Cell(n_prompt=4, depth=2), kv=True) == Cost(2 * 4 * 7 * (3 + 4 + 5 + 6), 4 * 5 * 6)
     many = work(of, Cell(n_prompt=4, depth=20), kv=True)
-    assert many == Work(2 * 7 * (21 + 22 + 23 + 24 + 3 * 4 * 8), 5 * (24 + 3 * 11))
+    assert many == Cost(2 * 7 * (21 + 22 + 23 + 24 + 3 * 4 * 8), 5 * (24 + 3 * 11))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -373,6 +374,15 @@ def test_a_vocabulary_alone_is_no_model(tmp_path):
 
 def test_options_that_exclude_each_other_are_wrong_use():
     assert run(MICRO, "--meta", "general.name", "--verify").exit_code == 2
+
+
+def test_verify_reports_a_quantisation_that_is_not_implemented(tmp_path: Path):
+    folder = shutil.copytree(HF_FOLDER, tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "quip"}}))
+    found = run_json(folder, "--verify", exit_code=1)
+    assert found["findings"][-1]["level"] == "FAIL"
+    assert "quant_method" in found["findings"][-1]["detail"]
 
 
 def test_several_models_have_a_line_each_and_a_sum(monkeypatch, tmp_path):

@@ -145,12 +145,16 @@ def test_the_experts_of_a_long_prompt_leave_those_that_are_used_most(path):
         (lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")), "cannot be read .Input/output"),
     ],
 )
-def test_an_expert_that_cannot_be_read_is_an_error_and_ends_the_pass(path, monkeypatch, preadv, message):
+def test_an_expert_that_cannot_be_read_ends_the_pass_and_the_next_one_reads(
+    path, expected, monkeypatch, preadv, message
+):
     model, backend = build(path, 0.5)
     monkeypatch.setattr(expert_cache.os, "preadv", preadv)
-    for _ in range(2):
+    for n_tokens in (2, 40):
         with pytest.raises(SourceError, match=message), backend.session():
-            forward_logits(model, SequenceInput(PROMPT[:2], model.scratch_kv(2)))
+            forward_logits(model, SequenceInput(PROMPT[:n_tokens], model.scratch_kv(n_tokens)))
+    monkeypatch.undo()
+    assert np.array_equal(logits(model, backend), expected)
     backend.close()
     assert not any(thread.name == "mlx_engine-experts" for thread in threading.enumerate())
 

@@ -139,6 +139,13 @@ def test_an_error_names_the_option_as_its_place_spells_it():
         assert cli("generate", "a", *words).err == message
 
 
+def test_only_options_of_several_values_may_be_repeated():
+    parameters = {p.name: p for p in typer.main.get_command(app).commands["generate"].params}
+    repeated = {f.name for f, about in declared() if about.has_flag and parameters[f.name].multiple}
+    assert repeated == {"logit_bias", "stop", "stop_token_ids"}
+    assert cli("generate", "a", "-n", "1", "--prediction", "a text").code == 0
+
+
 def test_an_option_of_sampling_is_named_by_its_declaration_and_its_arithmetic_alone():
     naming = [path for path in PACKAGE.rglob("*.py") if re.search(r"\bmin_p\b", path.read_text(encoding="utf-8"))]
     assert {str(path.relative_to(PACKAGE)) for path in naming} == {

@@ -112,6 +112,14 @@ def test_a_source_that_cannot_be_read_leaves_no_file(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
 
 
+@pytest.mark.parametrize("name", ["new.gguf", "model.safetensors"])
+def test_no_file_is_written_into_the_folder_that_is_read(tmp_path: Path, name: str):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(OptionError, match="is in the folder that is read"):
+        requantize(tmp_path, tmp_path / name, Conversion("q8_0"))
+    assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
+
+
 def test_an_override_must_mean_something(tmp_path: Path):
     with pytest.raises(OptionError, match="attn_qkv"):
         requantize(F32, tmp_path / "out.gguf", Conversion("q8_0", layers={"attn_qkv": "q4_0"}))

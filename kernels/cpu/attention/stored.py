@@ -73,8 +73,7 @@ def read_q8_0(builder: Any, row: Any, column: Any, kind: Any) -> Any:
     """Generate the load of elements of one Q8_0 block as floats: `quant * scale`, which float32 represents exactly."""
     n, in_block = kind.count, builder.and_(column, _number(_BLOCK - 1))
     at = builder.mul(builder.udiv(column, _number(_BLOCK)), _number(_BLOCK_BYTES))
-    half = builder.load(builder.bitcast(builder.gep(row, [at]), _I16.as_pointer()))
-    half.align = 1
+    half = _row_at(builder, row, at, _I16)
     # The scale is copied to all lanes before the conversion, because processors convert whole vectors.
     scale = builder.fpext(builder.bitcast(everywhere(builder, half, n), ir.VectorType(_F16, n)), kind)
     quants = _row_at(builder, row, builder.add(builder.add(at, in_block), _number(2)), ir.VectorType(_I8, n))

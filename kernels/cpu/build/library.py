@@ -53,24 +53,14 @@ MODULES = {
 }
 # The part of each exported function that is neither in `BASE` nor of a format.
 _HOMES = {
-    "run_experts": "experts",
-    "mark_expert": "experts",
-    "short_conv": "states",
-    "convolve_span": "states",
-    "gate_rows": "states",
-    "gate_span": "states",
-    "delta_net": "states",
-    "delta_head": "states",
-    "state_space": "states",
-    "space_head": "states",
-    "space_norm": "states",
-    "multiply_fixed": FIXED,
-    "prepare_fixed": FIXED,
-    "multiply_fixed_stored": FIXED,
-    "prepare_records": FIXED,
-    "read_words": "roofline",
-    "read_words_in_order": "roofline",
-    "run_rounds": "roofline",
+    name: part
+    for part, names in {
+        "experts": "run_experts mark_expert",
+        "states": "short_conv convolve_span gate_rows gate_span delta_net delta_head state_space space_head space_norm",
+        FIXED: "multiply_fixed prepare_fixed multiply_fixed_stored prepare_records",
+        "roofline": "read_words read_words_in_order run_rounds",
+    }.items()
+    for name in names.split()
 }
 # The storage formats. Each is a part of its own, and its module in kernels/cpu/formats has the same name. MLX's affine
 # formats, with names such as "affine4_g64_bf16", are not listed: their module is `affine`, see `affine_format`.
@@ -307,26 +297,6 @@ class Library:
 
     Attributes: one callable per name in `ENTRIES`, made when it is first used.
     """
-
-    work_until_idle: Callable[..., None]
-    project: Callable[..., None]
-    norm_rope_pair: Callable[..., None]
-    put_pair: Callable[..., None]
-    run_experts: Callable[..., None]
-    mark_expert: Callable[..., None]
-    norm_add: Callable[..., None]
-    attend: Callable[..., None]
-    run_steps: Callable[..., None]
-    embed: Callable[..., None]
-    sum_exp: Callable[..., None]
-    soft_cap: Callable[..., None]
-    short_conv: Callable[..., None]
-    gate_rows: Callable[..., None]
-    delta_net: Callable[..., None]
-    state_space: Callable[..., None]
-    read_words: Callable[..., None]
-    read_words_in_order: Callable[..., None]
-    run_rounds: Callable[..., None]
 
     def __init__(self) -> None:
         self._parts: dict[str, Code | SharedCode] = {}

@@ -29,44 +29,19 @@ def _pointer_to(kind: Any) -> Any:
     return pointer
 
 
+def _array_of(kind: Any) -> Any:
+    pointer_at = _pointer_to(kind)
+
+    @jit
+    def array_at(address: int) -> Any:
+        return carray(pointer_at(address), _LENGTH)
+
+    return array_at
+
+
+# The array at an address: of float32, float64, bytes, int64, int16 or int32.
 _KINDS = (types.float32, types.float64, types.uint8, types.int64, types.int16, types.int32)
-_to_floats, _to_doubles, _to_bytes, _to_words, _to_shorts, _to_ints = map(_pointer_to, _KINDS)
-
-
-@jit
-def floats(address: int) -> Any:
-    """Return the float32 array at an address."""
-    return carray(_to_floats(address), _LENGTH)
-
-
-@jit
-def doubles(address: int) -> Any:
-    """Return the float64 array at an address."""
-    return carray(_to_doubles(address), _LENGTH)
-
-
-@jit
-def raw(address: int) -> Any:
-    """Return the array of bytes at an address."""
-    return carray(_to_bytes(address), _LENGTH)
-
-
-@jit
-def words(address: int) -> Any:
-    """Return the int64 array at an address."""
-    return carray(_to_words(address), _LENGTH)
-
-
-@jit
-def shorts(address: int) -> Any:
-    """Return the int16 array at an address."""
-    return carray(_to_shorts(address), _LENGTH)
-
-
-@jit
-def ints(address: int) -> Any:
-    """Return the int32 array at an address."""
-    return carray(_to_ints(address), _LENGTH)
+floats, doubles, raw, words, shorts, ints = map(_array_of, _KINDS)
 
 
 @intrinsic

@@ -106,7 +106,7 @@ PART = 8 if register_lanes() == 8 else LANES
 
 
 class Vector(types.Type):  # type: ignore[misc]
-    """The Numba type of a vector of LANES elements.
+    """The Numba type of a vector.
 
     Attributes:
         scalar: Numba's type of an element.
@@ -114,7 +114,7 @@ class Vector(types.Type):  # type: ignore[misc]
     """
 
     def __init__(self, scalar: Any, llvm: Any) -> None:
-        super().__init__(name=f"{scalar}x{LANES}")
+        super().__init__(name=f"{scalar}x{llvm.count}")
         self.scalar, self.llvm = scalar, llvm
 
 
@@ -130,6 +130,14 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
 def element_address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
     """Return the address of element `at` of an array of this type."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+
+
+def load_as(context: Any, builder: Any, signature: Any, args: Any, kind: Any, align: int = 1) -> Any:
+    """Load a value of LLVM's type `kind` from an array; the array and the index are the first two of `args`."""
+    address = element_address(context, builder, signature.args[0], *args[:2])
+    loaded = builder.load(builder.bitcast(address, kind.as_pointer()))
+    loaded.align = align
+    return loaded
 
 
 def everywhere(builder: Any, scalar: Any, n: int = LANES) -> Any:
@@ -191,10 +199,7 @@ def load(typing: Any, floats: Any, at: Any) -> Any:
     """Load 16 floats from element `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = element_address(context, builder, signature.args[0], *args)
-        loaded = builder.load(builder.bitcast(address, _VECTOR.as_pointer()))
-        loaded.align = 4
-        return loaded
+        return load_as(context, builder, signature, args, _VECTOR, align=4)
 
     return vector(floats, types.int64), generate
 
@@ -204,10 +209,7 @@ def load_floats(typing: Any, data: Any, at: Any) -> Any:
     """Load 16 floats from byte `at` of an array of bytes on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = element_address(context, builder, signature.args[0], *args)
-        loaded = builder.load(builder.bitcast(address, _VECTOR.as_pointer()))
-        loaded.align = 1
-        return loaded
+        return load_as(context, builder, signature, args, _VECTOR)
 
     return vector(data, types.int64), generate
 
@@ -230,9 +232,7 @@ def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = element_address(context, builder, signature.args[0], *args)
-        half = builder.load(builder.bitcast(address, _I16.as_pointer()))
-        half.align = 1
+        half = load_as(context, builder, signature, args, _I16)
         return builder.fpext(builder.bitcast(everywhere(builder, half), ir.VectorType(_F16, LANES)), _VECTOR)
 
     return vector(data, types.int64), generate
@@ -243,10 +243,7 @@ def load_half_bits(typing: Any, data: Any, at: Any) -> Any:
     """Load the 16 bits at byte `at` as an unsigned int64, for the index of a table."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = element_address(context, builder, signature.args[0], *args)
-        half = builder.load(builder.bitcast(address, _I16.as_pointer()))
-        half.align = 1
-        return builder.zext(half, ir.IntType(64))
+        return builder.zext(load_as(context, builder, signature, args, _I16), ir.IntType(64))
 
     return types.int64(data, types.int64), generate
 
@@ -256,9 +253,7 @@ def load_int8(typing: Any, data: Any, at: Any) -> Any:
     """Load 16 signed bytes from byte `at` on, as floats."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = element_address(context, builder, signature.args[0], *args)
-        loaded = builder.load(builder.bitcast(address, ir.VectorType(_I8, LANES).as_pointer()))
-        loaded.align = 1
+        loaded = load_as(context, builder, signature, args, ir.VectorType(_I8, LANES))
         return builder.sitofp(builder.sext(loaded, _INTS), _VECTOR)
 
     return vector(data, types.int64), generate
@@ -293,44 +288,20 @@ def store_parts(typing: Any, floats: Any, at: Any, apart: Any, value: Any) -> An
     return types.void(floats, types.int64, types.int64, vector), generate
 
 
-@intrinsic
-def add(typing: Any, a: Any, b: Any) -> Any:
-    """Return `a + b`."""
+def lane_by_lane(operation: str) -> Any:
+    """Make the function that applies an operation of LLVM to two vectors of one type."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fadd(*args)
+    @intrinsic
+    def apply(typing: Any, a: Any, b: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, operation)(*args)
 
-    return a(a, a), generate
+        return a(a, a), generate
 
-
-@intrinsic
-def sub(typing: Any, a: Any, b: Any) -> Any:
-    """Return `a - b`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fsub(*args)
-
-    return a(a, a), generate
+    return apply
 
 
-@intrinsic
-def mul(typing: Any, a: Any, b: Any) -> Any:
-    """Return `a * b`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fmul(*args)
-
-    return a(a, a), generate
-
-
-@intrinsic
-def div(typing: Any, a: Any, b: Any) -> Any:
-    """Return `a / b`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fdiv(*args)
-
-    return vector(vector, vector), generate
+add, sub, mul, div = map(lane_by_lane, ("fadd", "fsub", "fmul", "fdiv"))
 
 
 @intrinsic
@@ -354,24 +325,21 @@ def fms(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return vector(vector, vector, vector), generate
 
 
-@intrinsic
-def larger(typing: Any, a: Any, b: Any) -> Any:
-    """Return the larger of each pair of lanes; the lane of b if one of the two is NaN."""
+def _choice(comparison: str) -> Any:
+    """Make the function that returns the lanes of a for which the comparison with b is true, else those of b."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", *args), *args)
+    @intrinsic
+    def choose(typing: Any, a: Any, b: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.select(builder.fcmp_ordered(comparison, *args), *args)
 
-    return a(a, a), generate
+        return a(a, a), generate
+
+    return choose
 
 
-@intrinsic
-def smaller(typing: Any, a: Any, b: Any) -> Any:
-    """Return the smaller of each pair of lanes; the lane of b if one of the two is NaN."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("<", *args), *args)
-
-    return vector(vector, vector), generate
+# The larger, or the smaller, of each pair of lanes; the lane of b if one of the two is NaN.
+larger, smaller = map(_choice, (">", "<"))
 
 
 @intrinsic

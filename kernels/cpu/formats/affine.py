@@ -20,19 +20,18 @@ from ..build.library import affine_format
 from ..build.vectors import (
     add,
     call_llvm,
-    element_address,
     everywhere,
     fma,
     has_multishift,
+    load_as,
     load_half_splat,
     mul,
-    register_lanes,
     vector,
 )
 from .fixed_rows import NIBBLES, UNSIGNED_BYTES, eight_rows_of_groups, load_16
 from .format import ONE_PANEL, TWO_PANELS
 from .panels import BIASED, UNSIGNED, Panel, load_32, load_nibbles, narrowed, panel_of_groups
-from .quants import both, lanes, load_uint8, right
+from .quants import both, fma_of_4_bits, lanes, load_uint8, right
 from .rows import dequantize_pieces, four_rows_of_groups
 from .scales import scales_of
 from .sums import WIDE
@@ -80,10 +79,7 @@ def _load_float_splat(typing: Any, data: Any, at: Any) -> Any:
 
 
 def _load_word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    address = element_address(context, builder, signature.args[0], *args)
-    word = builder.load(builder.bitcast(address, _I32.as_pointer()))
-    word.align = 1
-    return everywhere(builder, word)
+    return everywhere(builder, load_as(context, builder, signature, args, _I32))
 
 
 def pair_of(bits: int, *, clean: bool) -> Any:
@@ -117,9 +113,7 @@ def _quants_of(bits: int, *, clean: bool) -> Any:
     @intrinsic
     def load(typing: Any, data: Any, at: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            address = element_address(context, builder, signature.args[0], *args)
-            packed = builder.load(builder.bitcast(address, ir.VectorType(_I8, 2 * bits).as_pointer()))
-            packed.align = 1
+            packed = load_as(context, builder, signature, args, ir.VectorType(_I8, 2 * bits))
             if bits == 8:
                 return builder.zext(packed, _INTS)
             words = unpack(builder, packed, bits)
@@ -153,21 +147,10 @@ def _by_multishift(builder: Any, packed: Any, bits: int) -> Any:
 
 @intrinsic
 def multiply_add_table(typing: Any, words: Any, scale: Any, bias: Any) -> Any:
-    """Return `scale * q + bias`, rounded once, for the quant q in the lowest 4 bits of each word.
-
-    All lanes of `scale` are equal, and so are all lanes of `bias`. With AVX-512 the results for all 16 values of q are
-    computed once per group, in one register, and q is an index into this register.
-    """
+    """Return `scale * q + bias`: see `fma_of_4_bits`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words, scale, bias = args
-        name = f"llvm.fma.v{LANES}f32"
-        if register_lanes() == LANES:
-            every = ir.Constant(_VECTOR, [float(q) for q in range(LANES)])
-            table = call_llvm(builder, name, _VECTOR, [scale, every, bias])
-            return call_llvm(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, [table, words])
-        quants = builder.sitofp(builder.and_(words, ir.Constant(_INTS, [15] * LANES)), _VECTOR)
-        return call_llvm(builder, name, _VECTOR, [scale, quants, bias])
+        return fma_of_4_bits(builder, *args)
 
     return vector(lanes, vector, vector), generate
 

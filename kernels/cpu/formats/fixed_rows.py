@@ -26,16 +26,17 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic
 
 from ..build.jit import inlined, jit
 from ..build.layout import LINE_BYTES
 from ..build.memory import hidden, raw
-from ..build.vectors import call_llvm, everywhere, pair_dot, prefetch, register_lanes, vector
+from ..build.vectors import Vector, call_llvm, everywhere, load_as, pair_dot, prefetch, register_lanes, vector
 from ..build.vectors import lanes as shuffled
 from .panels import BIASED, HALVES, QUADS, quants_32, transposed
 from .quants import side_by_side
 from .scales import ROWS, Scales, floats_8, load_at
+from .sums import no_sums
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -70,18 +71,8 @@ BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64 = range(4)
 _MOVED = UNSIGNED_BYTES if QUADS else BYTES
 
 
-class _Packed(types.Type):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(name="int8x16")
-
-
-packed_16 = _Packed()
-
-
-@register_model(_Packed)
-class _PackedModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, ir.VectorType(_I8, 16))
+# The type of 16 bytes with 32 quants of 4 bits.
+packed_16 = Vector(types.int8, ir.VectorType(_I8, 16))
 
 
 # ---- scales of 8 rows ----
@@ -174,8 +165,7 @@ def load_16(typing: Any, data: Any, at: Any) -> Any:
     """Load 16 bytes from byte `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        base = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return load_at(builder, builder.ptrtoint(builder.gep(base, [args[1]]), _I64), 0, ir.VectorType(_I8, 16))
+        return load_as(context, builder, signature, args, ir.VectorType(_I8, 16))
 
     return packed_16(data, types.int64), generate
 
@@ -413,17 +403,6 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
     return step
 
 
-def _zeros(n: int) -> Any:
-    @intrinsic
-    def zeros(typing: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return context.make_tuple(builder, signature.return_type, [ir.Constant(_FLOATS, None)] * n)
-
-        return types.UniTuple(floats_8, n)(), generate
-
-    return zeros
-
-
 def _put_products(n: int) -> Any:
     """Make the function that writes the products of 8 rows with n tokens."""
 
@@ -507,7 +486,7 @@ def eight_rows_of_groups(
     of_blocks: Any = _scales_of_blocks(block_bytes, scales.words) if at_once else None
 
     def make(n: int) -> Any:
-        step, zeros, put = _step(n, stored, kind, minus, together), _zeros(n), _put_products(n)
+        step, zeros, put = _step(n, stored, kind, minus, together), no_sums(n, floats_8), _put_products(n)
 
         @inlined
         def add_group(records: int, rows: Any, i: int, p: int, own: Any, offsets: Any, sums: Any) -> Any:
@@ -613,7 +592,8 @@ def eight_rows_by_parts(
     two_scales = _two_scales(tuple(places), tuple(minima) or tuple(places), bool(minima))
 
     def make(n: int) -> Any:
-        zeros, put, part = _zeros(n), _put_products(n), _part(n, stored, kind, quants, two_scales, n_sums)
+        zeros, put = no_sums(n, floats_8), _put_products(n)
+        part = _part(n, stored, kind, quants, two_scales, n_sums)
 
         @jit
         def multiply(

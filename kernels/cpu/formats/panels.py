@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic
 
 from ..build.jit import jit
 from ..build.memory import floats, raw
-from ..build.vectors import element_address, get, has_quad_dot, has_tiles, put, register_lanes, store
+from ..build.vectors import Vector, get, has_quad_dot, has_tiles, load_as, put, register_lanes, store
 from ..build.vectors import lanes as shuffled
 from .quants import lanes, look_up
 from .scales import Scales, floats_8
@@ -48,28 +48,11 @@ DEPTH = (16384 if TILES else 8192) // ROWS
 HALVES, BIASED, UNSIGNED = 1, 2, 4
 
 
-class _Eight(types.Type):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(name="int8x32")
-
-
-quants_32 = _Eight()
-
-
-@register_model(_Eight)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _EIGHT)
+# 32 quants, as 8 words of 4 bytes.
+quants_32 = Vector(types.int32, _EIGHT)
 
 
 # ---- quants of 32 columns ----
-
-
-def _load(context: Any, builder: Any, signature: Any, args: Any, kind: Any) -> Any:
-    address = element_address(context, builder, signature.args[0], *args[:2])
-    loaded = builder.load(builder.bitcast(address, kind.as_pointer()))
-    loaded.align = 1
-    return loaded
 
 
 @intrinsic
@@ -77,7 +60,7 @@ def load_32(typing: Any, data: Any, at: Any) -> Any:
     """Load 32 bytes from byte `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _load(context, builder, signature, args, _EIGHT)
+        return load_as(context, builder, signature, args, _EIGHT)
 
     return quants_32(data, types.int64), generate
 
@@ -87,7 +70,7 @@ def load_nibbles(typing: Any, data: Any, at: Any) -> Any:
     """Load 32 quants of 4 bits from byte `at` on: the low four bits of 16 bytes, then their high four bits."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        packed = _load(context, builder, signature, args, ir.VectorType(_I8, 16))
+        packed = load_as(context, builder, signature, args, ir.VectorType(_I8, 16))
         both = shuffled(builder, packed, packed, [*range(16), *range(16)])
         # No instruction shifts bytes, so words are shifted, and bits that came from the next byte are masked.
         words = builder.lshr(builder.bitcast(both, _EIGHT), ir.Constant(_EIGHT, [0] * 4 + [4] * 4))
@@ -101,7 +84,7 @@ def load_bits(typing: Any, data: Any, at: Any, value: Any) -> Any:
     """Load 32 bits from byte `at` on; return 32 bytes: `value` where the bit is 1, and 0 where it is 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        packed = _load(context, builder, signature, args, ir.VectorType(_I8, 4))
+        packed = load_as(context, builder, signature, args, ir.VectorType(_I8, 4))
         spread = shuffled(builder, packed, packed, [i // 8 for i in range(32)])
         bit = ir.Constant(_BYTES, [1 << i % 8 for i in range(32)])
         is_set = builder.icmp_unsigned("==", builder.and_(spread, bit), bit)

@@ -7,10 +7,19 @@ from typing import Any, NamedTuple
 
 from llvmlite import binding, ir
 from numba import types
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic
 
 from ..build.layout import LANES
-from ..build.vectors import call_llvm, element_address, everywhere, register_lanes, vector
+from ..build.vectors import (
+    Vector,
+    call_llvm,
+    element_address,
+    everywhere,
+    lane_by_lane,
+    load_as,
+    register_lanes,
+    vector,
+)
 from ..build.vectors import lanes as shuffled
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
@@ -18,25 +27,7 @@ _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntTyp
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
-class _Words(types.Type):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(name=f"uint32x{LANES}")
-
-
-lanes = _Words()
-
-
-@register_model(_Words)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _INTS)
-
-
-def _load(context: Any, builder: Any, kind: Any, what: Any, array: Any, at: Any) -> Any:
-    address = element_address(context, builder, kind, array, at)
-    loaded = builder.load(builder.bitcast(address, what.as_pointer()))
-    loaded.align = 1
-    return loaded
+lanes = Vector(types.uint32, _INTS)
 
 
 def side_by_side(builder: Any, parts: list[Any]) -> Any:
@@ -52,7 +43,7 @@ def load_words(typing: Any, data: Any, at: Any) -> Any:
     """Load 16 words from byte `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _load(context, builder, signature.args[0], _INTS, *args)
+        return load_as(context, builder, signature, args, _INTS)
 
     return lanes(data, types.int64), generate
 
@@ -63,7 +54,7 @@ def load_words_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> A
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         four = ir.VectorType(_I32, 4)
-        parts = [_load(context, builder, signature.args[0], four, args[0], at) for at in args[1:]]
+        parts = [load_as(context, builder, signature, (args[0], at), four) for at in args[1:]]
         return side_by_side(builder, parts)
 
     return lanes(data, *[types.int64] * 4), generate
@@ -74,7 +65,7 @@ def load_halves_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> 
     """Load the float16 at each of four byte offsets as float32; each fills 4 lanes of the result."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        halves = [_load(context, builder, signature.args[0], _I16, args[0], at) for at in args[1:]]
+        halves = [load_as(context, builder, signature, (args[0], at), _I16) for at in args[1:]]
         joined = side_by_side(builder, [everywhere(builder, half, 4) for half in halves])
         return builder.fpext(builder.bitcast(joined, ir.VectorType(_F16, LANES)), _VECTOR)
 
@@ -86,7 +77,7 @@ def load_uint8(typing: Any, data: Any, at: Any) -> Any:
     """Load 16 bytes from byte `at` on, one per word."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.zext(_load(context, builder, signature.args[0], ir.VectorType(_I8, LANES), *args), _INTS)
+        return builder.zext(load_as(context, builder, signature, args, ir.VectorType(_I8, LANES)), _INTS)
 
     return lanes(data, types.int64), generate
 
@@ -102,7 +93,7 @@ def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        packed = _load(context, builder, signature.args[0], ir.VectorType(_I8, 12), *args)
+        packed = load_as(context, builder, signature, args, ir.VectorType(_I8, 12))
 
         def bits(places: list[int], shifts: list[int], masks: list[int]) -> Any:
             """Return, in each lane, `byte[place] >> shift & mask` of the 12 bytes."""
@@ -117,65 +108,49 @@ def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
     return vector(data, types.int64), generate
 
 
-@intrinsic
-def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
-    """Return `scale * q - minimum`, rounded once, for the quant q in the lowest 4 bits of each word.
+def fma_of_4_bits(builder: Any, words: Any, scale: Any, offset: Any) -> Any:
+    """Return `scale * q + offset`, rounded once, for the quant q in the lowest 4 bits of each word.
 
-    All lanes of `scale` are equal, and so are all lanes of `minimum`. With AVX-512 the results for all 16 values of q
+    All lanes of `scale` are equal, and so are all lanes of `offset`. With AVX-512 the results for all 16 values of q
     are computed once per scale, in one register, and q is an index into this register.
     """
+    name = f"llvm.fma.v{LANES}f32"
+    if register_lanes() == LANES:
+        every = ir.Constant(_VECTOR, [float(q) for q in range(LANES)])
+        table = call_llvm(builder, name, _VECTOR, [scale, every, offset])
+        return call_llvm(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, [table, words])
+    quants = builder.sitofp(builder.and_(words, ir.Constant(_INTS, [15] * LANES)), _VECTOR)
+    return call_llvm(builder, name, _VECTOR, [scale, quants, offset])
+
+
+@intrinsic
+def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
+    """Return `scale * q - minimum`: see `fma_of_4_bits`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, scale, minimum = args
-        name, less = f"llvm.fma.v{LANES}f32", builder.fneg(minimum)
-        if register_lanes() == LANES:
-            every = ir.Constant(_VECTOR, [float(q) for q in range(LANES)])
-            table = call_llvm(builder, name, _VECTOR, [scale, every, less])
-            return call_llvm(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, [table, words])
-        quants = builder.sitofp(builder.and_(words, everywhere(builder, ir.Constant(_I32, 15))), _VECTOR)
-        return call_llvm(builder, name, _VECTOR, [scale, quants, less])
+        return fma_of_4_bits(builder, words, scale, builder.fneg(minimum))
 
     return vector(lanes, vector, vector), generate
 
 
-@intrinsic
-def both(typing: Any, words: Any, mask: Any) -> Any:
-    """Return `words & mask`."""
+def _with_number(operation: str) -> Any:
+    """Make the function that applies an operation of LLVM to each of 16 words and one number."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.and_(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
+    @intrinsic
+    def apply(typing: Any, words: Any, n: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, operation)(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
 
-    return lanes(lanes, types.int64), generate
+        return lanes(lanes, types.int64), generate
 
-
-@intrinsic
-def either(typing: Any, a: Any, b: Any) -> Any:
-    """Return `a | b`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.or_(*args)
-
-    return lanes(lanes, lanes), generate
+    return apply
 
 
-@intrinsic
-def left(typing: Any, words: Any, n: Any) -> Any:
-    """Return `words << n`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.shl(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
-
-    return lanes(lanes, types.int64), generate
-
-
-@intrinsic
-def right(typing: Any, words: Any, n: Any) -> Any:
-    """Return `words >> n`, unsigned."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.lshr(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
-
-    return lanes(lanes, types.int64), generate
+# `words & n`, `words << n`, and `words >> n`, unsigned.
+both, left, right = map(_with_number, ("and_", "shl", "lshr"))
+# `a | b`.
+either = lane_by_lane("or_")
 
 
 @intrinsic
@@ -227,7 +202,7 @@ def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
     @intrinsic
     def load(typing: Any, data: Any, at: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            packed = _load(context, builder, signature.args[0], ir.VectorType(_I8, n_bytes), *args)
+            packed = load_as(context, builder, signature, args, ir.VectorType(_I8, n_bytes))
             found = ir.Constant(_INTS, [0] * LANES)
             for field in fields:
                 places = ir.Constant(ir.VectorType(_I32, LANES), list(field.places))
@@ -264,9 +239,8 @@ def load_5_bits(typing: Any, data: Any, low: Any, high: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data, low, high = args
-        kind = signature.args[0]
-        words = builder.zext(_load(context, builder, kind, ir.VectorType(_I8, LANES), data, low), _INTS)
-        fifth = _load(context, builder, kind, ir.VectorType(_I16, 2), data, high)
+        words = builder.zext(load_as(context, builder, signature, (data, low), ir.VectorType(_I8, LANES)), _INTS)
+        fifth = load_as(context, builder, signature, (data, high), ir.VectorType(_I16, 2))
         found = []
         for half in range(2):
             bits = builder.extract_element(fifth, ir.Constant(_I32, half))
@@ -331,12 +305,7 @@ def load_levels(levels: Sequence[int]) -> Any:
     @intrinsic
     def load(typing: Any, data: Any, at: Any, scale: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            data, at, scale = args
-            address = builder.bitcast(
-                element_address(context, builder, signature.args[0], data, at), _BYTES.as_pointer()
-            )
-            loaded = builder.load(address)
-            loaded.align = 1
+            loaded, scale = load_as(context, builder, signature, args, _BYTES), args[2]
             if register_lanes() == LANES:
                 words = builder.zext(loaded, _INTS)
                 table = builder.fmul(scale, ir.Constant(_VECTOR, [float(level) for level in levels]))

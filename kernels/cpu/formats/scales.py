@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic
 
 from ..build.jit import jit
 from ..build.memory import raw
-from ..build.vectors import vector
+from ..build.vectors import Vector, vector
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -20,18 +20,7 @@ ROWS = 8
 _SUMS, _FLOATS, _WORDS = (ir.VectorType(kind, ROWS) for kind in (_I32, _F32, _I16))
 
 
-class _Floats(types.Type):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(name="float32x8")
-
-
-floats_8 = _Floats()
-
-
-@register_model(_Floats)
-class _FloatsModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _FLOATS)
+floats_8 = Vector(types.float32, _FLOATS)
 
 
 def load_at(builder: Any, address: Any, offset: int, kind: Any) -> Any:

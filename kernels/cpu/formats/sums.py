@@ -36,15 +36,15 @@ def rows_together(n_vectors: int) -> int:
     return next(rows for rows in (4, 2, 1) if rows == 1 or rows * n_vectors <= _PAIRS[register_lanes()])
 
 
-def no_sums(n_pairs: int) -> Any:
-    """Make the function that returns a tuple of `n_pairs` vectors of zeros, the initial sums."""
+def no_sums(n: int, kind: Any = vector) -> Any:
+    """Make the function that returns a tuple of n vectors of zeros, the initial sums; `kind` is their type."""
 
     @intrinsic
     def zeros(typing: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return context.make_tuple(builder, signature.return_type, [ir.Constant(_VECTOR, None)] * n_pairs)
+            return context.make_tuple(builder, signature.return_type, [ir.Constant(kind.llvm, None)] * n)
 
-        return types.UniTuple(vector, n_pairs)(), generate
+        return types.UniTuple(kind, n)(), generate
 
     return zeros
 

@@ -216,9 +216,10 @@ class CompiledBackend(SimdBackend):
 
     def _norm_add(self, x: Native, norm: Norm | None, residual: Native | None) -> Native:
         x, y, added = contiguous(x), aligned(*x.shape), None if residual is None else contiguous(residual)
-        descriptor = None if norm is None else norm_descriptor(norm)
-        of, at = 0 if descriptor is None else address(descriptor), 0 if added is None else address(added)
-        self.run_entry(self.library.norm_add, of, *x.shape, address(x), at, address(y))
+        descriptor = norm_descriptor(norm)
+        self.run_entry(
+            self.library.norm_add, address(descriptor), *x.shape, address(x), address(added), address(y)
+        )  # fmt: skip
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:
@@ -245,15 +246,9 @@ class CompiledBackend(SimdBackend):
         n, x = len(x), contiguous(x)
         y = aligned(n, block.n_outputs)
         added = None if residual is None else contiguous(residual)
-        scratch = (
-            0
-            if n == 1 and block.has_gemv and not block.n_fixed
-            else self.scratch_address(n * layout.product_floats(block.n_inputs))
-        )
-        self.run_entry(
-            self.library.project, block.address, n, address(x), 0 if added is None else address(added), scratch,
-            address(y),
-        )  # fmt: skip
+        needs_scratch = n > 1 or not block.has_gemv or block.n_fixed
+        scratch = self.scratch_address(n * layout.product_floats(block.n_inputs)) if needs_scratch else 0
+        self.run_entry(self.library.project, block.address, n, address(x), address(added), scratch, address(y))
         return y
 
     def _block(
@@ -331,11 +326,7 @@ class CompiledBackend(SimdBackend):
     def head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
         """Return the address of the kernel parameters (int64 words) for `head_norm_rope`, which are made once.
 
-        Args:
-            n_q: the number of query heads.
-            n_k: the number of KV heads; 0 if only one array is normed and rotated.
-            head_dim: E.
-            norms: the norms of query heads and of key heads, or None.
+        `n_q` and `n_k` are the numbers of query heads and KV heads; `n_k` is 0 for one array.
         """
         key = (n_q, n_k, head_dim, *(norms or ()))
         descriptor = self._heads.get(key)
@@ -405,11 +396,7 @@ class CompiledBackend(SimdBackend):
             return OpByOp(self, layers, str(error))
 
     def _check_overrides(self) -> None:
-        """Check that no operation that has a compiled step is overridden.
-
-        Raises:
-            CannotCompileError: this backend overrides an operation.
-        """
+        """Raise CannotCompileError if this backend overrides an operation that has a compiled step."""
         for name in (*LOWERED, "kv_write", "kv_append"):
             if name in vars(self) or getattr(type(self), name) is not getattr(CompiledBackend, name):
                 raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
@@ -417,10 +404,7 @@ class CompiledBackend(SimdBackend):
     def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
         """Return the kernel parameters of a mixture of experts, which are made once and cached.
 
-        Args:
-            norm: the norm of the input.
-            experts: the mixture.
-            adds: whether the kernel applies `experts.post_norm` and adds a residual.
+        With `adds`, the kernel applies `experts.post_norm` and adds a residual.
         """
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
@@ -469,10 +453,10 @@ class CompiledBackend(SimdBackend):
         """Return `activation(gate)` (T, N), times x if given, or clamped SwiGLU; `kind` selects it, 0 the sigmoid."""
         gate, out = strided_rows(gate), aligned(*gate.shape)
         x = None if x is None else strided_rows(x)
-        at, row = (0, 0) if x is None else (address(x), x.strides[0] // 4)
+        row = 0 if x is None else x.strides[0] // 4
         self.run_entry(
-            self.library.gate_rows, self.library.address("gate_span"), kind, *gate.shape, at, row, address(gate),
-            gate.strides[0] // 4, address(out),
+            self.library.gate_rows, self.library.address("gate_span"), kind, *gate.shape, address(x), row,
+            address(gate), gate.strides[0] // 4, address(out),
         )  # fmt: skip
         return out
 
@@ -513,10 +497,8 @@ class CompiledBackend(SimdBackend):
         self, batch: Batch, layer: int, x: Native, conv: Convolution, block: int, before: Native | None = None,
         after: Native | None = None,
     ) -> Native:  # fmt: skip
-        gates: list[int] = []
         kept = [None if gate is None else strided_rows(gate) for gate in (before, after)]
-        for gate in kept:
-            gates += (0, 0) if gate is None else (address(gate), gate.strides[0] // 4)
+        gates = [word for gate in kept for word in (address(gate), 0 if gate is None else gate.strides[0] // 4)]
         store, runs = cast(np.ndarray, batch.stores.states[layer][0]), contiguous(batch.runs)
         x, out = strided_rows(x), aligned(*x.shape)
         self.run_entry(
@@ -530,9 +512,8 @@ class CompiledBackend(SimdBackend):
         found = self._mixer_descriptors.get((conv, activated))
         if found is None:
             taps, channels = conv.weight.shape
-            bias = 0 if conv.bias is None else address(conv.bias)
             task = self.library.address("convolve_span")
-            values = (task, address(conv.weight), taps, channels, int(activated), bias)
+            values = (task, address(conv.weight), taps, channels, int(activated), address(conv.bias))
             found = self._mixer_descriptors[conv, activated] = np.array(values, dtype=np.int64)
         return address(found)
 
@@ -646,10 +627,8 @@ class CompiledProgram(Program):
             )
         for layer, (descriptor, store) in enumerate(zip(self._layers, layers, strict=False)):
             if states := stores.states[layer] if stores.states else ():
-                of_layer = cast(tuple[np.ndarray, ...], states)
-                descriptor[layout.STATE_STORE : layout.STATE_STORE + len(of_layer)] = [
-                    address(state) for state in of_layer
-                ]
+                addresses = [address(state) for state in cast(tuple[np.ndarray, ...], states)]
+                descriptor[layout.STATE_STORE : layout.STATE_STORE + len(addresses)] = addresses
             if store is None:
                 continue
             descriptor[layout.KV_STORE], descriptor[layout.KV_SLOTS] = address(store), store.shape[2]
@@ -754,10 +733,7 @@ def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
     """Return the number of partial results of attention per head: one for each query and each block of keys.
 
     With more than `SMALL_BATCH` queries, there are none, because the kernel merges the result of each block at once.
-
-    Args:
-        spans: (B,) the page table and length of each sequence.
-        counts: (B,) the number of queries of each sequence.
+    `counts` are the numbers of queries of the sequences.
     """
     if sum(counts) > layout.SMALL_BATCH:
         return 0

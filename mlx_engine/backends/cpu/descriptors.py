@@ -31,12 +31,12 @@ KINDS: dict[Gating, int] = {
 }  # fmt: skip
 
 
-def address(array: np.ndarray) -> int:
-    """Return the address of an array. For a writable array, this is four times as fast as `array.ctypes.data`."""
+def address(array: np.ndarray | None) -> int:
+    """Return the address of an array; 0 for None. For a writable array, `array.ctypes.data` takes 4 times as long."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
-    except (TypeError, ValueError, BufferError):  # read-only, empty, or not contiguous
-        return int(array.ctypes.data)
+    except (TypeError, ValueError, BufferError):  # None, read-only, empty, or not contiguous
+        return 0 if array is None else int(array.ctypes.data)
 
 
 def aligned(*shape: int) -> np.ndarray:
@@ -111,11 +111,8 @@ class Block:
         for of, first in ((norm, layout.NORM_WEIGHT), (post, layout.POST_NORM_WEIGHT)):
             if of is not None:
                 write_norm(descriptor[first : first + 3], of)
-        descriptor[layout.N], descriptor[layout.K], descriptor[layout.ACTIVATION] = (
-            self.n_outputs,
-            self.n_inputs,
-            activation,
-        )
+        descriptor[layout.N], descriptor[layout.K] = self.n_outputs, self.n_inputs
+        descriptor[layout.ACTIVATION] = activation
         self._write_chunks(matrices, gated)
         descriptor[layout.MATRICES] = len(matrices)
         # gemv needs inputs that fill whole SIMD vectors. Gate and up must have the same format, because gemv
@@ -124,7 +121,7 @@ class Block:
         descriptor[layout.HAS_GEMV] = self.has_gemv
         for matrix, linear, column, row in zip(matrices, linears, edges, self.table(), strict=False):
             write_matrix(row, matrix, library)
-            row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
+            row[layout.BIAS] = address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
         self.n_fixed = 0
         # Gate and up are multiplied in the same chunks, so fixed point is used only if both are quantised. Quantising a
@@ -173,8 +170,10 @@ def write_norm(descriptor: np.ndarray, norm: Norm) -> None:
         descriptor[2] = address(norm.bias)
 
 
-def norm_descriptor(norm: Norm) -> np.ndarray:
-    """Return the descriptor of a norm that is not part of a block."""
+def norm_descriptor(norm: Norm | None) -> np.ndarray | None:
+    """Return the descriptor of a norm that is not part of a block; None for None."""
+    if norm is None:
+        return None
     descriptor = np.zeros(3, dtype=np.int64)
     write_norm(descriptor, norm)
     return descriptor
@@ -228,19 +227,18 @@ class ExpertBlock:
         descriptor[layout.EX_WIDTH], descriptor[layout.EX_INNER] = self.width, self.inner
         descriptor[layout.EX_ADDS] = adds
         self.norms = (experts.router_norm, experts.post_norm if adds else None)
-        self.scales = experts.routing.scales
         for first, own in zip((layout.EX_ROUTER_NORM, layout.EX_POST_NORM), self.norms, strict=True):
             if own is not None:
                 write_norm(descriptor[first : first + 2], own)
-        descriptor[layout.EX_SCALES] = 0 if self.scales is None else address(self.scales)
+        descriptor[layout.EX_SCALES] = address(experts.routing.scales)
         descriptor[layout.EX_SHARED : layout.EX_SHARED + len(self.shared)] = [block.address for block in self.shared]
         self._write_routing(experts.routing)
         descriptor[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]
 
     def _write_routing(self, routing: Routing) -> None:
-        descriptor, self.bias = self.descriptor, routing.bias
+        descriptor, self.routing = self.descriptor, routing  # keeps the arrays of `routing` alive
         descriptor[layout.EX_SIGMOID] = routing.scoring == "sigmoid"
-        descriptor[layout.EX_CHOICE_BIAS] = 0 if self.bias is None else address(self.bias)
+        descriptor[layout.EX_CHOICE_BIAS] = address(routing.bias)
         descriptor[layout.EX_GROUPS], descriptor[layout.EX_GROUPS_USED] = routing.groups or (0, 0)
         descriptor[layout.EX_SUM_EPS : layout.EX_SUM_EPS + 1].view(np.float64)[:] = routing.sum_eps
         descriptor[layout.EX_WEIGHS_INPUTS] = routing.weighs_inputs

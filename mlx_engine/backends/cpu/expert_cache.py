@@ -8,7 +8,7 @@ which they are read, and waits for the thread only if all chosen experts that it
 
 A held expert is never replaced. A pass of few tokens holds every chosen expert until it has been multiplied, and a pass
 of many tokens only the expert that is being multiplied. A pass of many tokens uses nearly all experts of each mixture,
-one after another; those that are missing pass through two slots, so that the experts that are used most stay in memory.
+one after another; missing experts are read into two slots, so that the experts that are used most stay in memory.
 
 Reads bypass the system's page cache, which would keep a second copy. One read of a whole matrix at a time reaches the
 peak rate of the disk: the system splits it into many requests.
@@ -37,7 +37,7 @@ from mlx_engine.kernels.cpu.build import layout
 from mlx_engine.kernels.cpu.build.library import Library
 from mlx_engine.machine.memory import MappedRange, Promised, mapped_range
 
-# Slots through which the experts of a pass of many tokens go.
+# The number of slots for missing experts in a pass of many tokens.
 PASSAGES = 2
 
 
@@ -60,9 +60,9 @@ class ExpertCache:
         self._start()
 
     def add(self, block: ExpertBlock, n_slots: int) -> None:
-        """Keep some experts of a mixture in memory: at least one, and at most as many as fit into a bound.
+        """Keep experts of a mixture in memory, at least one: as many as fit into the bytes of `n_slots` experts.
 
-        The bound is the bytes that `n_slots` experts take in the file. Mixtures are added in the order of their layers.
+        Mixtures are added in the order of their layers.
 
         Raises:
             ModelError: experts are not multiplied as the file stores them, or are stored in several types.
@@ -72,16 +72,19 @@ class ExpertCache:
         self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
-        """Start another thread, without experts in memory, if this process has been forked."""
-        if self._process != os.getpid():
+        """Before a pass, discard the error of a guess. In a forked process, start a thread; no expert is in memory."""
+        if self._process == os.getpid():
+            self._reader.take_error()
+        else:
             self.close.detach()
             self._reader.close_pipes()
             self._start(self._reader.files)
 
     def check(self) -> None:
-        """Raise the error of the thread, if it has failed."""
-        if self._reader.error is not None:
-            raise self._reader.error.with_traceback(None)
+        """After a pass, raise the error with which reading has failed, if it has; the next pass reads again."""
+        error = self._reader.take_error()
+        if error is not None:
+            raise error.with_traceback(None)
 
     @property
     def n_bytes_read(self) -> int:
@@ -115,7 +118,7 @@ class _Mixture:
         residents: which experts are in memory.
         following: the mixture of the next layer, or None.
         has_many: whether many tokens have chosen experts in the current pass.
-        passages: the slots through which the experts of many tokens go.
+        passages: the slots for missing experts in a pass of many tokens.
     """
 
     following: _Mixture | None = None
@@ -181,13 +184,14 @@ class _Reader:
     """What the thread does.
 
     Attributes:
-        error: the reason why reading has failed, or None.
+        error: the reason why reading has failed, or None. Until `take_error`, no expert is read.
         n_bytes_read: the bytes that have been read.
         files: the descriptors of the model's files, by path.
     """
 
     def __init__(self, library: Library, files: Mapping[str, int]) -> None:
         self.error: Exception | None = None
+        self._failing = threading.Lock()
         self.n_bytes_read, self.files = 0, dict(files)
         self._library, self._mixtures = library, list[_Mixture]()
         # Notes of kernels come from one pipe; a byte in the other is an answer.
@@ -225,23 +229,32 @@ class _Reader:
 
     def run(self) -> None:
         """Read experts until `end`."""
-        try:
-            while not self._is_ended:
-                if self._news.poll(0) or (job := self._job()) is None:
+        while not self._is_ended:
+            if self.error is not None:
+                self._wake()
+            try:
+                if self.error is not None or self._news.poll(0) or (job := self._job()) is None:
                     self._take_notes()
                 else:
                     self._load(*job)
-        except Exception as error:  # also one that is a bug: kernels would wait forever
-            self.error = error
-            for mixture in self._mixtures:
-                mixture.state[layout.STATE_FAILED] = 1
-            while not self._is_ended:
-                self._wake()
-                self._take_notes()
-        finally:
-            self.close_pipes()
-            for file in self.files.values():
-                os.close(file)
+            except Exception as error:  # also one that is a bug: kernels would wait forever
+                with self._failing:
+                    self.error = error
+                    for mixture in self._mixtures:
+                        mixture.state[layout.STATE_FAILED] = 1
+        self.close_pipes()
+        for file in self.files.values():
+            os.close(file)
+
+    def take_error(self) -> Exception | None:
+        """Return `error`, and forget it and the experts that the failed pass has chosen. No pass may be running."""
+        with self._failing:
+            error = self.error
+            if error is not None:
+                for mixture in self._mixtures:
+                    mixture.state[layout.STATE_FAILED], mixture.is_used[:] = 0, 0
+                self._has_guess, self.error = False, None
+        return error
 
     def _take_notes(self) -> None:
         """Read the notes of kernels; wait if there is none."""
@@ -333,11 +346,7 @@ class _Reader:
         return self._current is not None and self._current.following is mixture
 
     def _read(self, range_: MappedRange, memory: np.ndarray) -> None:
-        """Read a range of a file, from the beginning of its first memory page on.
-
-        Raises:
-            SourceError: the file has become shorter, or cannot be read.
-        """
+        """Read a range of a file, from its first memory page on; raise SourceError if the file does not have it."""
         file, first, done = self.files[str(range_.path)], range_.first // mmap.PAGESIZE * mmap.PAGESIZE, 0
         needed = range_.first % mmap.PAGESIZE + range_.nbytes
         while done < needed:
@@ -353,11 +362,7 @@ class _Reader:
         self.n_bytes_read += done
 
     def _open(self, range_: MappedRange) -> None:
-        """Open the file of a range, unless it is open.
-
-        Raises:
-            SourceError: the file cannot be opened, or has been replaced.
-        """
+        """Open the file of a range, unless it is open; raise SourceError if this fails or the file was replaced."""
         path = str(range_.path)
         if path in self.files:
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -102,12 +103,8 @@ class Place:
 def allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
     """Set the offset of each buffer, so that buffers in use at the same time do not overlap.
 
-    Return the total size in floats per token.
-
-    Args:
-        steps: the steps, with their buffers as values.
-        x: the buffer of the input, which is in use from the beginning.
-        y: the buffer of the result, which is in use until the end.
+    Return the total size in floats per token. `steps` have buffers among their values; the buffer x of the input is in
+    use from the beginning, and the buffer y of the result until the end.
     """
     last_step = {x: 0}
     for i, step in enumerate(steps):
@@ -187,16 +184,15 @@ class Lowering:
             raise CannotCompileError("an operation on an array that no operation has returned")
         return x
 
-    def _emit(self, op: int, is_wanted: bool, **fields: Any) -> dict[int, Any]:
-        step = {layout.OP: op, layout.WANTED: int(is_wanted), layout.A_AT: None, layout.B_AT: None}
-        step |= {layout.C_AT: None, layout.D_AT: None}
+    def _emit(self, op: int, is_wanted: bool, *inputs: Place | None, **fields: Any) -> None:
+        """Add a step. `inputs` are the locations A, B, C and D of its inputs, and `fields` its other words by name."""
+        step: dict[int, Any] = {layout.OP: op, layout.WANTED: int(is_wanted)}
         step |= {getattr(layout, name): value for name, value in fields.items()}
+        for first, place in zip_longest((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs):
+            step[first] = None
+            if place is not None:
+                step[first], step[first + 1], step[first + 2] = place.buffer, place.column, place.buffer.width
         self.steps.append(step)
-        return step
-
-    def _read(self, step: dict[int, Any], first: int, place: Place) -> None:
-        """Write the location of an input into a step. `first` is its first word: A_AT, B_AT, C_AT or D_AT."""
-        step[first], step[first + 1], step[first + 2] = place.buffer, place.column, place.buffer.width
 
     def _new(self, width: int, is_wanted: bool, head_dim: int = 0) -> Place:
         return Place(Buffer(width), 0, width, is_wanted, head_dim)
@@ -208,8 +204,7 @@ class Lowering:
     def _copied(self, place: Place, *, is_wanted: bool) -> Place:
         out = self._new(place.width, is_wanted, place.head_dim)
         from_all = int(is_wanted and not place.is_wanted)
-        step = self._emit(layout.COPY, is_wanted, OUT=out.buffer, ROW_WIDTH=place.width, FROM_ALL=from_all)
-        self._read(step, layout.A_AT, place)
+        self._emit(layout.COPY, is_wanted, place, OUT=out.buffer, ROW_WIDTH=place.width, FROM_ALL=from_all)
         return out
 
     def _project(self, x: Place, block: Block, residual: Place | None = None) -> Place:
@@ -217,17 +212,16 @@ class Lowering:
         if source.width != block.n_inputs:
             raise CannotCompileError(f"a product of {block.n_inputs} columns with {source.width}")
         out = self._new(block.n_outputs, source.is_wanted)
-        added = None if residual is None else self._residual(residual, out)
-        step = self._emit(layout.PROJECT, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
-        self._read(step, layout.A_AT, source)
-        if added is not None:
-            self._read(step, layout.B_AT, added)
+        added = self._residual(residual, out)
+        self._emit(layout.PROJECT, source.is_wanted, source, added, OUT=out.buffer, STEP_BLOCK=block.address)
         self.inputs = max(self.inputs, layout.product_floats(block.n_inputs))
         self.kept.append(block)
         return out
 
-    def _residual(self, x: Place, out: Place) -> Place:
+    def _residual(self, x: Place | None, out: Place) -> Place | None:
         """Return the location, with contiguous rows, of a residual that a step adds to `out`; check its shape."""
+        if x is None:
+            return None
         added = self._whole(self._place(x))
         if (added.width, added.is_wanted) != (out.width, out.is_wanted):
             raise CannotCompileError("a residual of a different shape")
@@ -267,11 +261,8 @@ class Lowering:
     def _mixture(self, x: Place, block: ExpertBlock, residual: Place | None) -> Place:
         source = self._whole(self._place(x))
         out = self._new(block.width, source.is_wanted)
-        added = None if residual is None else self._residual(residual, out)
-        step = self._emit(layout.EXPERTS, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
-        self._read(step, layout.A_AT, source)
-        if added is not None:
-            self._read(step, layout.B_AT, added)
+        added = self._residual(residual, out)
+        self._emit(layout.EXPERTS, source.is_wanted, source, added, OUT=out.buffer, STEP_BLOCK=block.address)
         self.experts.append(block)
         return out
 
@@ -287,13 +278,9 @@ class Lowering:
         source = self._whole(self._place(x))
         if norm is not None and norm.weight.size != source.width:
             raise CannotCompileError("a norm of another width than its input")
-        out, descriptor = self._new(source.width, source.is_wanted), None if norm is None else norm_descriptor(norm)
-        added = None if residual is None else self._residual(residual, out)
-        of = 0 if descriptor is None else address(descriptor)
-        step = self._emit(layout.NORM_ADD, source.is_wanted, OUT=out.buffer, ROW_WIDTH=source.width, STEP_BLOCK=of)
-        self._read(step, layout.A_AT, source)
-        if added is not None:
-            self._read(step, layout.B_AT, added)
+        out, descriptor = self._new(source.width, source.is_wanted), norm_descriptor(norm)
+        fields = {"OUT": out.buffer, "ROW_WIDTH": source.width, "STEP_BLOCK": address(descriptor)}
+        self._emit(layout.NORM_ADD, source.is_wanted, source, self._residual(residual, out), **fields)
         self.kept += [norm, descriptor]
         return out
 
@@ -307,8 +294,7 @@ class Lowering:
         """Add an exchange between ranks, which runs between two calls of the kernels. The result is `width` wide."""
         source = self._whole(self._place(x))
         out = self._new(width, source.is_wanted, source.head_dim)
-        step = self._emit(op, source.is_wanted, OUT=out.buffer, ROW_WIDTH=width)
-        self._read(step, layout.A_AT, source)
+        self._emit(op, source.is_wanted, source, OUT=out.buffer, ROW_WIDTH=width)
         return out
 
     def heads(self, x: Place, head_dim: int) -> Place:
@@ -324,11 +310,10 @@ class Lowering:
         blocks = [self.backend.step_block((of,)) for of in linear.weights]
         table = np.array([block.address for block in blocks], dtype=np.int64)
         out = self._new(n_heads * n, source.is_wanted, n)
-        step = self._emit(
-            layout.HEAD_LINEAR, source.is_wanted, OUT=out.buffer, STEP_BLOCK=address(table), N_HEADS=n_heads,
+        self._emit(
+            layout.HEAD_LINEAR, source.is_wanted, source, OUT=out.buffer, STEP_BLOCK=address(table), N_HEADS=n_heads,
             N_KV_HEADS=k, ROW_WIDTH=n,
         )  # fmt: skip
-        self._read(step, layout.A_AT, source)
         self.inputs = max(self.inputs, layout.whole_vectors(k) + layout.product_floats(k) + layout.whole_vectors(n))
         self.kept += [blocks, table]
         return out
@@ -341,9 +326,8 @@ class Lowering:
         if not n * m * n_heads or sizes != (first.width, second.width, second.is_wanted):
             raise CannotCompileError("heads of different numbers or rows")
         out = self._new(n_heads * (n + m), first.is_wanted, n + m)
-        step = self._emit(layout.JOIN, first.is_wanted, OUT=out.buffer, N_HEADS=n_heads, N_KV_HEADS=m, ROW_WIDTH=n)
-        self._read(step, layout.A_AT, first)
-        self._read(step, layout.B_AT, second)
+        fields = {"OUT": out.buffer, "N_HEADS": n_heads, "N_KV_HEADS": m, "ROW_WIDTH": n}
+        self._emit(layout.JOIN, first.is_wanted, first, second, **fields)
         return out
 
     def columns(self, x: Place, first: int, last: int) -> Place:
@@ -357,18 +341,14 @@ class Lowering:
         if (left.width, left.is_wanted) != (right.width, right.is_wanted):
             raise CannotCompileError("a product of different shapes")
         out = self._new(left.width, left.is_wanted)
-        step = self._emit(layout.MULTIPLY, left.is_wanted, OUT=out.buffer, ROW_WIDTH=left.width)
-        self._read(step, layout.A_AT, left)
-        self._read(step, layout.B_AT, right)
+        self._emit(layout.MULTIPLY, left.is_wanted, left, right, OUT=out.buffer, ROW_WIDTH=left.width)
         return out
 
     def scale(self, x: Place, factor: float) -> Place:
         source = self._place(x)
         out = self._new(source.width, source.is_wanted)
-        step = self._emit(
-            layout.SCALE, source.is_wanted, OUT=out.buffer, ROW_WIDTH=source.width, STEP_SCALE=_bits(factor)
-        )
-        self._read(step, layout.A_AT, source)
+        fields = {"OUT": out.buffer, "ROW_WIDTH": source.width, "STEP_SCALE": _bits(factor)}
+        self._emit(layout.SCALE, source.is_wanted, source, **fields)
         return out
 
     def take(self, x: Place, rows: object) -> Place:
@@ -409,11 +389,8 @@ class Lowering:
         n_heads, n_others = ([place.width // head_dim for place in of] + [0])[:2]
         outputs = {"OUT": out[0].buffer} if len(out) == 1 else {"OUT": out[0].buffer, "OUT_2": out[1].buffer}
         block = self.backend.head_block(n_heads, n_others, head_dim, norms)
-        step = self._emit(
-            layout.HEADS, False, STEP_BLOCK=block, N_HEADS=n_heads, N_KV_HEADS=n_others, ROW_WIDTH=head_dim, **outputs
-        )
-        for first, place in zip((layout.A_AT, layout.B_AT), of, strict=False):
-            self._read(step, first, place)
+        fields = {"STEP_BLOCK": block, "N_HEADS": n_heads, "N_KV_HEADS": n_others, "ROW_WIDTH": head_dim}
+        self._emit(layout.HEADS, False, *of, **fields, **outputs)
         self.ropes[len(self.steps) - 1] = rope
         return out
 
@@ -427,9 +404,7 @@ class Lowering:
         if layer in self.kv or a.width % a.head_dim:
             raise CannotCompileError("keys and values written twice in one layer, or a partial head")
         self.kv[layer] = (n_heads, a.head_dim, 1 if k is v else 2)
-        step = self._emit(layout.KV_APPEND, False, LAYER=layer, N_KV_HEADS=n_heads, ROW_WIDTH=a.head_dim)
-        self._read(step, layout.A_AT, a)
-        self._read(step, layout.B_AT, b)
+        self._emit(layout.KV_APPEND, False, a, b, LAYER=layer, N_KV_HEADS=n_heads, ROW_WIDTH=a.head_dim)
         return View(layer, n_heads)
 
     def attention(self, q: Place, kv: View, counts: object, scores: Scores) -> Place:
@@ -444,13 +419,12 @@ class Lowering:
         if not is_grouped or not heads_fit(n_heads // n_kv_heads, head_dim, self.backend.kv_type):
             raise CannotCompileError("a number of heads or a head dim that attention does not support")
         out = self._new(source.width, source.is_wanted, head_dim)
-        step = self._emit(
-            layout.ATTENTION, source.is_wanted, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads, N_KV_HEADS=n_kv_heads,
-            ROW_WIDTH=head_dim, STEP_SCALE=_bits(scores.scale), STEP_SOFTCAP=_bits(scores.softcap or 0.0),
-            STEP_SINKS=sinks_address(scores, n_heads),
+        self._emit(
+            layout.ATTENTION, source.is_wanted, source, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads,
+            N_KV_HEADS=n_kv_heads, ROW_WIDTH=head_dim, STEP_SCALE=_bits(scores.scale),
+            STEP_SOFTCAP=_bits(scores.softcap or 0.0), STEP_SINKS=sinks_address(scores, n_heads),
         )  # fmt: skip
         self.kept.append(scores)
-        self._read(step, layout.A_AT, source)
         self.parts = max(self.parts, n_heads * (head_dim + layout.LANES))
         return out
 
@@ -464,15 +438,12 @@ class Lowering:
         return self._gate(KINDS[activation], None, x)
 
     def _gate(self, kind: int, x: Place | None, gate: Place) -> Place:
-        b = self._place(gate)
-        a = b if x is None else self._place(x)
-        if (a.width, a.is_wanted) != (b.width, b.is_wanted) or a.width % layout.LANES:
+        b, a = self._place(gate), None if x is None else self._place(x)
+        is_alike = a is None or (a.width, a.is_wanted) == (b.width, b.is_wanted)
+        if not is_alike or b.width % layout.LANES:
             raise CannotCompileError("a gate of another shape, or of a width that the kernel does not support")
-        out = self._new(a.width, a.is_wanted)
-        step = self._emit(layout.GATE, a.is_wanted, OUT=out.buffer, ROW_WIDTH=a.width, STEP_BLOCK=kind)
-        if x is not None:
-            self._read(step, layout.A_AT, a)
-        self._read(step, layout.B_AT, b)
+        out = self._new(b.width, b.is_wanted)
+        self._emit(layout.GATE, b.is_wanted, a, b, OUT=out.buffer, ROW_WIDTH=b.width, STEP_BLOCK=kind)
         return out
 
     def short_conv(self, batch: object, layer: int, b: Place, c: Place, x: Place, conv: Convolution) -> Place:
@@ -488,11 +459,8 @@ class Lowering:
         mixed = self._convolve(layer, x, net.conv, self.backend.convolution_descriptor(net.conv, True), ())
         inputs = (mixed, self._place(gate), self._place(beta), self._place(step))
         out = self._new(inputs[1].width, is_wanted=False)
-        emitted = self._emit(
-            layout.DELTA, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=self.backend.rule_descriptor(net)
-        )
-        for first, place in zip((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs, strict=True):
-            self._read(emitted, first, place)
+        fields = {"OUT": out.buffer, "LAYER": layer, "STEP_BLOCK": self.backend.rule_descriptor(net)}
+        self._emit(layout.DELTA, False, *inputs, **fields)
         self.kept.append(net)
         return out
 
@@ -505,11 +473,8 @@ class Lowering:
         if any(place.is_wanted for place in inputs):
             raise CannotCompileError("a state space of the wanted tokens only")
         out = self._new(inputs[1].width, is_wanted=False)
-        emitted = self._emit(
-            layout.SPACE, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=self.backend.space_descriptor(net)
-        )
-        for first, place in zip((layout.A_AT, layout.B_AT, layout.C_AT), inputs, strict=True):
-            self._read(emitted, first, place)
+        fields = {"OUT": out.buffer, "LAYER": layer, "STEP_BLOCK": self.backend.space_descriptor(net)}
+        self._emit(layout.SPACE, False, *inputs, **fields)
         self.kept.append(net)
         return out
 
@@ -526,9 +491,7 @@ class Lowering:
         if any(place.is_wanted or place.width != conv.weight.shape[1] for place in places):
             raise CannotCompileError("a convolution of the wanted tokens only, or of another width")
         out = self._new(places[0].width, is_wanted=False)
-        step = self._emit(layout.CONVOLVE, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=block)
-        for first, place in zip((layout.A_AT, layout.B_AT, layout.C_AT), places, strict=False):
-            self._read(step, first, place)
+        self._emit(layout.CONVOLVE, False, *places, OUT=out.buffer, LAYER=layer, STEP_BLOCK=block)
         self.kept.append(conv)
         return out
 

@@ -54,7 +54,25 @@ _FUSED: dict[Activation, Literal["silu", "gelu"]] = {"silu": "silu", "gelu": "ge
 KEPT_PLACES = 3
 
 
-class MetalBackend(MlxBackend):
+class ExecutorBackend(MlxBackend):
+    """The `mlx` backend on the device of an executor of our kernels: metal, cuda or the emulator."""
+
+    def __init__(self, activations: str, executor: ExecutorName) -> None:
+        self.executor = executor
+        super().__init__(activations, "cuda" if executor == "cuda" else "metal")
+        if executor == "emulator":
+            self.device = "emulated on cpu"
+            self._real = mx.float64
+            self._use(mx.Device(mx.cpu))
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the MLX stream, and launch kernels on the executor."""
+        with super().session(), use(self.executor):
+            yield
+
+
+class MetalBackend(ExecutorBackend):
     """The `mlx` backend with our kernels. Matrices are split into quants and scales once, when they are loaded.
 
     After the kernel `head_norm_rope`, queries are a transposed view of an array (H, T, E), and new keys and values are
@@ -64,21 +82,10 @@ class MetalBackend(MlxBackend):
     fixes_bits = True
 
     def __init__(self, executor: ExecutorName) -> None:
-        self.executor = executor
-        super().__init__(name="cuda" if executor == "cuda" else "metal")
-        if executor == "emulator":
-            self.device = "emulated on cpu"
-            self._real = mx.float64
-            self._use(mx.Device(mx.cpu))
+        super().__init__("f32", executor)
         self.kernels = Kernels(executor, tuner(executor))
         self._rope_tables: dict[Rope, mx.array] = {}
         self._places: list[Places] = []
-
-    @contextmanager
-    def session(self) -> Iterator[None]:
-        """Hold the MLX stream, and launch kernels on this backend's executor: metal, cuda or the emulator."""
-        with super().session(), use(self.executor):
-            yield
 
     def prepare(self, weight: Weight) -> Native:
         """Keep weights in their stored type if kernels multiply this type; dequantise all other weights."""
@@ -158,8 +165,7 @@ class MetalBackend(MlxBackend):
         return super().project_add(x, projection, residual) if y is None else y
 
     def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
-        y = None
-        fused = _FUSED.get(activation)
+        y, fused = None, _FUSED.get(activation)
         if fused and isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], fused)
         return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y

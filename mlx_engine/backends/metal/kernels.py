@@ -163,12 +163,8 @@ class Kernels:
     ) -> T | None:
         """Run a kernel, and return its result, or None if it was refused.
 
-        Args:
-            kernel: the function that launches the kernel.
-            key: what the instantiation depends on; each new key is first tried.
-            args: the arguments.
-            idle: arguments whose shapes and types are used for the trial on zeros; empty to use those of `args`.
-            settings: keyword arguments.
+        The instantiation depends on `key`; each new key is first tried, on zeros in the shapes and types of `idle` or,
+        if this is empty, of `args`.
         """
         name = kernel.__name__
         if name in self.refused:

@@ -12,20 +12,18 @@ MLX operations, because MLX's kernels for them already use the GPU's matrix unit
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from mlx_engine.backends.metal.backend import ExecutorBackend
 from mlx_engine.backends.metal.kernels import Kernels
 from mlx_engine.backends.metal.tuning import tuner
 from mlx_engine.backends.metal.weights import SplitMatrix, split
-from mlx_engine.backends.mlx.backend import MlxBackend
 from mlx_engine.backends.mlx.weights import GroupMatrix
 from mlx_engine.backends.parameters import Native
 from mlx_engine.errors import OptionError
-from mlx_engine.kernels.launch import ExecutorName, use
+from mlx_engine.kernels.launch import ExecutorName
 from mlx_engine.kernels.metal.formats import GROUPS, KINDS
 from mlx_engine.kernels.metal.layout import AffineMatrix
 from mlx_engine.kernels.metal.prompt_product import FEWEST
@@ -37,23 +35,12 @@ from mlx_engine.quant.weight import Weight
 VARIABLE = "MLX_ENGINE_TENSORS"
 
 
-class RoundedMetalBackend(MlxBackend):
+class RoundedMetalBackend(ExecutorBackend):
     """`MlxBackend`, but our kernels multiply prompts with quantised matrices."""
 
     def __init__(self, activations: str, executor: ExecutorName) -> None:
-        self.executor = executor
-        super().__init__(activations, "metal")
-        if executor == "emulator":
-            self.device = "emulated on cpu"
-            self._real = mx.float64
-            self._use(mx.Device(mx.cpu))
+        super().__init__(activations, executor)
         self.prompts = Kernels(executor, tuner(executor), tensors=uses_tensors(executor))
-
-    @contextmanager
-    def session(self) -> Iterator[None]:
-        """Hold the stream, and launch kernels on this backend's executor."""
-        with super().session(), use(self.executor):
-            yield
 
     def prepare(self, weight: Weight) -> Native:
         """Keep quantised matrices as `MlxBackend` does, and Q6_K in its stored type."""

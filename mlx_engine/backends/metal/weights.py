@@ -113,9 +113,10 @@ def _is_finite(matrix: StoredMatrix) -> bool:
 
 def affine(weight: SplitMatrix | mx.array) -> GroupMatrix | mx.array:
     """Return a matrix in MLX's affine format if the format can express its type exactly, else as floats."""
-    if not isinstance(weight, SplitMatrix):
-        return weight
-    matrix = weight.matrix
+    return _affine(weight.matrix) if isinstance(weight, SplitMatrix) else weight
+
+
+def _affine(matrix: StoredMatrix) -> GroupMatrix | mx.array:
     if matrix.layout.affine is None:
         return matrix.dequantized()
     scales, biases = matrix.scales_and_biases()
@@ -124,11 +125,8 @@ def affine(weight: SplitMatrix | mx.array) -> GroupMatrix | mx.array:
 
 def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
     """Return the product that the kernel `matvec` computes, by MLX operations."""
-    if matrix.layout.affine is None:
-        return x @ matrix.dequantized().T
-    scales, biases = matrix.scales_and_biases()
-    group = matrix.shape[1] // scales.shape[1]
-    return mx.quantized_matmul(x, matrix.wq, scales, biases, group_size=group, bits=matrix.layout.bits)
+    weight = _affine(matrix)
+    return x @ weight.T if isinstance(weight, mx.array) else weight.multiply(x)
 
 
 @dataclass(frozen=True, eq=False)

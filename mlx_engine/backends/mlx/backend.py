@@ -87,7 +87,6 @@ class MlxBackend(Backend):
         self._exchanged: mx.array | None = None
 
     def _use(self, device: mx.Device) -> None:
-        """Use a stream of a device."""
         self._lent = DeviceStream(device, self.guard)
         self._stream = self._lent.stream
 
@@ -109,14 +108,12 @@ class MlxBackend(Backend):
         scale or bias that is not finite in this type is dequantised.
         """
         weight = in_mlx_order(weight)
-        if isinstance(weight.type, GroupType) and len(weight.shape) == 2:
-            return group_matrix(weight, weight.type, self._dtype)
-        if weight.type == Q8_0 and len(weight.shape) == 2:
-            matrix = reinterpret(weight, self._dtype)
-            if matrix is not None:
-                return matrix
-        elif self._dtype != mx.float32 and len(weight.shape) == 2:
-            matrix = affine_matrix(weight, self._dtype)
+        if len(weight.shape) == 2:
+            if isinstance(weight.type, GroupType):
+                return group_matrix(weight, weight.type, self._dtype)
+            matrix = reinterpret(weight, self._dtype) if weight.type == Q8_0 else None
+            if self._dtype != mx.float32 and weight.type != Q8_0:
+                matrix = affine_matrix(weight, self._dtype)
             if matrix is not None:
                 return matrix
         return mx.array(weight.dequantize(), dtype=self._dtype)
@@ -335,7 +332,7 @@ class MlxBackend(Backend):
         return mx.zeros((n_arrays, n_kv_heads, n_slots, row), dtype=dtype, stream=self._stream)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write in place. On the device, MLX does not copy the store either, because no other array uses its memory."""
+        """Write in place: MLX does not copy the store, because no other array uses its memory."""
         where = indices(slots)
         store[0, :, where] = stored_rows(k.transpose(1, 0, 2), self.kv_type)
         if len(store) == 2:
@@ -361,9 +358,8 @@ class MlxBackend(Backend):
     def kv_restore(self, store: Native, first: int, values: np.ndarray) -> Native:
         with self.session():
             given = mx.array(values)
-            store[:, :, first : first + values.shape[2]] = (
-                given.view(mx.bfloat16) if store.dtype == mx.bfloat16 else given
-            )
+            given = given.view(mx.bfloat16) if store.dtype == mx.bfloat16 else given
+            store[:, :, first : first + values.shape[2]] = given
             mx.eval(store)
         return store
 
@@ -512,12 +508,8 @@ def _space_chunk(matrix: Native, x: Native, b: Native, c: Native, rates: Native)
     The decay from one token to another is the exponential of the sum of logarithms between them. Each of these sums is
     computed separately, because the difference of two cumulative sums would lose digits.
 
-    Args:
-        matrix: the state (H, N, P) before the tokens.
-        x: the inputs, multiplied by the time steps, (H, L, P).
-        b: (H, L, N).
-        c: (H, L, N).
-        rates: the logarithms of the decays, (H, L).
+    `matrix` is the state (H, N, P) before the tokens, x the inputs times the time steps, (H, L, P); b and c are
+    (H, L, N), and `rates`, (H, L), are the logarithms of the decays.
     """
     n = rates.shape[1]
     if n == 1:

@@ -44,7 +44,6 @@ class FloatStack:
     matrices: mx.array
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
-        """Return what `Stack.multiply` defines."""
         # On the CPU `mx.gather_mm` supports only float32.
         given, matrices, _ = summed_in_float32(x, self.matrices.swapaxes(1, 2))
         return mx.gather_mm(given, matrices, rhs_indices=ids, sorted_indices=are_sorted).astype(x.dtype)
@@ -62,7 +61,6 @@ class GroupStack:
     mode: str
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
-        """Return what `Stack.multiply` defines."""
         given, scales, biases = summed_in_float32(x, self.scales, self.biases)
         y = mx.gather_qmm(
             given, self.wq, scales, biases, rhs_indices=ids, group_size=self.group, bits=self.bits,
@@ -79,7 +77,6 @@ class BiasedStack:
     biases: mx.array
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
-        """Return what `Stack.multiply` defines, with the bias of each expert."""
         return self.matrices.multiply(x, ids, are_sorted=are_sorted) + self.biases[ids][..., None, :]
 
 

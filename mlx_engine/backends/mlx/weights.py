@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mlx_engine.backends.mlx.device import kind
 from mlx_engine.kernels.metal.formats import split_q4_0, split_q4_k, split_q8_0
 from mlx_engine.kernels.metal.layout import unwritten
-from mlx_engine.quant.floats import BF16, F16
+from mlx_engine.quant.floats import dequantize_bf16, dequantize_f16
 from mlx_engine.quant.group_weight import split
 from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight
@@ -159,4 +159,4 @@ def _scales(stored: NDArray[np.uint8], type_: GroupType) -> NDArray[np.float32] 
     stored = np.ascontiguousarray(stored)
     if type_.scale == "F32":
         return stored.view("<f4")
-    return {"F16": F16.dequantize, "BF16": BF16.dequantize}[type_.scale](stored) if type_.has_biases else stored
+    return {"F16": dequantize_f16, "BF16": dequantize_bf16}[type_.scale](stored) if type_.has_biases else stored

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from mlx_engine.backends import EXACT, types_of
 from mlx_engine.backends.costs import nbytes_of, shape_of
@@ -31,14 +31,13 @@ from mlx_engine.bench.bottlenecks.page import command
 from mlx_engine.bench.cells import check
 from mlx_engine.bench.compare import KIND
 from mlx_engine.bench.origin import OtherProcesses, describe, fields, origin
-from mlx_engine.bench.roofline import Limits, matrices
-from mlx_engine.bench.run import threads_of
+from mlx_engine.bench.roofline import Limits, layers_of, matrices
+from mlx_engine.bench.run import Announce, threads_of
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.identity import digest
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load, open_source
-from mlx_engine.loop.memory import linears
 from mlx_engine.options import OFF
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion
 from mlx_engine.weights.model import open_model
@@ -70,12 +69,6 @@ def about(engine: Engine, checkpoint: Checkpoint, digest: str) -> dict[str, Any]
     }
 
 
-def layers_of(engine: Engine) -> list[Linear]:
-    """Return all linear layers of a model, each once (q, k and v separately)."""
-    found = [linear for value in vars(engine.model).values() for linear in linears(value)]
-    return list({id(linear): linear for linear in found}.values())
-
-
 def bits(found: list[Linear]) -> dict[str, float]:
     """Return the bits per weight on the backend of each kind of linear layer (8.5 for Q8_0)."""
     sums: dict[str, tuple[int, int]] = {}
@@ -94,8 +87,6 @@ def bits_of(linear: Linear) -> float:
 Report = dict[str, Any]
 # The model is loaded this many times, or until this many seconds are over.
 LOADS, LOAD_SECONDS = 3, 5.0
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -128,21 +119,11 @@ class Settings:
         return Test(self.n_prompt, self.n_gen, self.depth)
 
 
-class Machine(Protocol):
-    """A sampler of the machine's limits; see `roofline.Limits`."""
-
-    read: list[float]
-    peak: list[float]
-
-    def sample(self) -> None:
-        """Take one sample of each limit."""
-
-
 def report(
     settings: Settings,
     *,
     before: Callable[[Report], None] = lambda known: None,
-    progress: Progress = lambda done, of, title: None,
+    progress: Announce = lambda done, of, title: None,
 ) -> Report:
     """Load the model, measure, and return the report. `before` is called with the facts known before measuring.
 
@@ -189,7 +170,7 @@ def loaded(load: Callable[[], Engine], clock: Clock = time.perf_counter) -> tupl
 
 
 def measured(
-    engine: Engine, settings: Settings, limits: Machine | None, progress: Progress, clock: Clock = time.perf_counter
+    engine: Engine, settings: Settings, limits: Limits | None, progress: Announce, clock: Clock = time.perf_counter
 ) -> list[Round]:
     """Run the rounds, with a sample of the machine's limits between all runs."""
     title = f"{settings.test.name} on {engine.backend.name}"
@@ -222,7 +203,7 @@ def summed(
     settings: Settings,
     loads: Sequence[dict[str, float]],
     rounds: Sequence[Round],
-    limits: Machine | None,
+    limits: Limits | None,
 ) -> Report:
     """Return all measured parts of the report."""
     reached = None if limits is None else Reached(statistics.median(limits.read), statistics.median(limits.peak))

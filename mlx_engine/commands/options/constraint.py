@@ -6,14 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from mlx_engine.commands.console import read_text
-from mlx_engine.commands.options.groups import RARE
 from mlx_engine.constraint import Constraint
 from mlx_engine.errors import OptionError
+from mlx_engine.options import option
 
 # The beginning of a grammar. No path begins like this: after a drive letter comes a slash.
 RULE = re.compile(r"\s*[\w?!]+\s*:(?![/\\])")
@@ -23,25 +21,14 @@ RULE = re.compile(r"\s*[\w?!]+\s*:(?![/\\])")
 class ConstraintOptions:
     """Output. The texts that an answer may have: at most one of these options."""
 
-    json_schema: Annotated[
-        str | None,
-        typer.Option("--json-schema", metavar="SCHEMA", help="Generate JSON of this schema: its text or its file."),
-    ] = None
-    regex: Annotated[
-        str | None,
-        typer.Option("--regex", metavar="R", help="Generate a text that this regular expression matches."),
-        RARE,
-    ] = None
-    grammar: Annotated[
-        str | None,
-        typer.Option("--grammar", metavar="LARK", help="Generate a text of this Lark grammar: its text or its file."),
-        RARE,
-    ] = None
-    choice: Annotated[
-        list[str] | None,
-        typer.Option("--choice", metavar="TEXT", help="Generate one of several texts; give this option once for each."),
-        RARE,
-    ] = None
+    json_schema: str | None = option(None, "Generate JSON of this schema: its text or its file.", metavar="SCHEMA")
+    regex: str | None = option(None, "Generate a text that this regular expression matches.", metavar="R", is_rare=True)
+    grammar: str | None = option(
+        None, "Generate a text of this Lark grammar: its text or its file.", metavar="LARK", is_rare=True
+    )
+    choice: list[str] | None = option(
+        None, "Generate one of several texts; give this option once for each.", metavar="TEXT", is_rare=True
+    )
 
     def read(self) -> Constraint | None:
         """Return the constraint; None without one.

@@ -1,8 +1,9 @@
 """Groups of command-line options: a dataclass per subject, declared once and shared by commands.
 
-A field is declared as typer wants a parameter: `name: Annotated[type, typer.Option(...)] = default`. Fields of
-`mlx_engine.options` need no `Annotated`: their metadata describes the option. The first sentence of a group's docstring
-is the title of its panel in help. A field or a group whose annotation has `RARE` is listed by `--help-all` alone.
+A field of a group, or a parameter of a command, is declared by `option` of `mlx_engine.options` or, if it needs more of
+typer than a type and bounds, by `name: Annotated[type, typer.Option(...)] = default`. The first sentence of a group's
+docstring is the title of its panel in help. `--help-all` alone lists an option with `is_rare`, and an option or a group
+whose annotation has `RARE`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -52,6 +53,10 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         group, hint = groups.get(parameter.name), hints[parameter.name]
+        if isinstance(parameter.default, Field):
+            declared = parameter.default
+            hint = _annotation(parameter.name, hint, declared.metadata["about"])
+            parameter = parameter.replace(default=declared.default)
         is_rare = RARE in getattr(hint, "__metadata__", ())
         parameters += parameters_of(group, is_rare=is_rare) if group else [parameter.replace(annotation=_named(hint))]
     rare = {p.name for p in parameters if RARE in getattr(p.annotation, "__metadata__", ())}
@@ -97,18 +102,20 @@ def _hinted(group: Any) -> Iterator[tuple[Field[Any], Any]]:
         about = f.metadata.get("about")
         if about is not None and not about.has_flag:
             continue
-        yield f, hints[f.name] if about is None else _annotation(f, hints[f.name], about)
+        yield f, hints[f.name] if about is None else _annotation(f.name, hints[f.name], about)
 
 
-def _annotation(f: Field[Any], hint: Any, about: About) -> Any:
-    """Return the annotation of a declared field: its type on the command line, and typer's option."""
-    flags = about.flags or ("--" + f.name.replace("_", "-"),)
-    others = [f"--{alias.replace('_', '-')}" for alias in (*about.aliases, f.name)]
+def _annotation(name: str, hint: Any, about: About) -> Any:
+    """Return the annotation of a declared option: its type on the command line, and typer's option."""
+    flags = about.flags or ("--" + name.replace("_", "-"),)
+    others = [f"--{alias.replace('_', '-')}" for alias in (*about.aliases, name)]
     known = [flag for names in flags for flag in names.split("/")]
     flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
     shown: Any = about.unset or True
-    option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown)
-    kind = hint if about.kind else list[str] | None
+    # With a kind, the declaring class checks the bounds, and its message is the same in Python and here.
+    bounds: dict[str, Any] = {"min": about.least, "max": about.most} if about.kind is None else {}
+    option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown, **bounds)
+    kind = list[str] | None if get_origin(hint) is tuple else hint
     return Annotated[kind, option, RARE] if about.is_rare else Annotated[kind, option]
 
 

@@ -16,6 +16,7 @@ from mlx_engine.commands.console import notice
 from mlx_engine.commands.options.groups import RARE
 from mlx_engine.commands.values import bytes_of
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError, require
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -138,45 +139,29 @@ AllowSetting: TypeAlias = Annotated[list[str] | None, ALLOW_SETTING]
 class LoadOptions:
     """Model and backend. Conversion of linear layers on load, settings that are ignored, and the number of threads."""
 
-    quant: Annotated[
-        str, typer.Option("--quant", metavar="TYPE", help="Convert linear layers: keep, f32, q8_0, q4_0 or q4_1.")
-    ] = "keep"
-    quant_min_dim: Annotated[
-        str,
-        typer.Option("--quant-min-dim", metavar="auto|N", help="Do not quantise layers whose longer side is below N."),
-        RARE,
-    ] = "auto"
-    quant_layer: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--quant-layer",
-            metavar="LAYER=TYPE",
-            help="Type of some layers, such as attn_v=f32, ffn=q4_0 or output=keep; may be given several times.",
-        ),
-        RARE,
-    ] = None
+    quant: str = option("keep", "Convert linear layers: keep, f32, q8_0, q4_0 or q4_1.", metavar="TYPE")
+    quant_min_dim: str = option(
+        "auto", "Do not quantise layers whose longer side is below N.", metavar="auto|N", is_rare=True
+    )
+    quant_layer: list[str] | None = option(
+        None,
+        "Type of some layers, such as attn_v=f32, ffn=q4_0 or output=keep; may be given several times.",
+        metavar="LAYER=TYPE",
+        is_rare=True,
+    )
     allow_setting: Annotated[list[str] | None, ALLOW_SETTING, RARE] = None
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", "-t", help="Number of threads of CPU backends.", show_default="all cores"),
-    ] = None
-    activations: Annotated[
-        str,
-        typer.Option(
-            "--activations",
-            metavar="TYPE",
-            help="Type of activations: f32; on CPUs also i16; on MLX also f16 or bf16.",
-        ),
-    ] = "f32"
-    kv_type: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-type",
-            metavar="TYPE",
-            help="Keys and values: f32, f16, bf16 or q8_0.",
-            show_default="f32; with f16 or bf16 activations the same type",
-        ),
-    ] = None
+    threads: int | None = option(
+        None, "Number of threads of CPU backends.", flags=("--threads", "-t"), unset="all cores"
+    )
+    activations: str = option(
+        "f32", "Type of activations: f32; on CPUs also i16; on MLX also f16 or bf16.", metavar="TYPE"
+    )
+    kv_type: str | None = option(
+        None,
+        "Keys and values: f32, f16, bf16 or q8_0.",
+        metavar="TYPE",
+        unset="f32; with f16 or bf16 activations the same type",
+    )
     no_cache: Annotated[
         bool,
         typer.Option(
@@ -197,11 +182,7 @@ class LoadOptions:
         return {"activations": self.activations, "kv_type": self.kv_type}
 
     def conversion(self) -> Conversion:
-        """Return the conversion of linear layers.
-
-        Raises:
-            OptionError: a value in this group is invalid.
-        """
+        """Return the conversion of linear layers; raise OptionError if a value in this group is invalid."""
         from mlx_engine.weights.conversion import check_load_options
 
         layers = layers_of(self.quant_layer)
@@ -212,20 +193,15 @@ class LoadOptions:
 class ComputeOptions(LoadOptions):
     """Model and backend. `LoadOptions`, compiled kernels or NumPy, and whether memory is checked."""
 
-    no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels."), RARE] = False
-    allow_too_large: Annotated[
-        bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free."), RARE
-    ] = False
-    experts_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--experts-memory",
-            metavar="SIZE",
-            help="Keep at most SIZE of experts in memory, such as 8GiB; read the others when tokens choose them.",
-            show_default="all; on the CPU what is free",
-        ),
-        RARE,
-    ] = None
+    no_jit: bool = option(False, "Use plain NumPy instead of compiled kernels.", is_rare=True)
+    allow_too_large: bool = option(False, "Load a model that needs more memory than is free.", is_rare=True)
+    experts_memory: str | None = option(
+        None,
+        "Keep at most SIZE of experts in memory, such as 8GiB; read the others when tokens choose them.",
+        metavar="SIZE",
+        unset="all; on the CPU what is free",
+        is_rare=True,
+    )
 
     def options(self) -> dict[str, Any]:
         """Return keyword arguments of `load`, without the conversion."""
@@ -270,11 +246,7 @@ def choose_backend(requested: str, *, strict: bool) -> str:
 
 
 def min_dim_of(text: str) -> int | str:
-    """Parse `auto` or a number.
-
-    Raises:
-        OptionError: the text is neither.
-    """
+    """Parse `auto` or a number; raise OptionError if the text is neither."""
     if text == "auto":
         return text
     if not (text.isascii() and text.isdigit()):
@@ -315,23 +287,16 @@ class PrefixOptions:
             help="Keep the keys and values of prompts in this folder, from which prompts can be recovered.",
         ),
     ] = None
-    prefix_disk: Annotated[
-        str | None,
-        typer.Option(
-            "--prefix-disk",
-            metavar="SIZE",
-            show_default=DISK,
-            help="Let the files in --prefix-dir take at most this; the least recently used are removed.",
-        ),
-        RARE,
-    ] = None
+    prefix_disk: str | None = option(
+        None,
+        "Let the files in --prefix-dir take at most this; the least recently used are removed.",
+        metavar="SIZE",
+        unset=DISK,
+        is_rare=True,
+    )
 
     def check(self) -> None:
-        """Check the size.
-
-        Raises:
-            OptionError: --prefix-disk is not a size, or is given without --prefix-dir.
-        """
+        """Raise OptionError if --prefix-disk is not a size, or is given without --prefix-dir."""
         if self.prefix_disk is not None:
             bytes_of("--prefix-disk", self.prefix_disk)
             given, message = self.prefix_dir is not None, "--prefix-disk needs --prefix-dir"

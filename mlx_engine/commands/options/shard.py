@@ -6,12 +6,13 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mlx_engine.commands.console import FAILED, INTERRUPTED, WRONG_USE, notice
 from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, out_of_memory
+from mlx_engine.options import option
 
 if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
@@ -21,28 +22,20 @@ if TYPE_CHECKING:
 class ShardOptions:
     """How the ranks of a run share a model."""
 
-    shard: Annotated[
-        str | None,
-        typer.Option(
-            "--shard",
-            metavar="pipeline|tensor",
-            help="Share the model with the other processes that mlx.launch has started. pipeline: each has some "
-            "layers; tensor: each has a slice of every matrix.",
-            show_default="off",
-        ),
-    ] = None
-    split: Annotated[
-        str | None,
-        typer.Option(
-            "--split",
-            metavar="N,N,...",
-            help="The number of layers of each rank, such as 20,8.",
-            show_default="by measured speed and memory",
-        ),
-    ] = None
-    timeline: Annotated[
-        bool, typer.Option("--timeline", help="At the end, draw which rank computed which forward pass when.")
-    ] = False
+    shard: str | None = option(
+        None,
+        "Share the model with the other processes that mlx.launch has started. pipeline: each has some "
+        "layers; tensor: each has a slice of every matrix.",
+        metavar="pipeline|tensor",
+        unset="off",
+    )
+    split: str | None = option(
+        None,
+        "The number of layers of each rank, such as 20,8.",
+        metavar="N,N,...",
+        unset="by measured speed and memory",
+    )
+    timeline: bool = option(False, "At the end, draw which rank computed which forward pass when.")
 
     @contextmanager
     def joined(self) -> Iterator[Shard | None]:

@@ -104,12 +104,7 @@ def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
 
 
 def without_effect(given: Sampling, used: Sampling) -> list[str]:
-    """Return a warning if options were given that do nothing because the decoding is greedy.
-
-    Args:
-        given: the options of the command line.
-        used: the options of the command line with the suggestions of the model's files.
-    """
+    """Return a warning if options of the command line do nothing, because the options that are used are greedy."""
     flags = flags_given(given)
     idle = [flags[name] for name in IDLE_IF_GREEDY if name in flags]
     if not idle or used.temperature >= COLDEST:
