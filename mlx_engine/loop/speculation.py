@@ -50,17 +50,20 @@ LENGTHS = (1, 3, 4, 6, 9, 16)
 # before any proposal is counted.
 KINDS = {DRAFT: len(LENGTHS), MTP: len(LENGTHS) + 1}
 PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
-# The weight of the assumed share, as a number of counted proposals; and the number of counted proposals after which the
-# counts are halved, so that later proposals count more.
-WEIGHT, LATEST = 4.0, 64
+# The weight of the assumed share, as a number of counted proposals; the weight of the share in all sequences, when the
+# share in one sequence is estimated; and the number of counted proposals after which the counts are halved, so that
+# later proposals count more. Estimates from few proposals scatter: with eight requests at once, which gain only if most
+# proposals are right, unlucky sequences then propose nothing.
+WEIGHT, SHARED_WEIGHT, LATEST = 4.0, 32.0, 128
 # The account of a sequence, in tokens: its value at the start, the amount that each token of the answer adds, and the
 # largest amount that right proposals can save.
-START, PER_TOKEN, MOST_SAVED = 0.5, 0.004, 8.0
+START, PER_TOKEN, MOST_SAVED = 0.75, 0.003, 8.0
 # The trust in the proposals of a sequence, in tokens, is added to its account: the largest trust, the amount that a
 # right first token adds, and the amount that a wrong one takes away. So trust grows if more than two of three first
 # tokens are right. Without trust, a wrong proposal at the start of an answer that repeats its prompt would prevent
-# proposals for fifty tokens.
-MOST_TRUST, TRUST, DOUBT = 1.0, 0.2, 0.4
+# proposals for fifty tokens. With eight requests at once, a proposed token costs about half a token, so a smaller limit
+# would let a few wrong proposals stop a sequence of which nine of ten are right.
+MOST_TRUST, TRUST, DOUBT = 4.0, 0.4, 0.8
 # The expected rate with proposals must be higher by this factor than the rate without.
 MARGIN = 1.05
 # After this many passes with proposals, a pass without proposals is run, to measure the time with which passes with
@@ -202,9 +205,9 @@ class Acceptance:
             self._right[kind] /= 2
             self._tried[kind] /= 2
 
-    def estimate(self, kind: int, before: float) -> float:
-        """Return the probability that a proposed token is right; `before` is assumed as long as few are counted."""
-        return (before * WEIGHT + self._right[kind]) / (WEIGHT + self._tried[kind])
+    def estimate(self, kind: int, before: float, weight: float = WEIGHT) -> float:
+        """Return the probability that a proposed token is right; `before` counts like `weight` proposals."""
+        return (before * weight + self._right[kind]) / (weight + self._tried[kind])
 
     def lines(self) -> list[str]:
         """Return lines with the share of right tokens for each kind of evidence that occurred."""
@@ -434,7 +437,7 @@ class Speculation:
     def probability(self, draft: Draft, kind: int | None = None) -> float:
         """Return the probability that the next proposed token is right, if its evidence is of this kind."""
         kind = draft.kind if kind is None else kind
-        return draft.acceptance.estimate(kind, self._acceptance.estimate(kind, PRIOR[kind]))
+        return draft.acceptance.estimate(kind, self._acceptance.estimate(kind, PRIOR[kind]), SHARED_WEIGHT)
 
     def is_promising(self, sequence: Sequence) -> bool:
         """Return whether a sequence should wait for its token, because a proposal after this token is likely right."""
