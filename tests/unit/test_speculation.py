@@ -118,7 +118,7 @@ def test_a_full_batch_drafts_less_than_a_single_request():
 
 
 def test_eight_answers_of_which_nine_of_ten_proposals_are_right_gain():
-    # With these seeds, some sequences begin with wrong proposals. The most that is possible is about 1.23.
+    # With these seeds, some sequences begin with wrong proposals.
     seeds, wide = count(32), {1: 0.044, 4: 0.07, 8: 0.121, 9: 0.137, 10: 0.163, 16: 0.201, 24: 0.269, 32: 0.343}
     factor, _ = simulated(5, 250, 8, lambda _: bench.Recorded([5] * 400, 0.9, next(seeds)), wide)
     assert factor > 1.18
