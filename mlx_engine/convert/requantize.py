@@ -144,7 +144,7 @@ def requantize(
     Raises:
         OptionError: `conversion.quant` is `keep`; the conversion names a layer that the model does not have; more than
             half of the bytes get another type (see `allow_mixed`); `allow_settings` is given for a GGUF file; the
-            target is a file that is read, or is in the folder that is read; or it exists and is not a regular file.
+            target is a file of the source folder, other than a GGUF file; or it exists and is not a regular file.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError: the source is damaged, a type in it cannot be read, or a value is NaN or infinite.
         ModelError: GGUF cannot represent the configuration of a folder.
@@ -159,10 +159,9 @@ def requantize(
         message = f"quant: unknown type {conversion.quant!r}; choose {listed(FILE_TYPES)}"
         raise OptionError(message, option="quant", found=conversion.quant)
     if source.is_dir():
-        others = (file for file in source.iterdir() if target.exists() and file.exists())
-        is_inside = target.resolve().is_relative_to(source.resolve())
-        if is_inside or any(file.samefile(target) for file in others):
-            message = f"{target} is in the folder that is read; write to another one"
+        read = (file for file in source.iterdir() if file.suffix != ".gguf" and file.exists())
+        if target.exists() and any(file.samefile(target) for file in read):
+            message = f"{target} is a file of the folder that is read; write to another one"
             raise OptionError(message, option="OUT", found=str(target))
         form = from_folder(source, allow_settings)
         for line in form.notes:

@@ -112,11 +112,10 @@ def test_a_source_that_cannot_be_read_leaves_no_file(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
 
 
-@pytest.mark.parametrize("name", ["new.gguf", "model.safetensors"])
-def test_no_file_is_written_into_the_folder_that_is_read(tmp_path: Path, name: str):
+def test_no_file_of_the_folder_that_is_read_is_written_over(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(OptionError, match="is in the folder that is read"):
-        requantize(tmp_path, tmp_path / name, Conversion("q8_0"))
+    with pytest.raises(OptionError, match="is a file of the folder that is read"):
+        requantize(tmp_path, tmp_path / "model.safetensors", Conversion("q8_0"))
     assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
 
 
