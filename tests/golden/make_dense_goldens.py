@@ -75,6 +75,7 @@ from transformers.models.smollm3 import modeling_smollm3
 from transformers.models.solar_open import modeling_solar_open
 from transformers.models.stablelm import modeling_stablelm
 from transformers.models.starcoder2 import modeling_starcoder2
+from transformers.models.vaultgemma import modeling_vaultgemma
 from transformers.models.youtu import modeling_youtu
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
@@ -106,6 +107,7 @@ MODULES = (
     modeling_olmo,
     modeling_mellum,
     modeling_cwm,
+    modeling_vaultgemma,
 )  # fmt: skip
 # transformers has it as a part of Mistral 3 alone.
 AutoModelForCausalLM.register(modeling_mistral4.Mistral4Config, modeling_mistral4.Mistral4ForCausalLM, exist_ok=True)
@@ -437,6 +439,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "mellum", **TWO_HEADS, "tie_word_embeddings": False, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}, "experts_implementation": "eager",
+    },
+    "vaultgemma": {
+        "model_type": "vaultgemma", "sliding_window": 8, "query_pre_attn_scalar": 64, "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 12.0, "rope_parameters": PLAIN,
     },
     "cwm": {
         "model_type": "cwm", "bos_token_id": 0, "tie_word_embeddings": False, "sliding_window": 8,
