@@ -1,4 +1,4 @@
-"""Measure the time to a prompt's first token after a restart: computed, and with keys and values from `--prefix-dir`.
+"""Measure the time to a prompt's first token after a restart: keys and values computed, or read from `--prefix-dir`.
 
     python -m benchmarks.prefix_disk [MODEL [TOKENS]]      appends to benchmarks/results/prefix_disk.jsonl
 

@@ -1,4 +1,4 @@
-"""Measure the ladder, a list of all backends from slow to fast, with float32 and with stored weights.
+"""Measure the ladder, the list of all backends from slow to fast, with weights in float32 and in the file's types.
 
     python -m benchmarks.sweep [MODEL]       appends to benchmarks/results/sweep.jsonl, every sample kept
     python -m benchmarks.sweep --baseline    appends to benchmarks/results/baseline.jsonl

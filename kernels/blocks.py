@@ -1,8 +1,8 @@
 """The binary layout of quantised blocks: one NumPy structured dtype per format, with fields in file order.
 
 A quantised tensor consists of rows of blocks. In GGUF's formats, a block holds 32, 64 or 256 consecutive weights of
-one row: `d` (and `m`, `dmin`) are float16 scales (and minima), `qs` the low bits of the quants, `qh` and `hmask` the
-high bits, `scales` the packed scales of sub-blocks, `e` the exponent of a power of two, and `signs` the signs of
+one row: `d` (and `m`, `dmin`) are float16 scales (and minima), `qs` (`ql`) the low bits of the quants, `qh` and `hmask`
+the high bits, `scales` the packed scales of sub-blocks, `e` the exponent of a power of two, and `signs` the signs of
 weights. The blocks of MLX's types are groups (`group`). `mlx_engine/quant` has one file per format or family of
 formats, which unpacks the quants.
 

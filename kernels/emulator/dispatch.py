@@ -195,8 +195,8 @@ def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignm
     for one in failed:
         wanted, address = one.report.count, one.report.address
         if one.kind is Failure.FAULT and not wanted and not address:
-            # A misaligned copy of a structure is not checked by clang but faults, and x86 reports no address of the
-            # fault.
+            # clang does not check whether a copy of a structure is aligned. A misaligned copy faults, and x86 does not
+            # report the address of this fault.
             needs |= {i: _WIDEST for i, buffer in buffers.items() if buffer.start % _WIDEST}
         if one.kind is not Failure.UNDEFINED or not wanted or not buffers:
             continue
@@ -304,13 +304,14 @@ def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tupl
 def located(fault: MemoryFaultError, repeat: Callable[[str], object]) -> MemoryFaultError:
     """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
 
-    The repeated run is compiled without optimisation, so that the line is equal on all machines. If the fault was
-    seen "afterwards" (by changed canaries), the build is "races". If the repeated run has no fault, because the
-    fault depends on the order of memory accesses, return the first fault.
+    A fault that was seen "exactly" is returned as it is. A run whose fault was seen "afterwards" (by changed canaries)
+    is repeated in the build "races", which checks every access. Any other run is repeated in the build without
+    optimisation, so that the line is the same on all machines. If the repeated run has no fault, because the fault
+    depends on the order of memory accesses, return the first fault.
 
     Args:
         fault: the fault.
-        repeat: function that repeats the run, without a trace, in the build of this name.
+        repeat: a function that takes the name of a build and repeats the run in it, without a trace.
     """
     if fault.seen == "exactly":
         return fault

@@ -58,7 +58,7 @@ ATTRIBUTES = {
     "threads_per_threadgroup": ("uint3", "three(g.size)"),
 }
 
-# MLX passes inputs with fewer elements in the address space `constant`.
+# MLX passes inputs with fewer elements than this in the address space `constant`.
 SMALL = 8
 
 

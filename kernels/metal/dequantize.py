@@ -1,6 +1,6 @@
 """Expand a whole quantised matrix to floats, for operations that have no quantised kernel, and for inspection.
 
-Each thread expands 16 weights. The floats are larger than the quants, so for fewer than some hundred vectors, a
+Each thread expands 16 weights. The floats are larger than the quants, so for fewer than a few hundred vectors, a
 product that expands the matrix first is slower than a product that reads the quants.
 """
 

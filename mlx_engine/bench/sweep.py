@@ -1,4 +1,4 @@
-"""`bench --sweep`: measure every backend setting (rung, see `ladder.py`) with float32 and with the stored weights.
+"""`bench --sweep`: measure every backend setting (rung, see `ladder.py`), with weights as float32 and as stored.
 
 A rung is listed with the reason if it is unavailable on this machine, if its weights take more than half of the memory,
 or if one token would exceed the budget. Finally, the fastest rung on the CPU decodes a longer text with and without a

@@ -24,7 +24,7 @@ from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.convert.file_types import FILE_TYPES, kind_of, types_of
 from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder
-from mlx_engine.errors import FormatError, OptionError, listed
+from mlx_engine.errors import FormatError, OptionError, SourceError, listed
 from mlx_engine.machine.memory import usable_cores
 from mlx_engine.quant.statistics import not_finite
 from mlx_engine.quant.types import GGMLType
@@ -159,8 +159,7 @@ def requantize(
         message = f"quant: unknown type {conversion.quant!r}; choose {listed(FILE_TYPES)}"
         raise OptionError(message, option="quant", found=conversion.quant)
     if source.is_dir():
-        read = (file for file in source.iterdir() if file.suffix != ".gguf" and file.exists())
-        if target.exists() and any(file.samefile(target) for file in read):
+        if target.exists() and _is_in(source, target):
             message = f"{target} is a file of the folder that is read; write to another one"
             raise OptionError(message, option="OUT", found=str(target))
         form = from_folder(source, allow_settings)
@@ -179,6 +178,15 @@ def requantize(
         form = GGUFForm(file.typed_metadata(), parts)
         types = _types(source, form, conversion, note, allow_mixed=allow_mixed)
         return _write(source, form, target, conversion, types, progress, version=file.version)
+
+
+def _is_in(folder: Path, target: Path) -> bool:
+    """Return whether a target is a file of a folder, other than a GGUF file; raise SourceError if this is not known."""
+    try:
+        files = [file for file in folder.iterdir() if file.suffix != ".gguf" and file.exists()]
+        return any(file.samefile(target) for file in files)
+    except OSError as error:
+        raise SourceError(f"{folder}: cannot be read ({error.strerror or error})") from error
 
 
 def _types(

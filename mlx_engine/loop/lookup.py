@@ -69,9 +69,9 @@ class Text:
     def longest(self, last: Sequence[int]) -> tuple[int, int]:
         """Return the end and the length of the longest occurrence of the last ids of `last` in this text.
 
-        Only occurrences that another id follows count, because this id is the proposal. Of several occurrences with the
-        same length, return the last one. Return (0, 0) if there is none among the last `CANDIDATES` places in the chain
-        of the last pair. `last` has at least two ids.
+        An occurrence counts only if another id comes after it, because that id is proposed. Of several occurrences with
+        the same length, return the last one. Return (0, 0) if there is none among the last `CANDIDATES` places in the
+        chain of the last pair. `last` has at least two ids.
         """
         ids, n = self.ids, len(self.ids)
         a, b = last[-2], last[-1]
@@ -90,7 +90,8 @@ class Text:
         """Make the index of all ids.
 
         The end of a pair is the index of the id after it. `_newest[bucket]` is the end of the last pair in a bucket.
-        `_before[end - 1]` is the end of the pair before it in the same bucket. -1 stands for no pair.
+        For a pair that ends at `end`, `_before[end - 1]` is the end of the previous pair in the same bucket. -1 stands
+        for no pair.
         """
         n, size = len(self.ids), FEWEST
         while size < n + 1:
@@ -116,7 +117,8 @@ def _agreeing(ids: Sequence[int], end: int, last: Sequence[int]) -> int:
 class Lookup:
     """Proposes tokens for one sequence, from its own text and other texts: a `Drafter`.
 
-    The answer is a `Text` of this sequence. The texts of the prompt and of other sequences are shared.
+    The ids of the answer are a `Text` that only this drafter reads. The prompt's text and the texts of other sequences
+    are shared with other drafters.
     """
 
     def __init__(self, prompt: Text, others: Sequence[Text] = ()) -> None:

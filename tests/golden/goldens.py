@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,9 @@ def all_goldens() -> Iterator[Golden]:
 GOLDENS = tuple(all_goldens())
 
 
-@cache
+@lru_cache(32)
 def engine(checkpoint: Path, backend: str) -> Engine:
-    """Load an engine, once for all tests: an engine has no state between runs."""
+    """Load an engine, once for neighbouring tests: an engine has no state between runs."""
     return load(backend, checkpoint)
 
 

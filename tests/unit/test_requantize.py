@@ -14,7 +14,7 @@ from mlx_engine.checkpoint.sources import BUILTIN
 from mlx_engine.commands import app
 from mlx_engine.convert.requantize import kind_of, requantize, total
 from mlx_engine.convert.verify import Level, verify
-from mlx_engine.errors import FormatError, OptionError
+from mlx_engine.errors import FormatError, OptionError, SourceError
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion
@@ -117,6 +117,16 @@ def test_no_file_of_the_folder_that_is_read_is_written_over(tmp_path: Path):
     with pytest.raises(OptionError, match="is a file of the folder that is read"):
         requantize(tmp_path, tmp_path / "model.safetensors", Conversion("q8_0"))
     assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_of_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(folder: Path):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    (tmp_path / "out.gguf").write_bytes(b"before")
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(SourceError, match=r"cannot be read \(Permission denied\)"):
+        requantize(tmp_path, tmp_path / "out.gguf", Conversion("q8_0"))
 
 
 def test_an_override_must_mean_something(tmp_path: Path):

@@ -3,9 +3,11 @@
 Columns are cut into blocks of 32. A token has an int16 quant for each column, and a `token_scale` for each block. A
 weight is `scale * quant + offset`. For each block, the products of the token's quants and the weights' quants are
 summed as an exact integer, which is then rounded to float32: `sum`. A format with a scale for each 16 columns has two
-sums per block. The result y starts with 0, and the blocks are added in order: `y = fma(offset, total, y)` if the format
-has offsets, then `y = fma(sum, scale * token_scale, y)`. `total` is `token_scale` times the sum of the token's quants
-in these columns.
+sums per block.
+
+The result y starts with 0, and the blocks are added in order. If the format has offsets, a block first adds
+`y = fma(offset, total, y)`, where `total` is `token_scale` times the sum of the token's quants in these columns. With
+and without offsets, it then adds `y = fma(sum, scale * token_scale, y)`.
 """
 
 from __future__ import annotations
