@@ -106,7 +106,8 @@ POISON = 0xFF  # the byte that fills buffers without a value: NaN in every float
 _WATCHED = 8 << 20
 # The largest alignment of a Metal type in bytes: that of four 64-bit numbers.
 _WIDEST = 32
-# If an output is too large to be checked as a whole, this number of bytes on each side of a traced byte is checked.
+# To find the thread that wrote one byte (`Run.trace`) of an output that is too large to be checked as a whole, only
+# this number of bytes on each side of the byte is checked.
 _TRACED = 1024
 
 
@@ -326,7 +327,7 @@ def located(fault: MemoryFaultError, repeat: Callable[[str], object]) -> MemoryF
 
 
 def _damage(name: str, buffer: Buffer, offset: int) -> Finding:
-    """Return the finding for a byte outside of an output that a kernel changed."""
+    """Return the finding for a write outside of an output, which has changed a byte there."""
     where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
     if offset == buffer.bytes:
         where = "just past its end"

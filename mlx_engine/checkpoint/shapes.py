@@ -481,7 +481,7 @@ class GPT2Shape(FolderShape):
     type: GGMLType = F32
 
     def config(self) -> dict[str, Any]:
-        """Return config.json: these sizes, and the values of openai-community/gpt2 that are no defaults."""
+        """Return config.json: these sizes, and other values of openai-community/gpt2."""
         return {
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
@@ -538,7 +538,7 @@ class Gemma3Shape(FolderShape):
     type: GGMLType = BF16
 
     def config(self) -> dict[str, Any]:
-        """Return config.json: these sizes, and the values of google/gemma-3-1b-it that are no defaults."""
+        """Return config.json: these sizes, and other values of google/gemma-3-1b-it."""
         return {
             "architectures": ["Gemma3ForCausalLM"],
             "bos_token_id": 2,

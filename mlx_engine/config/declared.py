@@ -7,6 +7,7 @@ A model file derives its `Config` from `ConfigBase` and declares each field with
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
@@ -30,19 +31,19 @@ C = TypeVar("C", bound="ConfigBase")
 P = ParamSpec("P")
 
 
-class Setting:
+class Setting(ABC):
     """How a field of a config is read from a file's settings, and written as GGUF keys or keys of config.json.
 
     By default a setting has no keys to write.
     """
 
+    @abstractmethod
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
         """Return the value; `known` has the fields that were read before, and `n_embeddings`.
 
         Raises:
             UnsupportedConfigError: a setting is missing, invalid or not implemented.
         """
-        raise NotImplementedError
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
         """Return the GGUF keys for this value."""

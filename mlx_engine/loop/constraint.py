@@ -39,16 +39,16 @@ COMPILED = 32
 # The first line of every grammar: do not insert tokens without the model.
 HEAD = '%llguidance {"no_forcing": true}\n'
 
-# After reasoning, models write one or two line feeds before the answer, so one token with line feeds is allowed there.
+# After reasoning, models write one or two line feeds before the text, so one token with line feeds is allowed there.
 LINE_FEEDS = (b"\n", b"\n\n")
 
 
 class Reasoning(NamedTuple):
-    """The reasoning before an answer, during which every token is allowed.
+    """The reasoning at the start of an answer, to which a constraint does not apply.
 
     Attributes:
-        opening: the ids of the marker that opens the reasoning, such as "<think>", if the model chooses to reason;
-            empty if the prompt ends with this marker.
+        opening: the ids of the marker that opens the reasoning, such as "<think>". The model writes this marker, or
+            begins with the text. Empty if the prompt ends with the marker.
         closing: the bytes of the marker that closes it.
     """
 
@@ -92,7 +92,7 @@ class Grammars:
 
     @cached_property
     def line_feeds(self) -> NDArray[np.int64]:
-        """The tokens that may stand between reasoning and answer."""
+        """The tokens that may stand between reasoning and text."""
         return np.array([i for i in range(self.n_logits) if self.pieces[i] in LINE_FEEDS], dtype=np.int64)
 
     @cached_property

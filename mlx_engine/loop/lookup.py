@@ -66,21 +66,21 @@ class Text:
             self._before.append(self._newest[bucket])
             self._newest[bucket] = n
 
-    def longest(self, last: Sequence[int]) -> tuple[int, int]:
-        """Return the end and the length of the longest occurrence of the last ids of `last` in this text.
+    def longest(self, tail: Sequence[int]) -> tuple[int, int]:
+        """Find the longest match of the end of `tail` in this text; return the match's end and its length.
 
-        An occurrence counts only if another id comes after it, because that id is proposed. Of several occurrences with
-        the same length, return the last one. Return (0, 0) if there is none among the last `CANDIDATES` places in the
-        chain of the last pair. `last` has at least two ids.
+        A match counts only if another id comes after it, because that id is proposed. Of several matches with the same
+        length, return the most recent one. Only the `CANDIDATES` most recent places with the last two ids of `tail` are
+        compared; return (0, 0) if none of them is a match. `tail` has at least two ids.
         """
         ids, n = self.ids, len(self.ids)
-        a, b = last[-2], last[-1]
+        a, b = tail[-2], tail[-1]
         end, found, length = self._newest[(a * _MULTIPLIER ^ b) * _MULTIPLIER >> 7 & self._mask], 0, 0
         for _ in range(CANDIDATES):
             if end < KEY:
                 break
             if end < n:
-                agreeing = _agreeing(ids, end, last)
+                agreeing = _agreeing(ids, end, tail)
                 if agreeing > length:
                     found, length = end, agreeing
             end = self._before[end - 1]
@@ -106,10 +106,10 @@ class Text:
             before[end - 1], newest[bucket], a = newest[bucket], end, b
 
 
-def _agreeing(ids: Sequence[int], end: int, last: Sequence[int]) -> int:
-    """Return how many ids before `end` agree with the last ids of `last`, at most `LONGEST`."""
-    n, most = 0, min(end, len(last), LONGEST)
-    while n < most and ids[end - 1 - n] == last[-1 - n]:
+def _agreeing(ids: Sequence[int], end: int, tail: Sequence[int]) -> int:
+    """Return how many ids before `end` agree with the last ids of `tail`, at most `LONGEST`."""
+    n, most = 0, min(end, len(tail), LONGEST)
+    while n < most and ids[end - 1 - n] == tail[-1 - n]:
         n += 1
     return n
 
@@ -185,7 +185,7 @@ class Lookups:
         return Lookup(texts[0], [*texts[1:], *([] if self._others is None else [self._others])])
 
     def end(self, sequence: loop_request.Sequence) -> None:
-        """Keep the ids of a sequence that has ended, without its cached prefix, which an earlier sequence had."""
+        """Keep the ids of a sequence that has ended. Those of its cached prefix were kept when an earlier one ended."""
         others = self._others
         if others is None:
             return

@@ -215,9 +215,11 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
     """
     kept: list[CacheLayer] = []
     for layer in layers:
-        mixer, others = layer.mix, [branch.mix for branch in layer.branches[1:]]
-        # A second mixer is a Mamba2, beside attention.
-        state = StateLayer(others[0].state) if others and isinstance(others[0], Mamba2) else None
+        mixer, state = layer.mix, None
+        for other in layer.branches[1:]:
+            if state is not None or not isinstance(mixer, Attention) or not isinstance(other.mix, Mamba2):
+                raise TypeError(f"a layer can have attention and one Mamba2 beside it, not {layer.branches}")
+            state = StateLayer(other.mix.state)
         if mixer is None:
             kept.append(StateLayer(()))
         elif isinstance(mixer, Attention | LatentAttention):

@@ -100,7 +100,7 @@ class RotaryBase(Setting):
 
 
 class RotaryDim(Setting):
-    """The setting of how many elements of a head RoPE rotates; config.json has the fraction of the head dim."""
+    """The setting of the number of rotated elements in each head; in config.json, a fraction of the head dim."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number, which is even."""

@@ -31,7 +31,7 @@ def load_tokenizer(source: str | os.PathLike[str] | GGUFFile) -> Tokenizer:
         ChatTemplateError: the chat template is too large.
     """
     if not isinstance(source, (str, os.PathLike)):
-        return from_gguf(source.metadata, where=str(source.path))
+        return from_gguf(source.metadata, where=str(getattr(source, "path", "metadata")))
     path = Path(source)
     if path.is_dir():
         return from_json(tokenizer_json(path))

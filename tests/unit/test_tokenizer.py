@@ -2,12 +2,14 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer import from_gguf
+from mlx_engine.tokenizer import from_gguf, load_tokenizer
 from mlx_engine.tokenizer.bpe import SPLITS, Merges
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Metadata
 
@@ -53,6 +55,12 @@ def texts(tokenizer, ids):
 
 
 # What encoding does
+
+
+def test_metadata_need_no_file():
+    opened: Any = SimpleNamespace(metadata={})
+    with pytest.raises(TokenizerError, match=r"^metadata: expected tokenizer\.ggml\.model"):
+        load_tokenizer(opened)
 
 
 def test_merges_apply_in_their_order():
