@@ -60,6 +60,8 @@ SAMPLED = (
     "internlm2",
     "minicpm",
     "mellum",
+    "cwm",
+    "vaultgemma",
 )  # fmt: skip
 # By architecture: the naming of its files, and their settings.
 _SPACE = {
@@ -266,6 +268,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mellum": ("gguf", {
         **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
         "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
+    }),
+    "vaultgemma": ("gguf", {
+        **_DECODER, **_HEADS, "attention.sliding_window": WINDOW, "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+    }),
+    "cwm": ("gguf", {
+        **_DECODER, **_HEADS, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [False, True],
     }),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.

@@ -21,6 +21,7 @@ class LayerKinds(Setting):
 
     Attributes:
         every: the default of the interval n: every n-th layer is of the second kind.
+        begins: whether the first of n layers is of the second kind, not the last. No interval may be declared.
         names: the names of both kinds in config.json's `layer_types`; None if the kinds are not listed there.
         interval: the key of n, for GGUF ("gguf") and for config.json ("hf"), if there is one.
         flags: the key of a list with a flag for each layer, for GGUF and for config.json, if there is one.
@@ -37,6 +38,7 @@ class LayerKinds(Setting):
     if_window: bool = False
     ends_with_second: bool = False
     writes_usual: bool = False
+    begins: bool = False
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
         n, found = int(known.n_layers), None
@@ -46,7 +48,7 @@ class LayerKinds(Setting):
         elif naming == "hf" and self.names:
             words = s.words("layer_types", n, *self.names)
             found = None if words is None else tuple(word == self.names[0] for word in words)
-        found = found or tuple((i + 1) % every != 0 for i in range(n))
+        found = found or tuple((i + (not self.begins)) % every != 0 for i in range(n))
         if self.if_window and not known.window:
             return (False,) * n
         return (*found[:-1], False) if naming == "hf" and self.ends_with_second else found

@@ -1,8 +1,10 @@
-"""Gemma 2.
+"""Gemma 2 and VaultGemma.
 
 Paper: "Gemma 2: Improving Open Language Models at a Practical Size", arXiv 2408.00118. Reference: Hugging Face
 transformers, models/gemma2. Differences from Gemma 3: attention scores and logits have soft caps; heads are not normed;
 every second layer has sliding-window attention; all layers have one rotation.
+
+Reference of VaultGemma: models/vaultgemma. Difference from Gemma 2: the outputs of attention and FFN are not normed.
 """
 
 from __future__ import annotations
@@ -20,11 +22,9 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.models import gemma3
 from mlx_engine.models.gemma3 import AttentionScale, Sizes, scale_factor
 from mlx_engine.models.layer import Attention, LayerTensors
+from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.plan import Plan
-from mlx_engine.weights.table import tensors
-
-ARCHITECTURES = ("gemma2",)
-GGUF_ARCHITECTURE = "gemma2"
+from mlx_engine.weights.table import Table, tensors
 
 # Every second layer is global, from the second on.
 PATTERN = 2
@@ -93,6 +93,7 @@ TENSORS = {
     for name, row in gemma3.TENSORS.items()
     if name not in ("blk.*.attn_q_norm.weight", "blk.*.attn_k_norm.weight")
 }
+VAULT_TENSORS = {name: row for name, row in TENSORS.items() if "post_" not in name}
 QUERIES = "blk.*.attn_q.weight"
 
 
@@ -103,14 +104,29 @@ class Model(gemma3.Model):
         return Attention.read(t, config, rope, Scores(config.attention_scale, config.score_softcap), window)
 
 
-def plan(checkpoint: Checkpoint) -> Plan:
+def planned(checkpoint: Checkpoint, of: Table) -> Plan:
+    """Return the plan of a model with the tensors `of`."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
     if checkpoint.naming == "gguf":
         # The head is tied, but some files have a matrix for it.
-        return Plan(config, tensors(config, TENSORS, "optional"))
+        return Plan(config, tensors(config, of, "optional"))
     factor = scale_factor(config, LAYERS_OF_27B)
-    table = {**TENSORS, QUERIES: replace(TENSORS[QUERIES], times=factor)}
+    table = {**of, QUERIES: replace(of[QUERIES], times=factor)}
     # A folder may have a second copy of the tied head.
     in_tensors = () if factor == 1 else ("attention_scale",)
     return Plan(config, tensors(config, table, "absent"), ("lm_head.weight",), in_tensors)
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    return planned(checkpoint, TENSORS)
+
+
+def vault_plan(checkpoint: Checkpoint) -> Plan:
+    return planned(checkpoint, VAULT_TENSORS)
+
+
+ARCHITECTURES = (
+    Architecture("Gemma 2", ("gemma2",), "gemma2", Config, Model, plan),
+    Architecture("VaultGemma", ("vaultgemma",), "vaultgemma", Config, Model, vault_plan),
+)

@@ -1,9 +1,13 @@
-"""Llama 2 and 3, and models with the same architecture, such as TeleChat3.
+"""Llama 2 and 3, models with the same architecture, such as TeleChat3, and CWM.
 
 Papers: "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models", arXiv 2407.21783. Reference: Hugging Face
 transformers, models/llama. A layer has RMS norms before attention and before a gated FFN, rotary embedding of queries
 and keys, and grouped-query attention. Llama 3 lowers the low rotary frequencies for longer contexts (rule "llama3" in
 `config/rope.py`). Most other model files import this config and tensor table and change some rows.
+
+Paper of CWM: "CWM: An Open-Weights LLM for Research on Code Generation with World Models", arXiv 2510.02387. Reference:
+models/cwm. Difference from Llama 3: three of four layers have sliding-window attention. llama.cpp has no such
+architecture, so rows are not permuted in GGUF files.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.config.declared import (
     ConfigBase,
     Expected,
@@ -23,10 +28,13 @@ from mlx_engine.config.declared import (
     rotated_heads,
     said,
     whole,
+    whole_or_zero,
 )
+from mlx_engine.config.layer_kinds import layer_kinds
 from mlx_engine.config.rope import EVERY_RULE, Rotation, rotation
 from mlx_engine.models import standard
 from mlx_engine.weights.model import Architecture
+from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Row, Table
 
 
@@ -127,7 +135,41 @@ def dense_first(table: Table) -> dict[str, Row]:
 
 Model = standard.Model
 plan = standard.plan(Config, TENSORS | PERMUTED)
+
+# The rotation of a config.json of CWM that states none.
+CWM_ROPE = {
+    "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CwmConfig(Config):
+    """Llama's settings. Tokens of local layers attend to the last `window` tokens; 0 means that no layer is local."""
+
+    context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
+    rope: Rotation = rotation(theta=1e6, rules=EVERY_RULE)
+    window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 8192))
+    is_local: tuple[bool, ...] = layer_kinds(
+        4, flags={"gguf": "attention.sliding_window_pattern"}, if_window=True, begins=True
+    )
+
+    expected = Expected(gguf={"attention.causal": True}, hf={"hidden_act": "silu", **NO_BIAS})
+
+
+_cwm_plan = standard.plan(CwmConfig, TENSORS)
+
+
+def cwm_plan(checkpoint: Checkpoint) -> Plan:
+    s = checkpoint.settings
+    if checkpoint.naming == "hf" and not (s.get("rope_parameters") or s.get("rope_scaling")):
+        checkpoint = replace(checkpoint, settings={**s, "rope_parameters": CWM_ROPE})
+    return _cwm_plan(checkpoint)
+
+
 ARCHITECTURES = (
     Architecture("Llama 2 and 3, and models with the same architecture", ("llama",), "llama", Config, Model, plan),
     Architecture("TeleChat3, dense, such as TeleChat3-36B-Thinking", ("telechat3",), "llama", Config, Model, plan),
+    Architecture("Code World Model (CWM)", ("cwm",), "cwm", CwmConfig, Model, cwm_plan),
 )

@@ -32,7 +32,7 @@ PREFIXES = (("language_model.model.", "model."), ("model.language_model.", "mode
 def text_only(folder: Path) -> Path:
     """Return a folder for transformers: without images, and without ids of tokens outside the small vocabulary."""
     config = json.loads((folder / "config.json").read_text())
-    config = config.get("text_config", config) | {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    config = config.get("text_config", config) | {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": None}
     alone = folder.with_name("text")
     alone.mkdir()
     (alone / "config.json").write_text(json.dumps(config))

@@ -34,6 +34,7 @@ SAMPLED = (
     "cohere2", "ernie4_5", "exaone4", "glm4", "hunyuan", "llamabias", "nanochat", "seed_oss", "starcoder2",
     "bigcode", "cohere", "exaone", "gemma", "glm", "gptneox", "helium", "internlm2", "internlm3", "lille", "mellum",
     "mimo", "minicpm", "nemotron", "olmo", "phi", "stablelm", "telechat3",
+    "cwm", "vaultgemma",
 )  # fmt: skip
 # With Mamba2 mixers, which --shard tensor does not cut.
 MIXERS = ("falconh1", "granite4h", "mamba2", "nemotron3", "nemotronh")

@@ -59,6 +59,7 @@ ELSEWHERE = {
     "gpt2": "convert.py", "lfm2": "convert.py", "qwen3_5_text": "convert.py", "qwen3_5_moe_text": "convert.py",
     "gemma4_text": "arrays of settings for each layer, and computed rope_freqs", "gpt_oss": "blocks of MXFP4",
     "nanochat": "llama.cpp has no such architecture", "mellum": "not yet in gguf-py",
+    "cwm": "llama.cpp has no such architecture", "vaultgemma": "llama.cpp has no such architecture",
 }  # fmt: skip
 # Their converters permute rows of queries and keys.
 PERMUTED = (

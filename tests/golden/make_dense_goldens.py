@@ -26,6 +26,7 @@ from transformers.models.afmoe import modeling_afmoe
 from transformers.models.arcee import modeling_arcee
 from transformers.models.cohere import modeling_cohere
 from transformers.models.cohere2 import modeling_cohere2
+from transformers.models.cwm import modeling_cwm
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.dots1 import modeling_dots1
@@ -74,6 +75,7 @@ from transformers.models.smollm3 import modeling_smollm3
 from transformers.models.solar_open import modeling_solar_open
 from transformers.models.stablelm import modeling_stablelm
 from transformers.models.starcoder2 import modeling_starcoder2
+from transformers.models.vaultgemma import modeling_vaultgemma
 from transformers.models.youtu import modeling_youtu
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
@@ -104,6 +106,8 @@ MODULES = (
     modeling_gpt_bigcode,
     modeling_olmo,
     modeling_mellum,
+    modeling_cwm,
+    modeling_vaultgemma,
 )  # fmt: skip
 # transformers has it as a part of Mistral 3 alone.
 AutoModelForCausalLM.register(modeling_mistral4.Mistral4Config, modeling_mistral4.Mistral4ForCausalLM, exist_ok=True)
@@ -435,6 +439,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "mellum", **TWO_HEADS, "tie_word_embeddings": False, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}, "experts_implementation": "eager",
+    },
+    "vaultgemma": {
+        "model_type": "vaultgemma", "sliding_window": 8, "query_pre_attn_scalar": 64, "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 12.0, "rope_parameters": PLAIN,
+    },
+    "cwm": {
+        "model_type": "cwm", "bos_token_id": 0, "tie_word_embeddings": False, "sliding_window": 8,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
     },
 }  # fmt: skip
 # Models that transformers does not have: `model_type`, other settings, and other parts of the names of tensors. Each
