@@ -7,11 +7,11 @@ of quants, together with scales and biases in float32. `mx.quantized_matmul` is 
 kernels.
 
 Kernels read sixteen weights at a time, with a function from the header of the type, such as `q4_0.h.metal`. A new type
-needs such a header, listed in `HEADERS` (kernels/kernel.py), a number, here and in `sixteen.h.metal`, and in
-`formats.py` a `Layout` and a function that repacks a file's bytes. Kernels compute with exactly the weights that the
-format defines, in float32. In types without an offset (`scale * q`), the products of sixteen quants are summed and then
-scaled, which needs fewer roundings. In types with an offset (`scale * q + bias`), each weight is computed before it is
-multiplied.
+needs such a header, which is listed in `HEADERS` (kernels/kernel.py); a number in this file and in `sixteen.h.metal`;
+and a `Layout` and a function that repacks a file's bytes, both in `formats.py`. Kernels compute with exactly the
+weights that the format defines, in float32. In types without an offset (`scale * q`), the products of sixteen quants
+are summed and then scaled, which needs fewer roundings. In types with an offset (`scale * q + bias`), each weight is
+computed before it is multiplied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 # The number of columns K of every quantised matrix is a multiple of BLOCK.
 BLOCK = 32
-# The same numbers are in `sixteen.h.metal`; those of MLX's own arrays are in `prompt.h.metal`.
+# `sixteen.h.metal` has the numbers from Q8_0 to AFFINE8; `prompt.h.metal` has MLX4 and MLX8, the types of an
+# `AffineMatrix`.
 Q8_0, Q4_0, Q4_K, Q6_K, AFFINE4, AFFINE8, MLX4, MLX8 = range(8)
 
 

@@ -113,8 +113,9 @@ class ModeOptions:
     )
     speculate: Path | None = option(
         None,
-        "Answer each text of this file with and without proposed tokens. A line is a JSON object with prompt "
-        "or prompts, and perhaps name, max_tokens, prediction, right (a share), drafter and copies.",
+        "Answer each text of this file with and without proposed tokens. A line is a JSON object with the key "
+        "prompt or prompts. Optional keys: name, max_tokens, prediction, drafter, copies, and right (the share of right "
+        "tokens).",
         metavar="FILE",
     )
     draft: Draft = None
@@ -139,8 +140,8 @@ class ConcurrencyOptions:
     )
     shared_prefix: int = option(
         0,
-        "With --concurrency: K tokens before each prompt that all have in common; prints the time to first "
-        "token cold, warm, and of prompts of the same length that share nothing.",
+        "With --concurrency: all prompts begin with the same K tokens. Prints the time to first token with a new "
+        "prefix (cold), with the cached prefix (warm), and of prompts of the same length that share nothing.",
         metavar="K",
         least=0,
     )

@@ -21,13 +21,13 @@ class LayerKinds(Setting):
 
     Attributes:
         every: the default of the interval n: every n-th layer is of the second kind.
-        begins: whether the first of n layers is of the second kind, not the last. No interval may be declared.
+        begins: whether the first of every n layers is of the second kind, in place of the last. If True, `interval` is
+            empty.
         names: the names of both kinds in config.json's `layer_types`; None if the kinds are not listed there.
         interval: the key of n, for GGUF ("gguf") and for config.json ("hf"), if there is one.
         flags: the key of a list with a flag for each layer, for GGUF and for config.json, if there is one.
         if_window: whether all layers are of the second kind if the model has no window.
-        ends_with_second: whether the last layer of a folder is always of the second kind, even if the folder lists the
-            first.
+        ends_with_second: whether a Hugging Face folder's last layer is of the second kind, whatever `layer_types` says.
         writes_usual: whether n is written to GGUF files even if it is `every`.
     """
 
@@ -89,7 +89,8 @@ class OfSomeLayers(Setting):
     config.json has the number once. GGUF files have a list, with 0 for the layers without it.
 
     Attributes:
-        gguf: the key of the list, or of one number for all layers. `Config.to_gguf` of the model file writes the list.
+        gguf: the key of the list; one number is read as the value of all layers. This class does not write the key:
+            `to_gguf` of the `Config` in `models/` does.
         hf: the key in config.json.
     """
 

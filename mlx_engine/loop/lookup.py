@@ -20,7 +20,7 @@ from mlx_engine.loop import request as loop_request
 CANDIDATES, LONGEST = 8, 32
 # The number of ids in a key of the index. A single id would predict the next id badly.
 KEY = 2
-# The smallest number of hash buckets of a text. The number is a power of two, and at least the number of ids.
+# The smallest number of hash buckets of a text. Each text has a power of two of them, and at least one per id.
 FEWEST = 64
 _MULTIPLIER = 0x9E3779B1
 # The largest number of ids of ended sequences that are kept, and an id that stands between two of these sequences.
@@ -70,8 +70,8 @@ class Text:
         """Find the longest match of the end of `tail` in this text; return the match's end and its length.
 
         A match counts only if another id comes after it, because that id is proposed. Of several matches with the same
-        length, return the most recent one. Only the `CANDIDATES` most recent places with the last two ids of `tail` are
-        compared; return (0, 0) if none of them is a match. `tail` has at least two ids.
+        length, return the most recent one. Only the `CANDIDATES` most recent places in the hash bucket of the last two
+        ids of `tail` are compared; return (0, 0) if none of them is a match. `tail` has at least two ids.
         """
         ids, n = self.ids, len(self.ids)
         a, b = tail[-2], tail[-1]
@@ -185,7 +185,7 @@ class Lookups:
         return Lookup(texts[0], [*texts[1:], *([] if self._others is None else [self._others])])
 
     def end(self, sequence: loop_request.Sequence) -> None:
-        """Keep the ids of a sequence that has ended. Those of its cached prefix were kept when an earlier one ended."""
+        """Keep the ids of a sequence that has ended, but for its cached prefix: an earlier sequence keeps these ids."""
         others = self._others
         if others is None:
             return

@@ -127,8 +127,8 @@ class MlxBackend(Backend):
     def host(self, x: Native) -> np.ndarray:
         """Wait for x, and return its memory without a copy if the device shares the host's memory.
 
-        Threads that read log-probabilities call this outside of sessions. This method holds the guard, which can then
-        stop these threads at exit.
+        Threads that read log-probabilities call this outside of sessions. This method holds the guard, so
+        that the guard can block these threads at exit (`SessionGuard.hold_for_ever`).
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))
@@ -452,7 +452,7 @@ def stored_rows(x: Native, type_: str) -> Native:
     scale = mx.max(mx.abs(blocks), axis=-1, keepdims=True) / 127
     products = blocks * mx.where(scale == 0, 0, 1 / scale)
     # Round to the nearest integer, halves away from zero, by adding to the magnitude and truncating. Add the largest
-    # float32 below 0.5, because 0.49999997 + 0.5 would be 1.
+    # float32 below 0.5: with 0.5, the largest product below 0.5 would become 1.
     away = mx.where(products < 0, -0.49999997, 0.49999997)
     quants = mx.where(mx.isfinite(products), products + away, 0).astype(mx.int8)
     rows = mx.concatenate([scale.astype(mx.float16).view(mx.uint8), quants.view(mx.uint8)], axis=-1)
@@ -496,7 +496,7 @@ def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | N
 
 
 def _widened(x: Native) -> Native:
-    """Return x, or each item of x if it has several, as float32 if its type is a float. NumPy has no bfloat16."""
+    """Return x with float types converted to float32, because NumPy has no bfloat16; of a tuple or list, each item."""
     if isinstance(x, tuple | list):
         return [_widened(part) for part in x]
     return x.astype(mx.float32) if isinstance(x, mx.array) and mx.issubdtype(x.dtype, mx.floating) else x
