@@ -114,8 +114,8 @@ class ModeOptions:
     speculate: Path | None = option(
         None,
         "Answer each text of this file with and without proposed tokens. A line is a JSON object with the key "
-        "prompt or prompts. Optional keys: name, max_tokens, prediction, drafter, copies, and right (the share of right "
-        "tokens).",
+        "prompt or prompts. Optional keys: name, max_tokens, prediction, drafter, copies, and right (the share of "
+        "right tokens).",
         metavar="FILE",
     )
     draft: Draft = None
