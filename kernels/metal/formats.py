@@ -108,7 +108,8 @@ def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # ---- Q4_K ----
 
-# Q4_K in GPU memory: quants of four bits, and for each 256 weights the 16 bytes of scales as in a file.
+# Q4_K in GPU memory: quants of four bits, and for each 256 weights the first 16 bytes of the file's block, which are d,
+# dmin, and the packed scales and minima.
 #
 # `weight = (d * scale) * q - dmin * minimum`. 256 weights share d and dmin (float16); 32 weights share a scale and a
 # minimum of six bits each.

@@ -311,7 +311,7 @@ class Qwen3MoeShape(Qwen3Shape):
 class DeepSeek2Shape(Qwen3MoeShape):
     """Sizes of a DeepSeek-V2, with YaRN and a dense first layer.
 
-    Queries have a latent, unlike in DeepSeek-V2-Lite, because without one llama.cpp loads only models of 26 or 27
+    Unlike in DeepSeek-V2-Lite, queries have a latent: if they have none, llama.cpp loads only models of 26 or 27
     layers. `head_dim` is the size of a value head, and of a key head without its rotated part.
     """
 

@@ -33,18 +33,18 @@ wavtokenizer-dec xverse
 MLX_LM, LLAMA_CPP = tuple(_MLX_LM.split()), tuple(_LLAMA_CPP.split())
 
 _LACKS: dict[str, str] = {
-    "a model file; no mechanism is known to be missing": """
+    "only a file in mlx_engine/models; no mechanism is known to be missing": """
         baichuan bailing_moe bailingmoe bailingmoe2 codeshell maincoder orion pangu-embedded plamo plamo3 plm
         xverse""",
     "ALiBi, biases of attention scores by distance": "bloom jais mpt refact",
-    "another order of rows in a fused matrix, in a parallel block": "falcon",
+    "another order of rows in the fused matrix of queries, keys and values, in a parallel block": "falcon",
     "a bias of the head": "gptj phixtral",
     "queries, keys and values clamped": "dbrx",
     "norms inside of attention and FFN": "bitnet",
     "the activation xIELU": "apertus",
     "a scale of scores by the logarithm of the length": "qwen",
     "sparse block attention": "phi3small",
-    "another choice of experts: two by two, by masked softmaxes": "phimoe",
+    "another choice of experts: one after the other, each by a softmax of masked logits": "phimoe",
     "a softmax between routed and shared experts": "Klear",
     "a soft cap of the router": "grok",
     "a mixture of experts beside a dense FFN without norms of its own": "arctic",

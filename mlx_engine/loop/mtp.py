@@ -30,7 +30,7 @@ READ, MOST = 256, 3
 
 @dataclass(eq=False)
 class _Held:
-    """The layer's keys and values of a sequence, and the position of the first token that they have."""
+    """The layer's keys and values of a sequence, and the position of the first hidden state that the layer has read."""
 
     kv: KVSequence
     start: int = 0
@@ -136,7 +136,8 @@ class NextTokens:
         all_inputs, batch = list(inputs), begin_fitting(inputs, found)
         for one in all_inputs:
             if one not in found:
-                self.release(one)  # the next call of `propose` begins with later tokens of the sequence
+                # The hidden states go, too. The next call of `propose` begins with tokens that the model runs later.
+                self.release(one)
         if batch is None:
             return {}
         be, began, asking = self._backend, time.perf_counter(), list(inputs)

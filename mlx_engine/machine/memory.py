@@ -182,7 +182,7 @@ class MappedRange(NamedTuple):
         return -(-(self.first % mmap.PAGESIZE + self.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def is_of(self, stat: os.stat_result) -> bool:
-        """Return whether this is the status of the file that was mapped, unchanged."""
+        """Return whether `stat` is of the mapped file, and the file has not changed since it was mapped."""
         names = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
         return all(getattr(stat, name) == getattr(self.stat, name) for name in names)
 
@@ -223,7 +223,7 @@ def read_ahead(views: Iterable[np.ndarray]) -> None:
 
 
 def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
-    """Release the pages near some rows of a matrix in a mapped file, which reading these rows has mapped.
+    """Release the pages that reading rows of a mapped matrix has mapped: those of the rows, and those around them.
 
     `row_bytes` is the number of bytes of a row.
     """

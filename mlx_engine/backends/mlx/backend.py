@@ -62,8 +62,8 @@ DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 class MlxBackend(Backend):
     """The backend whose arrays are lazy `mx.array`s of the type of activations.
 
-    A KV store is one array (arrays, G, slots, row): first the keys, then (unless `n_arrays` is 1) the values,
-    contiguous per head. A row has E elements of the type `kv_type`, or for "q8_0" the bytes of its blocks.
+    A KV store is one array (n_arrays, G, slots, row): the keys, and the values unless `n_arrays` is 1. The slots of a
+    head are contiguous. A row has E elements of the type `kv_type`, or for "q8_0" the bytes of its blocks.
 
     All work runs on one stream of this backend, which several threads may use, one at a time. So a graph that was built
     in one thread can be evaluated in another. MLX's default streams do not allow this, because each belongs to the
@@ -127,8 +127,8 @@ class MlxBackend(Backend):
     def host(self, x: Native) -> np.ndarray:
         """Wait for x, and return its memory without a copy if the device shares the host's memory.
 
-        Threads that read log-probabilities call this outside of sessions. This method holds the guard, so
-        that the guard can block these threads at exit (`SessionGuard.hold_for_ever`).
+        Threads that read log-probabilities call this outside of sessions. So this method takes the
+        guard's lock. At exit, `SessionGuard.hold_for_ever` takes and keeps this lock, which blocks these threads.
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))

@@ -80,8 +80,8 @@ def _libraries() -> ThreadpoolController:
 class SimdBackend(Backend):
     """NumPy on one thread.
 
-    A KV store is one array (arrays, G, slots, row): first keys, then (unless `n_arrays` is 1) values, contiguous per
-    head. `quant/key_values.py` defines the elements of a row.
+    A KV store is one array (n_arrays, G, slots, row): the keys, and the values unless `n_arrays` is 1. The slots of a
+    head are contiguous. `quant/key_values.py` defines the elements of a row.
     """
 
     name = "simd"
