@@ -100,16 +100,8 @@ class Config(mamba2.Sizes, llama.Config):
 
 
 MULTIPLIERS = (
-    "of_embeddings",
-    "of_logits",
-    "attention_in",
-    "keys",
-    "attention_out",
-    "space_in",
-    "space",
-    "space_out",
-    "ffn",
-)
+    "of_embeddings", "of_logits", "attention_in", "keys", "attention_out", "space_in", "space", "space_out", "ffn",
+)  # fmt: skip
 LAYER = "model.layers.*."
 NAMES = {
     "output_norm.weight": "model.final_layernorm.weight",
@@ -204,9 +196,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
     is_tied = all(tensor.name != "output.weight" for tensor in made.tensors)
     if mamba2.is_mlx(checkpoint):
         config = as_mlx_has_them(made.config, is_tied=is_tied)
-        made = replace(
-            made, config=config, tensors=tensors(config, table(config, checkpoint), "absent" if is_tied else "required")
-        )
+        head = "absent" if is_tied else "required"
+        made = replace(made, config=config, tensors=tensors(config, table(config, checkpoint), head))
     # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers. The
     # conversion to GGUF is then refused.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)

@@ -127,8 +127,8 @@ class MlxBackend(Backend):
     def host(self, x: Native) -> np.ndarray:
         """Wait for x, and return its memory without a copy if the device shares the host's memory.
 
-        Threads that read log-probabilities call this outside of sessions. So this method takes the
-        guard's lock. At exit, `SessionGuard.hold_for_ever` takes and keeps this lock, which blocks these threads.
+        Threads that read log-probabilities call this outside of sessions. So this method takes the guard's lock. At
+        exit, `SessionGuard.hold_for_ever` takes and keeps this lock, which blocks these threads.
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))
