@@ -197,7 +197,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def join_heads(self, a: Array, b: Array) -> Array:
-        """Return (T, H, A + B), the elements of each head of a (T, H, A) and then those of b (T, H, B)."""
+        """Return (T, H, A + B): for each head, the elements of a (T, H, A) and then the elements of b (T, H, B)."""
 
     @abstractmethod
     def combine(self, y: Array, weights: Array) -> Array:
