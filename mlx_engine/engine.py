@@ -234,7 +234,7 @@ class Engine:
         n_parameters: number of the model's parameters.
         speculation: whether tokens are proposed by default, by which drafters, and why.
         drafters: the names of the loaded drafters that run forward passes of their own: "mtp" and "draft".
-        proposals: the `Speculation` of the last scheduler that was made with one; None before there is one.
+        proposals: the `Speculation` of the newest scheduler that has one; None if no scheduler has had one.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:

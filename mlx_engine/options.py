@@ -375,7 +375,7 @@ class Options:
     )  # fmt: skip
 
     adapter: str | None = option(
-        None, "The adapter, by its name, of a model that was loaded with several; \"base\" for the model alone.",
+        None, "The name of an adapter that the model was loaded with; \"base\" for the model without an adapter.",
         unset="the first", parameter=None, has_flag=False,
     )  # fmt: skip
 

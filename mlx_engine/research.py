@@ -317,7 +317,7 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
 
 
 def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list[float]]) -> None:
-    """Append to each list the log-probabilities of a text's tokens after its first one, in passes that texts share."""
+    """Append to each list the log-probabilities of a text's second and later tokens. The texts share passes."""
     model, forks = prompt._family.model, {i: prompt.fork() for i, ids in enumerate(texts) if len(ids) > 1}
     try:
         while forks:

@@ -449,7 +449,7 @@ class PrefixFolder(SavedPrefixes):
         Raises:
             OSError: the file cannot be written.
         """
-        assert self.ours is not None  # noqa: S101 - the writer starts when it is known
+        assert self.ours is not None  # noqa: S101 - `DiskPrefixes._write` has checked it
         header = header_of(self.identity, key, content.nbytes)
         (self.ours / "drafts").mkdir(mode=0o700, exist_ok=True)  # programs that clean up remove empty folders
         with draft(self.ours / "drafts" / key.name) as path:

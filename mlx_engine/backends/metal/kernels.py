@@ -163,8 +163,8 @@ class Kernels:
     ) -> T | None:
         """Run a kernel, and return its result, or None if it was refused.
 
-        The instantiation depends on `key`; each new key is first tried, on zeros in the shapes and types of `idle` or,
-        if this is empty, of `args`.
+        The instantiation depends on `key`. A new key is first tried on zeros, in the shapes and types of `idle`, or of
+        `args` if `idle` is empty.
         """
         name = kernel.__name__
         if name in self.refused:
