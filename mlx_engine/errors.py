@@ -7,7 +7,7 @@
     │   ├── UnknownArchitectureError   no model file for this architecture
     │   ├── UnsupportedConfigError     a setting is not implemented; ignoring it would give wrong results
     │   ├── TensorMismatchError        tensors are missing, unexpected or misshapen
-    │   └── NotShardableError          a matrix cannot be cut into a part for each rank
+    │   └── NotShardableError          a matrix cannot be cut into a part for each process that shares the model
     ├── TokenizerError (ValueError)    the vocabulary cannot be turned into a tokenizer
     ├── ChatTemplateError (ValueError)  a chat template is missing, refuses the messages, fails or takes too long
     ├── BackendUnavailableError (RuntimeError)   this machine lacks what the backend needs
