@@ -22,12 +22,12 @@ CHOICES = ("auto", "none", "required")
 
 @dataclass(frozen=True, repr=False)
 class Answer(Generation):
-    """An answer to a conversation. `text` is its content, without reasoning and calls.
+    """An answer to a conversation. `text` is the answer without reasoning and tool calls.
 
     Attributes:
         reasoning: the reasoning; "" if there is none.
         tool_calls: the calls of tools, in their order.
-        message: the whole answer as a message of OpenAI's API, to be appended to the messages.
+        message: the whole answer as a message of OpenAI's API, to be appended to the conversation.
     """
 
     reasoning: str = ""

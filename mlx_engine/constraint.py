@@ -4,8 +4,8 @@
 tokens that may come next. This module imports no third-party library, so that options can be declared and checked
 quickly.
 
-A JSON Schema is checked when its constraint is made. A keyword that the masks would ignore is an error, which has the
-keyword's path in the schema.
+A JSON Schema is checked when its constraint is made. A keyword that the masks would ignore is an error, whose message
+has the keyword's path in the schema.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Constraint:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the constraint, in hex, with which the server's replies name the constraint."""
+        """The SHA-256 of the constraint, in hex. The server's replies contain it."""
         parts = json.dumps([self.kind, self.text, self.follows_reasoning])
         return hashlib.sha256(parts.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Load a model, get logits, generate text: the public interface, and what a reader opens first.
+"""Load a model, get logits, generate text: the public interface.
 
 `load` finds a model's files, checks them (`open_source`), reads the weights and returns an `Engine`. An engine makes
 requests from prompts (`RequestBuilder`) and runs them on a `Scheduler`, see `loop/scheduler.py`.
@@ -120,7 +120,7 @@ Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"
 
 Self = TypeVar("Self", bound="Engine")
 
-# The largest number of prompts of a batch in one forward pass.
+# The largest number of answers of a batch in one forward pass, unless a single request has more answers.
 BATCH_SLOTS = 32
 # The values that `hidden_states` returns by default.
 LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
@@ -160,12 +160,13 @@ def load(
         source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file or type]", "builtin", or "shape:NAME",
             which writes a model of this shape with random weights.
         backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
-        quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
-        threads: number of threads of a CPU backend. None uses all cores that this process may use. A number above the
-            number of these cores is reduced to it, with a warning.
+        quant: "keep" keeps the types of the file, except that types without a kernel are expanded to floats; "f32",
+            "q8_0", "q4_0", "q4_1" convert the linear layers.
+        threads: number of threads of a CPU backend. None uses all cores that this process may use. A larger number is
+            reduced to the number of these cores, with a warning.
         quant_min_dim: layers whose longer dimension is below this are not quantised, unless `quant_layers` names them.
-            "auto" is 32, so that every layer is quantised: even the smallest ones were measured to be no slower
-            (`mlx_engine.weights.conversion`).
+            "auto" is 32, with which every layer is quantised: in measurements, no layer was slower in Q8_0 than in
+            float32 (`mlx_engine.weights.conversion`).
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
             names of layers, or the groups "attention", "mixer", "ffn" and "per_layer".
         allow_settings: names of settings that are ignored if they are not implemented. Results may then be wrong; the
@@ -179,10 +180,10 @@ def load(
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
             the activations have this type, else "f32", which is exact. "f16" and "bf16" take half of the memory of
             "f32", and "q8_0" takes about a quarter.
-        speculate: where proposed tokens come from, which a forward pass checks: "lookup" (earlier text), "draft" (the
-            draft model), "mtp" (the model's own layer for multi-token prediction), "auto" (all that are available and
-            worth their time) or "off". With "auto", no answer changes on backends whose results are bit-identical in
-            every batch, see docs/speculation.md.
+        speculate: the source of proposed tokens, which are verified in forward passes: "lookup" (earlier text), "draft"
+            (the draft model), "mtp" (the model's own layer for multi-token prediction), "auto" (all that are available
+            and worth their time) or "off". No answer changes on backends whose results are bit-identical in every
+            batch, see docs/speculation.md.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model even if it needs more memory than is free.
         experts_memory: the largest number of bytes of experts in memory. All other experts are read from the file when
@@ -233,7 +234,7 @@ class Engine:
         n_parameters: number of the model's parameters.
         speculation: whether tokens are proposed by default, by which drafters, and why.
         drafters: the names of the loaded drafters that run forward passes of their own: "mtp" and "draft".
-        proposals: the `Speculation` of the last scheduler that was made with one; None before there is one.
+        proposals: the `Speculation` of the newest scheduler that has one; None if no scheduler has had one.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -328,7 +329,7 @@ class Engine:
         Only whole pages of 64 tokens are saved. An existing file is replaced when the new file is complete.
 
         Args:
-            path: the file. Its readers can recover the text of the prompt.
+            path: the file. The text of the prompt can be recovered from it.
             prompt: text, token ids, or messages for the model's chat template.
             scheduler: a scheduler with a prefix cache that has run the prompt, or a longer prompt that begins with it;
                 with None, the prompt is run by this call.
@@ -546,7 +547,7 @@ class Engine:
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            slots: the largest number of sessions that use one pool of memory: this one and its forks.
+            slots: the largest number of sessions that use one pool of memory: this session and its forks.
             n_tokens: the largest number of tokens in all sessions, counting shared tokens once. The default is a full
                 context, or fewer tokens if half of the free memory is too small for it.
 
@@ -563,9 +564,9 @@ class Engine:
     def choose(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextChoice]:
         """Return texts with their exact probabilities as continuations of a prompt, most likely first.
 
-        The log-probability of a text is the sum of those of its tokens. The prompt is encoded as for `generate`. Each
-        text is encoded separately, so no token spans prompt and text: if the prompt ends with a word, pass `" Paris"`
-        with its space. The prompt is run once, and the texts share passes.
+        The log-probability of a text is the sum of the log-probabilities of its tokens. The prompt is encoded as for
+        `generate`. Each text is encoded separately, so no token spans prompt and text: if the prompt ends with a word,
+        pass `" Paris"` with its space. The prompt is run once, and the texts share passes.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
@@ -718,14 +719,14 @@ class Engine:
         progress: Progress | None = None,
         scheduler: Scheduler | None = None,
     ) -> Stream:
-        """Do the same as `stream`, with an `Options` object. `scheduler` runs the request; None makes one for it."""
+        """Do the same as `stream`, with an `Options` object. `scheduler` runs the request; None makes a new one."""
         request = self.request(prompt, options)
         return Stream(scheduler or self.scheduler_for([request]), request, progress=progress)
 
     def run_requests(self, requests: Sequence[Request], scheduler: Scheduler | None = None) -> list[Stream]:
         """Return a stream for each request. The streams share forward passes: reading one stream advances all.
 
-        `scheduler` runs the requests; None makes one for them.
+        `scheduler` runs the requests; None makes a new one.
         """
         for request in requests:  # a request may have been made before the weights were loaded
             request.metrics.phases = {**self.phases, **request.metrics.phases}
@@ -762,7 +763,7 @@ class Engine:
             options: other options of `Scheduler`.
 
         Raises:
-            OptionError: the memory is too small for a single page.
+            OptionError: the memory is too small for a page of each answer, or larger than the free memory of a rank.
         """
         n_proposed = MOST_STATES if self.speculation.is_on else 0
         kv_memory, of_drafters = self._shares(slots, kv_memory)
@@ -785,7 +786,7 @@ class Engine:
     def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
         """Divide the bytes for keys and values among the model and those drafters that have keys and values.
 
-        Return the model's bytes, or None if `kv_memory` is None and no drafter needs a share, and each drafter's bytes.
+        Return the model's bytes and each drafter's bytes. If no drafter needs a share, the first item is `kv_memory`.
         """
         own = {
             name: pool_nbytes(of.kv_layers, COMPARED, slots)
@@ -815,8 +816,8 @@ class Engine:
             names: the names of the drafters.
             slots: the number of the scheduler's slots.
             n_tokens: the number of tokens that the scheduler's KV pool holds.
-            kv_memory: bytes for the keys and values of each drafter that has them, by name. With None, a drafter's pool
-                holds as many tokens as the scheduler's pool, plus the proposed ones.
+            kv_memory: bytes for keys and values, by the name of each drafter that has keys and values. With None, a
+                drafter's pool holds as many tokens as the scheduler's pool, plus the proposed tokens.
             keeps_others: whether lookup also searches the text of sequences that have ended.
             whole_pages: whether a draft model reuses only whole pages of earlier sequences.
         """
@@ -1002,7 +1003,7 @@ class RequestBuilder:
         """
         options.check_vocabulary(self.config.vocab_size)
         options = constrained(options, is_chat=is_chat(prompt))
-        # First, because this builds the tokenizer, whose time is one of `self.phases`.
+        # Before `metrics` is made: building the tokenizer adds its time to `self.phases`.
         texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.ids(prompt))
@@ -1215,13 +1216,13 @@ class RequestBuilder:
 
 
 def is_chat(prompt: Prompt) -> bool:
-    """Return whether a prompt is messages, for the chat template."""
+    """Return whether a prompt consists of messages, for the chat template."""
     is_list = isinstance(prompt, list | tuple)
     return hasattr(prompt, "messages") or (is_list and isinstance(next(iter(prompt), None), Mapping))
 
 
 def constrained(options: Options, *, is_chat: bool) -> Options:
-    """Return the options for a prompt. If it is messages, the constraint applies only after the answer's reasoning."""
+    """Return the options for a prompt. With `is_chat`, the constraint applies only after the answer's reasoning."""
     if options.constraint is None or not is_chat:
         return options
     return replace(options, constraint=options.constraint.after_reasoning())
@@ -1310,8 +1311,8 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
     """Check that `draft` and `speculate` agree: a draft model is given if and only if it will be used.
 
     Raises:
-        OptionError: `speculate` needs a draft model and none is given, or does not use the given one; or a draft model
-            is given, and several processes share the model.
+        OptionError: `speculate` is "draft" and no draft model is given; or a draft model is given, and `speculate` is
+            neither "draft" nor "auto", or several processes share the model.
     """
     if draft is None and speculate == DRAFT:
         message = "draft must be a small model with the same vocabulary if speculate is 'draft'; no model is given"
@@ -1328,7 +1329,7 @@ def check_experts_memory(nbytes: int | None, *, is_shared: bool) -> None:
     """Check the bound on the memory of experts.
 
     Raises:
-        OptionError: `nbytes` is given, and is no whole number above 0 or several processes share the model.
+        OptionError: `nbytes` is no whole number above 0; or it is given, and several processes share the model.
     """
     if nbytes is not None and not (is_whole(nbytes) and nbytes > 0):
         message = f"experts_memory must be a number of bytes above 0, not {shown(nbytes)}"
@@ -1343,7 +1344,7 @@ class LoadedDraft:
     """A draft model, planned first and then built.
 
     Attributes:
-        planned: its config and tensors.
+        planned: the config and the tensors.
         model: the model; set when it has been built.
     """
 
@@ -1440,7 +1441,7 @@ class CheckedCheckpoint:
         Args:
             n_tokens: number of tokens of all sequences in the KV cache.
             kv: bytes of the KV cache; if given, `n_tokens` does not count for its size.
-            spare: bytes that are left free in addition, if not all experts fit.
+            spare: bytes to leave free if not all experts fit, when the number of experts in memory is chosen.
 
         Raises:
             NotEnoughMemoryError: the free memory is too small for the model.
@@ -1459,7 +1460,7 @@ class CheckedCheckpoint:
         are_left = need.check(where, available, allowed=allowed)
         can_bound = self.made.holds_some_experts and outline.sizes.has_only_mapped_experts
         if are_left and self.experts_memory is None and self.shard is None and can_bound:
-            with contextlib.suppress(OptionError):  # too few for one token: the system drops and reads file pages
+            with contextlib.suppress(OptionError):  # too few bytes for one token: leave the experts mapped
                 self._bound_experts(need.for_experts(available - spare))
 
     def _bound_experts(self, most: int) -> None:
@@ -1506,7 +1507,7 @@ class CheckedCheckpoint:
         self.shard.follow(loaded.model)
 
     def _load(self, progress: Progress | None = None) -> tuple[Backend, Loaded, float]:
-        """Return the backend, the loaded model, and the clock's time when the backend was created."""
+        """Return the backend, the loaded model, and the value of `time.perf_counter` after the backend was created."""
         if not self._is_checked:
             self.check_memory()
         backend = watched(self.made)

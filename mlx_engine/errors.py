@@ -6,8 +6,8 @@
     ├── ModelError (ValueError)        the file is valid, but its model cannot be built
     │   ├── UnknownArchitectureError   no model file for this architecture
     │   ├── UnsupportedConfigError     a setting is not implemented; ignoring it would give wrong results
-    │   ├── TensorMismatchError        tensors are missing, unexpected or misshapen; lists all of them
-    │   └── NotShardableError          a matrix cannot be cut into so many parts
+    │   ├── TensorMismatchError        tensors are missing, unexpected or misshapen
+    │   └── NotShardableError          a matrix cannot be cut into a part for each process that shares the model
     ├── TokenizerError (ValueError)    the vocabulary cannot be turned into a tokenizer
     ├── ChatTemplateError (ValueError)  a chat template is missing, refuses the messages, fails or takes too long
     ├── BackendUnavailableError (RuntimeError)   this machine lacks what the backend needs
@@ -20,11 +20,11 @@
     ├── ClosedError (RuntimeError)     an engine or a session has been closed
     ├── NotCopyableError (TypeError)   an engine, stream or session cannot be pickled or copied
     ├── AddressInUseError (OSError)    another program listens at the address of a server
-    ├── DistributedError (RuntimeError)   the ranks of a run do not agree, or one of them is gone
+    ├── DistributedError (RuntimeError)   the ranks (processes that share a model) do not agree, or one is gone
     ├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
     └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
-A message says what is wrong and what to do. Most exceptions also have the expected and the found value as attributes.
+A message says what is wrong and what to do. Many exceptions also have the expected and the found value as attributes.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class OptionError(EngineError, ValueError):
 
     Attributes:
         option: the name of the option in Python, such as "top_p", or the place of the value, such as
-            "messages[0].role". The command line prints the flag of the option in its place.
+            "messages[0].role". The command line prints the option's flag instead of this name.
         expected: a description of the valid values; None if the message has none.
         found: the invalid value.
     """
@@ -225,8 +225,8 @@ def again(error: E) -> E:
     """
     try:
         made = type(error).__new__(type(error), *error.args)
-        # The constructors of classes of ours take other arguments than `args`. They set only attributes, so the
-        # constructor of the built-in base class is called, and the attributes are copied.
+        # The constructors of our classes take other arguments than `args`, and only set attributes. So the constructor
+        # of the built-in base class is called, and the attributes are copied.
         builtin: Any = next(of for of in type(error).__mro__ if of.__module__ == "builtins")
         builtin.__init__(made, *error.args)
         made.__dict__.update(error.__dict__)
@@ -271,7 +271,7 @@ class ProcessorError(EngineError, RuntimeError):
 
 
 class CacheFullError(EngineError, RuntimeError):
-    """The KV cache has too few free pages for the new tokens of a pass."""
+    """The KV cache has no room for the new tokens: too few pages are free, or the sequence is at its limit."""
 
     def __init__(self, *, length: int, wanted: int, capacity: int, pool_is_full: bool = False) -> None:
         """Make the error.
@@ -281,7 +281,7 @@ class CacheFullError(EngineError, RuntimeError):
             wanted: number of new tokens.
             capacity: the largest number of tokens that the sequence can have: its own limit, or the number for which
                 the pool has free pages.
-            pool_is_full: whether the pool has too few free pages; otherwise the sequence's own limit is reached.
+            pool_is_full: whether the pool has too few free pages. If false, the sequence's own limit is reached.
         """
         self.length, self.wanted, self.capacity = length, wanted, capacity
         remedy = "close another sequence" if pool_is_full else "truncate the sequence"
@@ -296,7 +296,7 @@ class DistributedError(EngineError, RuntimeError):
     Attributes:
         where: the rank, or "ring" for MLX's connections.
         expected: if ranks have different values of a setting, the value of rank 0; otherwise None.
-        found: the value of the rank `where`, or the error that was found.
+        found: that value of the rank `where`, or a description of the error.
         hint: what to do.
     """
 

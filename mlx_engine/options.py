@@ -29,14 +29,14 @@ SPECULATE = (OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION)
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
 
-# Below this temperature, sampling is greedy. A draw at so low a temperature could only choose among tokens whose logits
-# differ in their last digit.
+# Below this temperature, sampling is greedy. At so low a temperature, a draw could only choose among tokens with almost
+# equal logits.
 COLDEST = 1e-7
 
 # The largest penalty and bias, as in the OpenAI API. In effect, a bias of -100 bans a token, and 100 forces the token.
 MOST_PENALTY, MOST_BIAS = 2, 100
 
-# Stop strings are matched between two forward passes, which wait meanwhile, so their number and length are bounded.
+# The number and the length of stop strings are bounded, because matching them delays the next forward pass.
 # `MOST_ALTERNATIVES` is the bound of `top_logprobs` in the OpenAI API.
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_ALTERNATIVES = 20
@@ -59,8 +59,8 @@ class About:
 
     Attributes:
         help: the help of the command line, of Python and of the OpenAPI document.
-        kind: the type of a value: float, int or bool. With None, `__post_init__` of the declaring class checks values,
-            and typer the bounds.
+        kind: the type of a value: float, int or bool. If it is None, `__post_init__` of the declaring class checks the
+            values, and on the command line typer checks the bounds.
         least: the smallest value.
         most: the largest value.
         above: an exclusive lower bound.
@@ -124,7 +124,7 @@ class About:
 
 
 def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> T:
-    """Return a dataclass field whose metadata have an `About`. `About.parameter` is `kind`, unless it is in `about`."""
+    """Return a dataclass field with an `About` in its metadata. `parameter` is `kind`, unless `about` has another."""
     return field(default=default, metadata={"about": About(help=help, kind=kind, **{"parameter": kind, **about})})
 
 
@@ -159,7 +159,7 @@ def check_speculate(value: object) -> None:
 
 
 def aliases() -> dict[str, str]:
-    """Return a map from options' names in other projects, and `load`'s names on the command line, to our names."""
+    """Return a map from the names of options in other projects, and the keys of `LOAD_ALIASES`, to our names."""
     return {alias: f.name for f, about in declared() for alias in about.aliases} | LOAD_ALIASES
 
 
@@ -316,8 +316,8 @@ def _wrong_bias(rule: str, found: object) -> OptionError:
 class Options:
     """Limits of a run.
 
-    The class has all options of a run: its limits, its constraint, its drafters, its adapter, the user's functions, and
-    in `sampling` how tokens are chosen. `--help` shows the first sentence as the title of the class's own options.
+    The class has all options of a run: limits, constraint, drafters, adapter, the user's functions, and in `sampling`
+    how tokens are chosen. `--help` shows the first sentence as the title of the options that are not in `sampling`.
     """
 
     max_tokens: int | None = option(
@@ -370,18 +370,18 @@ class Options:
     )  # fmt: skip
     speculate: str = option(
         AUTO_SPECULATION, "How tokens are proposed for this answer: off, lookup, draft, mtp, or auto for all that the "
-        "model was loaded with. It never changes the answer.",
+        "model was loaded with. On backends with a fixed order of sums, the answer is the same for all values.",
         metavar="HOW", parameter=None, has_flag=False,
     )  # fmt: skip
 
     adapter: str | None = option(
-        None, "The adapter, by its name, of a model that was loaded with several; \"base\" for the model alone.",
+        None, "The name of an adapter that the model was loaded with; \"base\" for the model without an adapter.",
         unset="the first", parameter=None, has_flag=False,
     )  # fmt: skip
 
     # In Python, one function or several.
     processors: tuple[Processor, ...] = option(
-        (), "Functions of (ids, logits) that return the logits to draw from, before all sampling options.",
+        (), "Functions of (ids, logits) that return changed logits. All sampling options apply after them.",
         unset="none", aliases=("logits_processor", "logits_processors"), parameter=None, has_flag=False,
     )  # fmt: skip
     sampler: Processor | None = option(

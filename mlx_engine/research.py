@@ -1,8 +1,8 @@
 """Functions for research: sessions with logits token by token, probabilities of given texts, and hidden states.
 
-`Engine.session`, `Engine.choose`, `Engine.tap_names` and `Engine.hidden_states` use this module. However the tokens are
-divided among passes, logits and log-probabilities are bit-identical to those of `Engine.logits` and `Engine.generate`,
-on backends with a fixed order of sums (docs/exactness.md).
+`Engine.session`, `Engine.choose`, `Engine.tap_names` and `Engine.hidden_states` use this module. On backends with a
+fixed order of sums (docs/exactness.md), logits and log-probabilities are bit-identical to those of `Engine.logits` and
+`Engine.generate`, however the tokens are divided among passes.
 
 Hidden states are the named intermediate values of forward passes. On backends with a fixed order of sums they are
 bit-identical to those inside every other pass, with the exceptions that `observed` in `backends/observed.py` names. The
@@ -46,7 +46,7 @@ from mlx_engine.weights.model import Model
 if TYPE_CHECKING:
     import mlx.core as mx
 
-# The largest number of texts in one pass of `choose`, and of rows of logits. 128 rows of 152,000 float32 logits take
+# The largest numbers of texts and of rows of logits in one pass of `choose`. 128 rows of 152,000 float32 logits take
 # 74 MiB.
 MOST_TEXTS, MOST_ROWS = 32, 128
 
@@ -119,7 +119,7 @@ class Session:
 
     @property
     def n_kept(self) -> int:
-        """Number of tokens whose keys and values are kept; the others are run by the next call of `logits`."""
+        """Number of tokens whose keys and values are kept; the next call of `logits` runs all other tokens."""
         return self._kv.length
 
     def logits(self, next_ids: int | Sequence[int] = ()) -> mx.array:
@@ -154,7 +154,7 @@ class Session:
         return self._row
 
     def fork(self) -> Session:
-        """Return another session with the same tokens. Both share the keys and values so far.
+        """Return another session with the same tokens. The two sessions share the keys and values so far.
 
         Raises:
             OptionError: all `slots` are in use.
@@ -317,7 +317,7 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
 
 
 def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list[float]]) -> None:
-    """Append to each list the log-probabilities of a text's tokens after its first one, in passes that texts share."""
+    """Append to each list the log-probabilities of a text's second and later tokens. The texts share passes."""
     model, forks = prompt._family.model, {i: prompt.fork() for i, ids in enumerate(texts) if len(ids) > 1}
     try:
         while forks:
@@ -455,7 +455,7 @@ def matching(names: str | Sequence[str], known: Sequence[str]) -> list[str]:
     """Return the known names that are listed or match a pattern, such as "blk.*.ffn_down" or "blk.[0-3].attn_out".
 
     Raises:
-        OptionError: a name or pattern matches none.
+        OptionError: a name or pattern matches no known name.
     """
     patterns = [names] if isinstance(names, str) else list(names)
     for pattern in patterns:
@@ -485,9 +485,9 @@ def hidden_states(model: Model, ids: Sequence[int], names: Collection[str]) -> d
 def _run(
     model: Model, ids: Sequence[int], names: frozenset[str] | None, note: Callable[[str, np.ndarray], None]
 ) -> None:
-    """Run tokens op by op, in chunks. For each chunk, pass name and array (chunk length, ...) of values to `note`.
+    """Run tokens op by op, in chunks. For each chunk, call `note(name, array)`; the array is (chunk length, ...).
 
-    The values are those with these names, or all if `names` is None.
+    `note` gets only the values with these names, or all values if `names` is None.
     """
     if model.is_shared:
         expected, found = "a model that one process runs alone", "one that several processes share"

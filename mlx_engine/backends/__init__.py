@@ -274,7 +274,7 @@ def _needs_executor(name: Literal["metal", "cuda", "emulator"]) -> str | None:
 
 
 VARIABLE = "MLX_ENGINE_METAL"
-# Device files of NVIDIA's driver on Linux, and on WSL. They are checked first, because importing MLX takes 0.1 seconds.
+# Device files of NVIDIA's driver on Linux, and on WSL. These are checked first, because importing MLX takes 0.1 s.
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 _ENTRIES = {

@@ -89,7 +89,7 @@ class Ranks(Protocol):
     size: int
 
     def gather(self, array: Native) -> Native:
-        """Return the arrays of all ranks as one array (size, ...), in rank order. They must have the same shape."""
+        """Return the arrays of all ranks, which must have the same shape, as one array (size, ...) in rank order."""
 
     def sum(self, array: Native) -> Native:
         """Return the sum over all ranks, added in the order of the ranks."""
@@ -138,8 +138,8 @@ class Backend(Primitives):
         """Return the linear layers of n experts, of which at most `n_slots` are in memory at a time.
 
         The result has the form that `expert_linear` reads. `read(e)` prepares the layer of expert e. The MLX backends
-        call it when a chosen expert is not in memory. The compiled CPU backend, whose layers are views of the file,
-        calls it at once for all experts.
+        call `read` when a chosen expert is not in memory. The compiled CPU backend, whose layers are views of the file,
+        calls `read` at once for all experts.
         """
         raise NotImplementedError
 
@@ -337,7 +337,7 @@ class Backend(Primitives):
         """Return logits (R, n) of all ranks as `all_columns` does, but only the k largest of each row are correct.
 
         To send fewer bytes, every rank sends only its k largest logits of each row. All other logits of a row are set
-        to one value, which is at least 1 below the smallest of the sent ones. If a logit of any rank is not finite, the
+        to one value, which is at least 1 below the smallest sent logit. If a logit of any rank is not finite, the
         whole row is NaN.
         """
         if self.group is None:
@@ -480,14 +480,14 @@ class Backend(Primitives):
     def delta_net(
         self, batch: Batch, layer: int, x: Array, gate: Array, beta: Array, step: Array, net: DeltaNet
     ) -> Array:
-        """Convolve x, run the gated delta rule, norm and gate its output (T, H*P), and write the layer's state."""
+        """Return (T, H*P): convolve x, run the gated delta rule, norm and gate. Also write the layer's state."""
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.delta_rule(mixed, beta, step, net.rule, batch.state(layer, 1))
         return self.multiply(self.merge(self.norm(y, net.norm)), self.silu(gate))
 
     @block
     def mamba2(self, batch: Batch, layer: int, gate: Array, x: Array, step: Array, net: Mamba2) -> Array:
-        """Convolve x, run the state space, gate and norm its output (T, H*P), and write the layer's state."""
+        """Return (T, H*P): convolve x, run the state space, gate and norm. Also write the layer's state."""
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.merge(self.state_space(mixed, step, net.space, batch.state(layer, 1)))
         y = self.multiply(y, self.silu(gate))

@@ -21,7 +21,7 @@ class Routing:
     """The rule by which a token's experts and their weights follow from the router's logits (X,).
 
     The C experts with the largest `score + bias` are chosen; among equal sums, those with the lowest index. The weight
-    of a chosen expert is its score, without the bias. With `normalize`, this is divided by the sum of the chosen
+    of a chosen expert is its score, without the bias. With `normalize`, the weight is divided by the sum of the chosen
     experts' scores.
 
     Attributes:
@@ -154,7 +154,7 @@ _HELD, _MISSED = (0, 0.0625, 0.19, 0.38, 0.635, 1), (1, 0.634, 0.259, 0.106, 0.0
 
 
 def share_missed(share: float) -> float:
-    """Return which share of a token's experts is read from the file, if `share` of all experts are in memory.
+    """Return the share of a token's experts that is read from the file, if the share `share` of all is in memory.
 
     With other models and texts, successive tokens may have fewer or more experts in common.
     """
@@ -170,13 +170,14 @@ def share_read(share: float, n_tokens: int) -> float:
 
 
 # The factor by which each pass reduces the weight of earlier choices. A smaller factor follows a change of the topic
-# sooner. With the choices of `benchmarks/experts.py` and 59 of 128 experts in memory, 1.12 of a token's 8 experts are
-# missing, and 1.07 with factors from 0.99 to 1; if the least recently used expert were replaced, 1.59.
+# sooner. Measured with the choices of `benchmarks/experts.py` and 59 of 128 experts in memory: of a token's 8 experts,
+# 1.12 are missing with this factor, 1.07 with factors from 0.99 to 1, and 1.59 if the least recently used expert is
+# replaced.
 DECAY = 0.98
 
 
 class Residents:
-    """Which experts of a layer are in memory, each in a slot. Those that have been chosen least often are replaced.
+    """Which experts of a layer are in memory, each in a slot. Experts that were chosen least often are replaced.
 
     Attributes:
         slots: (X,) the slot of each expert, or -1.
@@ -197,7 +198,7 @@ class Residents:
         return int(free[0]) if len(free) else None
 
     def coldest(self, kept: np.ndarray) -> int | None:
-        """Return the expert in memory that was chosen least often, of those outside of the mask `kept`; or None."""
+        """Return the expert in memory that was chosen least often; None if the mask `kept` (X,) has them all."""
         candidates = np.flatnonzero((self.slots >= 0) & ~kept)
         return int(candidates[self._rates[candidates].argmin()]) if len(candidates) else None
 

@@ -25,7 +25,7 @@ from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 B = TypeVar("B", bound=Backend)
 
 PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"], *OPERATIONS["exchange"])
-# The primitives inside a composed block are timed separately, and not counted in the block's time. A fused block is
+# The primitives inside a composed block are timed separately, and not counted in the block's own time. A fused block is
 # timed as a whole.
 BLOCKS = tuple(OPERATIONS["block"])
 

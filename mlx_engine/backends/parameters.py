@@ -34,7 +34,7 @@ class LazyToken:
 # `Backend.token_id` waits for the id and returns the int.
 Token: TypeAlias = int | LazyToken
 
-# "gelu" is its tanh form, "gelu_erf" the form with the error function, "relu2" the square of ReLU.
+# "gelu" is the tanh form of GELU, "gelu_erf" the form with the error function, "relu2" the square of ReLU.
 Activation: TypeAlias = Literal["silu", "gelu", "gelu_erf", "relu2"]
 # How gate and up of an expert are combined: `activation(gate) * up`, or the operation `clamped_swiglu`.
 Gating: TypeAlias = Activation | Literal["clamped_swiglu"]
@@ -161,7 +161,7 @@ class Rope:
 
     @cached_property
     def keys(self) -> Rope:
-        """The rotary embedding of keys: the same without `growth`."""
+        """The rotary embedding of keys: this one without `growth`."""
         return self if self.growth is None else replace(self, growth=None)
 
 

@@ -36,10 +36,10 @@ def _registering(kind: str) -> Callable[[Method], Method]:
     return register
 
 
-# A decorator for each other kind of operation. Every backend implements the storage operation, which writes keys and
-# values. Blocks are composed of primitives, and a backend may fuse them. A dispatch method only chooses which operation
-# to call: `norm`, for example, calls `rms_norm` or `layer_norm`. An exchange combines the arrays of several ranks
-# (processes that share a model).
+# A decorator for each kind of operation except primitives. Every backend implements the storage operation, which writes
+# keys and values. Blocks are composed of primitives, and a backend may fuse them. A dispatch method only chooses which
+# operation to call: `norm`, for example, calls `rms_norm` or `layer_norm`. An exchange combines the arrays of several
+# ranks (processes that share a model).
 storage, block, dispatch, exchange = map(_registering, [kind for kind in OPERATIONS if kind != "primitive"])
 
 
@@ -197,7 +197,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def join_heads(self, a: Array, b: Array) -> Array:
-        """Return (T, H, A + B), the elements of each head of a (T, H, A) and then those of b (T, H, B)."""
+        """Return (T, H, A + B): for each head, the elements of a (T, H, A) and then the elements of b (T, H, B)."""
 
     @abstractmethod
     def combine(self, y: Array, weights: Array) -> Array:

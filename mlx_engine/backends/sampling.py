@@ -8,7 +8,7 @@ and top-k and top-p select among the allowed tokens. The caller passes the rando
 that the same seed gives the same text on every backend.
 
 If the vocabulary is divided among ranks (processes that share a model), the ranks send each other only their largest
-logits (`packed`, `unpacked`) in a pass whose samplers need no others: greedy sampling and top-k, without bias,
+logits (`packed`, `unpacked`) in a pass whose samplers need only these: greedy sampling and top-k, without bias,
 penalties, constraints and log-probabilities. An unpacked row has the largest logits of all ranks, and a smaller value
 in all other columns. So its k largest logits are the k largest of the whole row; among equal logits, those in the first
 columns count as larger, as in `largest`.
@@ -148,7 +148,7 @@ def largest(values: np.ndarray, n: int) -> np.ndarray:
 
 
 def _maxima(values: np.ndarray) -> np.ndarray:
-    """Return the largest value of each of `COLUMNS` groups, and the values left over if V is not a multiple of it."""
+    """Return the largest value of each of `COLUMNS` groups, and the last V % COLUMNS values, which are in no group."""
     whole = len(values) // COLUMNS * COLUMNS
     if not whole:
         return values
@@ -172,7 +172,7 @@ def packs(k: int | None, n: int) -> bool:
 def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
     """Return (R, 2, k): the k largest of a rank's logits (R, N), and their columns as float32, exact below 2**24.
 
-    If the rank has fewer than k columns, the rest is filled with minus infinity. If a row is not finite, its first
+    If the rank has fewer than k columns, the remaining items are minus infinity. If a row is not finite, its first
     value is NaN.
     """
     found = np.full((len(logits), 2, k), -np.inf, dtype=np.float32)

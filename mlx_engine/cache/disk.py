@@ -18,7 +18,7 @@ If a file fails its checks, it is removed, and its tokens are computed again. Fi
 memory-mapped, for two reasons. If another program truncated a mapped file, this process would be killed. And a mapped
 file could change between the check and the use. A file is first written under another name, and renamed when it is
 complete. Several processes may share a folder. If all files together are larger than a bound, the least recently used
-ones are removed; of a prefix, the last pages are removed first.
+files are removed. The pages at the end of a prefix are removed before the pages at its beginning.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ MOST_JOBS, MOST_COPIED = 4096, 256 << 20
 MOST_READ = 64 << 20
 # The number of threads that read files ahead.
 READERS = 2
-# Seconds for which nothing is written after a write has failed; and the seconds after which a file that is in use is
-# marked as used again.
+# Seconds for which nothing is written after a write has failed; and seconds until a file that is used again is marked
+# as used again.
 PAUSE, TOUCHED = 60.0, 60.0
 # Each page of a prefix is marked as used this much earlier than the page before it, so that pages are removed from the
 # end of the prefix.
@@ -361,7 +361,7 @@ class PrefixFolder(SavedPrefixes):
         return True
 
     def open(self, model: str, about: Mapping[str, str]) -> None:
-        """Find or create the folder of an identity, which only this user can read.
+        """Open the folder of an identity, or create a folder that only this user can read.
 
         Raises:
             OSError: the folder cannot be created, or another user could read or change it.
@@ -449,7 +449,7 @@ class PrefixFolder(SavedPrefixes):
         Raises:
             OSError: the file cannot be written.
         """
-        assert self.ours is not None  # noqa: S101 - the writer starts when it is known
+        assert self.ours is not None  # noqa: S101 - `DiskPrefixes._write` has checked it
         header = header_of(self.identity, key, content.nbytes)
         (self.ours / "drafts").mkdir(mode=0o700, exist_ok=True)  # programs that clean up remove empty folders
         with draft(self.ours / "drafts" / key.name) as path:
@@ -468,9 +468,10 @@ class PrefixFolder(SavedPrefixes):
             self.bound()
 
     def bound(self, *, is_full: bool = False) -> None:
-        """If all files take more than the bound, remove the least recently used ones, until they take 15/16 of it.
+        """If all files take more than the bound, remove the least recently used files, until the rest take 15/16 of it.
 
-        With `is_full`, which says that the disk is full, remove files until they take 15/16 of their present size.
+        With `is_full`, which says that the disk is full, remove files until the rest take 15/16 of the present size, or
+        of the bound if it is smaller.
         """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)
@@ -576,8 +577,8 @@ class DiskPrefixes:
             if window is None:
                 n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
         page, windows = self._pool.page, self._pool.windows
-        # A prefix of a model with states must end at the end of a page. If a prefix ends inside a page, a window may
-        # reach back one more page.
+        # If a model has states, a prefix must end at the end of a page. If a prefix ends inside a page, a window may
+        # begin one page earlier.
         reaches = any(first_visible(of, most) // page < first_visible(of, n * page) // page for of in windows)
         if n * page > most and (STATE in self._pieces or reaches):
             n -= 1
@@ -647,7 +648,7 @@ class DiskPrefixes:
                 readers.shutdown(cancel_futures=True)
 
     def _restore(self, key: Key, content: np.ndarray | None, slot: int) -> bool:
-        """Copy the contents of a file to a page or to a slot of states; return False if there are none (None).
+        """Copy the contents of a file to a page or to a slot of states; return False if `content` is None.
 
         `slot` is the first slot of the page, or the slot of states.
         """
@@ -763,7 +764,7 @@ def write_all(file: RawIOBase, content: bytes | memoryview) -> None:
 
 
 def room(nbytes: int) -> int:
-    """Return the size of a buffer for a file with `nbytes` bytes of contents; one byte more detects longer files."""
+    """Return the size of a buffer for a file with `nbytes` bytes of contents, and for one byte more: see `place`."""
     return _HEADER.size + _CHECK + nbytes + 1
 
 

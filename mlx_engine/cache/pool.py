@@ -30,7 +30,7 @@ PAGE = 64
 # Default for the largest number of new tokens of a sequence in one forward pass. For each sequence, a group with a
 # window needs pages for the window and for these tokens.
 LONGEST_PASS = 512
-# Upper limit of the result of `tokens_that_fit`: if all layers have windows, any number of tokens may fit.
+# The largest result of `tokens_that_fit`, because any number of tokens may fit if all layers have windows.
 MOST_TOKENS = 1 << 24
 
 
@@ -308,7 +308,7 @@ class CacheSize:
 
     @property
     def held(self) -> int:
-        """Bytes of a pool for one such sequence, in which layers with a window have fewer pages."""
+        """Bytes of a pool for one sequence, in which layers with a window have fewer pages."""
         return pool_nbytes(self.layers, self.n_tokens, 1, self.page, self.longest_pass)
 
     @property

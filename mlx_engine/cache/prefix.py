@@ -114,7 +114,7 @@ class RadixTree:
             path: the nodes, from a child of the root on.
             n: the number of tokens of the path that may be reused.
             step: 1; or the number of tokens per page, to reuse only whole pages. The returned length is a multiple of
-                `step`, or it is `most` if the page in which this prefix ends is held as a whole.
+                `step`, or `most` if the page in which the first `most` tokens end is held as a whole.
             most: the largest length.
 
         Returns:
@@ -126,7 +126,7 @@ class RadixTree:
         held = [Snapshot(length, slot) for node in path for length, slot in node.states.items()]
         found = [snapshot for snapshot in held if snapshot.length <= n and snapshot.length % step == 0]
         state, length = None, 0 if self._states.n_slots else self._reaches(n, tables)
-        while length % step and length < most:  # in a group with a window, a page after the end of a node is missing
+        while length % step and length < most:  # a node ends inside a page that the next node does not hold
             length = self._reaches(length - length % step, tables)
         for snapshot in sorted(found, reverse=True):
             if self._reaches(snapshot.length, tables) == snapshot.length:
@@ -327,7 +327,7 @@ class HeldPages:
         return np.asarray(self.pool.references(group, pages) > held)
 
     def unused(self, group: int) -> int:
-        """Return the number of pages of a group that the tree holds, but no sequence."""
+        """Return the number of pages of a group that the tree holds, but no sequence holds."""
         counts, page = self._counts[group], self.pool.page
         (numbers,) = counts.nonzero()
         return int((self.pool.references(group, numbers * page) == counts[numbers]).sum())
@@ -352,10 +352,10 @@ class Match(NamedTuple):
         pages: for each group of layers an array (P,): the first slot of each page of the `length` tokens.
         expected: the ids, at most 8, with which the tree continues after `agreeing` tokens. If it continues with
             several branches, these are the ids of the most recently used branch.
-        end: the reason why not more tokens can be reused. "whole": all ids are cached. "new": the tree has nothing
-            after the agreeing tokens. "differs": the tree continues with other tokens. "evicted": the next token was
-            cached, and has been evicted. "window": pages that a window needs are not cached. "state": no state after
-            more tokens is cached. "memory": no page was free for a copy.
+        end: the reason why not more tokens can be reused. "whole": all ids are cached. "new": the tree has no
+            token after the agreeing ones. "differs": the tree continues with other tokens. "evicted": the next token
+            was cached, and has been evicted. "window": pages that a window needs are not cached. "state": no state
+            after more tokens is cached. "memory": no page was free for a copy.
         state: the state after `length` tokens, for models that have one.
         from_disk: number of the `length` tokens that this look-up has read from files.
         has_more: whether files have more tokens, which the next look-up will read.
@@ -489,8 +489,8 @@ class PrefixCache:
             kv: the sequence.
             ids: the tokens of the prompt.
             most: the largest number of tokens to reuse. The last token of a prompt must not be reused, because its
-                logits are needed, which are not cached. Ids after the first `most` are compared, too, up to the end of
-                the last page that is reused, because with `whole_pages` it can be reused only if all of it is held.
+                logits are needed, which are not cached. With `whole_pages`, the last page can be reused only if all of
+                it is held. So ids after the first `most` are compared, too, up to the end of the last page.
             is_busy: whether other requests wait for this thread. If so, only a part of the prefix is read from files,
                 and `Match.has_more` tells the caller to look up again.
         """
@@ -606,7 +606,7 @@ class PrefixCache:
             self._nodes[node] = None
 
     def _reclaim(self, group: int, n: int) -> None:
-        """Drop pages, least recently used first, until n pages of a group are free or sequences hold all the rest."""
+        """Drop pages, least recently used first, until n pages of a group are free or sequences hold all others."""
         if self.pool.windows[group] is not None:
             self._thin(group, n)
             return
@@ -621,7 +621,7 @@ class PrefixCache:
                     self._cut(node)
 
     def _reclaim_states(self, n: int) -> None:
-        """Drop cached states until n slots are free or sequences hold all the rest."""
+        """Drop cached states until n slots are free or sequences hold all others."""
         states = self.pool.states
         held = [
             (length < max(node.states), -node.last_use, -length, node)
@@ -696,7 +696,7 @@ class PrefixCache:
 
 
 def _of_adapter(ids: Sequence[int] | np.ndarray, adapter: int) -> np.ndarray:
-    """Return the ids (n,) that the tree uses for tokens, which contain the number of the adapter.
+    """Return the tree's ids (n,) of tokens: the token id, and in the high bits the number of the adapter.
 
     Keys and values depend on the adapter that computed them, so two adapters must not share pages.
     """

@@ -5,10 +5,10 @@ Before a forward pass of n tokens, `begin(n)` allocates pages, and the n tokens 
 continues with other tokens. Several passes may begin before the first is committed, because a lazy backend submits a
 pass before the token of the previous pass has reached the host.
 
-Pages may be shared with other sequences and with a prefix cache, the other holders of the page. `lend` returns pages
-for another holder, `adopt` begins a sequence with pages of another holder, and `fork` does both. If a token in a shared
-page must be overwritten, the page is copied first. New tokens after the lent ones are written into the same page,
-because no other holder reads their slots.
+A page may have several holders: sequences and a prefix cache. `lend` returns pages for another holder, `adopt` begins a
+sequence with pages of another holder, and `fork` does both. If a token in a shared page must be overwritten, the page
+is copied first. New tokens after the lent tokens are written into the same page, because no other holder reads their
+slots.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class KVSequence:
         return sum(self._end - first for first in self._firsts)
 
     def begin(self, n: int, *, each: bool = False) -> int:
-        """Allocate pages for n more tokens, which are then pending, and return the position of the first.
+        """Allocate pages for n more tokens, which are then pending, and return the position of the first of them.
 
         With `each`, the recurrent state after every token is kept, so that only some of the tokens may be committed. If
         the first of the n tokens overwrites a token that another holder of the page reads, the page is copied first.
@@ -192,8 +192,7 @@ class KVSequence:
         needed = [of_group[first:] for of_group, first in zip(pages, firsts, strict=True)]
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):
-            # Add the references first: the allocation of the page for the copy may reclaim cached pages, among them
-            # these.
+            # Add the references before `make_room`, which could otherwise reclaim these pages.
             self.pool.retain(group, of_group)
         if state is not None:
             self.state.adopt(state)
@@ -280,7 +279,7 @@ class SequenceInput(NamedTuple):
         ids: (n,) the tokens, at least one.
         kv: the KV cache of the sequence.
         wanted: the number of last tokens whose logits are wanted; None for all.
-        each: whether only some of the tokens may be committed later, so that the state after each of them is kept.
+        each: whether to keep the state after each token, so that only some of the tokens may be committed later.
     """
 
     ids: Sequence[Token]

@@ -1,4 +1,4 @@
-"""Recurrent states: what recurrent and convolution layers keep of a sequence, in place of keys and values.
+"""Recurrent states, which recurrent and convolution layers keep of a sequence in place of keys and values.
 
 A state has a fixed size, which does not grow with the sequence. A slot of a `StatePool` holds the states of all such
 layers after a certain number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads

@@ -1,8 +1,8 @@
 """Make locks safe across fork(), for programs that load a model and then fork.
 
-Such programs are pre-forking web servers, and `multiprocessing` on Linux. The child process has a copy of every lock in
+Examples are pre-forking web servers, and `multiprocessing` on Linux. The child process has a copy of every lock in
 its current state, but only one thread: a copy of the thread that called `fork`. If another thread held a lock, the lock
-would stay locked in the child process forever, and the data that it protects might be inconsistent. So the thread that
+would stay locked in the child process forever, and the data that it guards might be inconsistent. So the thread that
 forks first acquires all locks that are registered here, and both processes release them afterwards.
 """
 

@@ -135,8 +135,8 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 # On a page fault, Linux also maps neighbouring pages of the file that are in its page cache, up to this many bytes
-# around the page that is read. So a rank that reads half of the rows of a matrix would keep two thirds to three
-# quarters of the matrix in memory, unless other pages are released.
+# around the page that is read. If a rank (a process that shares a model) read half of the rows of a matrix and released
+# no pages, two thirds to three quarters of the matrix would stay in memory.
 AROUND = 2 << 20
 
 
@@ -144,7 +144,7 @@ def release(read: np.ndarray, prepared: object) -> None:
     """Release the pages of the mapped file of a stored weight, unless the backend's weight is a view of them.
 
     After a weight has been converted, the stored weight is not read again, but its pages would count as this process's
-    memory until the end of loading. In a bfloat16 file, they take half as much memory as the weights in float32.
+    memory until the end of loading. The pages of a bfloat16 weight take half as much memory as the float32 weight.
 
     Args:
         read: the stored weight, a view of the mapped file.
@@ -223,7 +223,7 @@ def read_ahead(views: Iterable[np.ndarray]) -> None:
 
 
 def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
-    """Release the pages that reading rows of a mapped matrix has mapped: those of the rows, and those around them.
+    """Release the pages that reading rows of a mapped matrix has mapped: the pages of the rows, and pages around them.
 
     `row_bytes` is the number of bytes of a row.
     """
@@ -248,7 +248,7 @@ def _give_back(file: mmap.mmap, start: int, stop: int) -> None:
 
 
 def _range(file: mmap.mmap, view: np.ndarray) -> tuple[int, int]:
-    """Return the offsets of a view in its file: its first byte, and the byte after its last one."""
+    """Return the offsets in a file of a view's first byte, and of the byte after its last byte."""
     first = view.ctypes.data - np.frombuffer(file, np.uint8, 1).ctypes.data
     return first, first + view.nbytes
 

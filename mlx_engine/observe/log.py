@@ -23,8 +23,9 @@ VARIABLE = "MLX_ENGINE_LOG"
 # first.
 before_event: Callable[[], None] | None = None
 
-# A function that shows a progress bar with a title on the terminal; programs that have a bar set it. It returns
-# a context manager, which yields a function to report (done, total, what is left), or None if nothing can be drawn.
+# A function that shows a progress bar with a title on the terminal; programs with a progress bar set it. The function
+# returns a context manager, which yields a `Bar`, called with (done, total, what is left), or None if nothing can be
+# drawn.
 Bar = Callable[[int, int, str], None]
 show_bar: Callable[[str], AbstractContextManager[Bar | None]] | None = None
 
@@ -62,7 +63,7 @@ def progress_bar(title: str) -> AbstractContextManager[Bar | None]:
 
 
 def event(level: int, name: str, **fields: Any) -> None:
-    """Log one event. The record has the attribute `fields`; its text has them as `key=value`.
+    """Log one event. The log record has the attribute `fields`, which the handler of `configure` prints as `key=value`.
 
     Before computing a field that takes time, check `LOGGER.isEnabledFor(level)`.
     """

@@ -1,4 +1,4 @@
-"""The profiler: measures the time of each operation, and sums times per operation, per layer and per forward pass.
+"""The profiler: measures the time of each operation, and sums times per operation, per layer, and per phase of a pass.
 
 The time of an operation is a span. Spans nest, because a block composed of primitives contains their spans. A span's
 own time is its time without the spans inside it. So the own times of all spans add up to the whole time, whichever
@@ -60,13 +60,13 @@ class Span:
         op: the name of the operation.
         layer: the index of its layer; None outside of the layers.
         part: the name of the operation's first parameter without its layer number ("attn_norm"). For an operation
-            without parameters, that of the previous operation.
-        start: the time when it began.
+            without parameters, the `part` of the previous operation.
+        start: the time when the operation began.
         phase: embedding, layers, norm, projection or sampling.
         inner: seconds of the spans inside this span.
-        own: seconds of this span without those of the spans inside.
+        own: seconds of this span, without the spans inside.
         counted: the cost of the spans inside this span.
-        cost: the cost of this span without that of the spans inside.
+        cost: the cost of this span, without the spans inside.
         role: the operation's purpose, as named in a profile.
     """
 

@@ -349,7 +349,7 @@ class CompiledBackend(SimdBackend):
         """Write to the store in place, on all threads. k and v may be columns of a larger array."""
         n, n_heads, width = k.shape
         row = (n_heads, key_values.row_length(width, self.kv_type)) if heads_fit(1, width, self.kv_type) else None
-        # Arguments of wrong shape or stride go to the NumPy implementation, which raises the error.
+        # Arguments that the kernel does not support go to NumPy, which raises an error if their shapes are wrong.
         fits = n == len(slots) > 0 and slots.min() >= 0 and slots.max() < store.shape[2] and slots.strides == (8,)
         fits = fits and len(store) == 2 and k.shape == v.shape and store.shape[1::2] == row and store.flags.c_contiguous
         if not fits or any(x.strides[1:] != (4 * width, 4) for x in (k, v)):
@@ -450,7 +450,7 @@ class CompiledBackend(SimdBackend):
         return self._gate_rows(KINDS[activation], None, x)
 
     def _gate_rows(self, kind: int, x: Native | None, gate: Native) -> Native:
-        """Return `activation(gate)` (T, N), times x if given, or clamped SwiGLU; `kind` selects it, 0 the sigmoid."""
+        """Return `activation(gate)` (T, N), times x if given, or clamped SwiGLU; `kind` is in `KINDS`; 0 is sigmoid."""
         gate, out = strided_rows(gate), aligned(*gate.shape)
         x = None if x is None else strided_rows(x)
         row = 0 if x is None else x.strides[0] // 4
@@ -551,8 +551,8 @@ def _is_multiplied_as_stored(weight: Weight) -> bool:
     return is_format(weight.type.name.lower())
 
 
-# The addresses that a program begins with. For each int64 word: the kernel whose address it has, and the operation for
-# which the kernel is needed, or None. A kernel with an operation is only compiled if a model uses the operation.
+# The addresses that a program begins with. For each int64 word: the kernel whose address it has, and the operation that
+# needs the kernel, or None if every model needs it. Other kernels are only compiled if a model uses their operation.
 _CALLED = {
     layout.ENTRY_PROJECT: ("project", None),
     layout.ENTRY_ATTEND: ("attend", None),
@@ -575,8 +575,8 @@ class CompiledProgram(Program):
     """All layers of a model as steps of the compiled kernels.
 
     A pass of up to `PROGRAM_TOKENS` tokens runs all steps in one call; a longer pass makes a call per step. If ranks
-    share the model, each exchange between them ends a call. The steps have the addresses of cos/sin tables. `_layers`
-    has those of the KV stores of one pool.
+    share the model, each exchange between them ends a call. The steps have the addresses of cos/sin tables, and
+    `_layers` has the addresses of the KV stores of one pool.
     """
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
@@ -687,8 +687,8 @@ class _Steps:
     def _calls(self, n: int) -> Iterator[tuple[int, int]]:
         """Yield the range of steps [first, end) of each call of the kernels, for a pass of n tokens.
 
-        Ctrl-C takes effect only at the end of a call. So in a pass of many tokens, each step is a separate call,
-        because a step takes long. Exchanges between ranks run between two calls.
+        Ctrl-C takes effect only at the end of a call. So in a pass of many tokens, whose steps take long, each step is
+        a separate call. Exchanges between ranks run between two calls.
         """
         first = 0
         for end in (*self._exchanges, len(self.words)):

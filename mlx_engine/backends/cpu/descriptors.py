@@ -83,9 +83,9 @@ class Matrix:
 class Block:
     """Linear layers with the same input, encoded for the compiled kernels. The outputs of a token form one row.
 
-    Without an activation, the row has the outputs of all layers, one after the other. With an activation, two layers
-    are gate and up, and the output is `activation(gate) * up` or clamped SwiGLU; a single layer has the output
-    `activation(up)`. `norm` is applied to the input, and `post` to the output. With `fixed`, quantised matrices are
+    Without an activation, the row has the outputs of all layers, one after the other. With an activation and two
+    layers, gate and up, the row is `activation(gate) * up` or clamped SwiGLU. With an activation and one layer, the row
+    is `activation(up)`. `norm` is applied to the input, and `post` to the output. With `fixed`, quantised matrices are
     multiplied in fixed point.
     """
 
@@ -244,7 +244,7 @@ class ExpertBlock:
         descriptor[layout.EX_WEIGHS_INPUTS] = routing.weighs_inputs
 
     def guesses(self, other: ExpertBlock) -> bool:
-        """Return whether the kernel of this mixture can run the router of another one."""
+        """Return whether this mixture's kernel can run the router of `other`: only if their sizes are equal."""
         return (self.n_experts, self.n_used, self.width) == (other.n_experts, other.n_used, other.width)
 
     def floats(self, n_tokens: int) -> int:

@@ -1,17 +1,19 @@
-"""A bounded number of experts in memory: a thread reads others from the file, in place of those that are used least.
+"""Keep a bounded number of experts in memory. A thread reads missing experts in place of those that are used least.
 
-Kernels and thread share a state for each mixture (`STATE_ROWS` in `kernels/cpu/build/layout.py`). Before its products,
-a kernel marks the chosen experts there, and writes a note to a pipe. If the pass has few tokens, the kernel then also
-marks the experts that the router of the next mixture would choose for the same hidden states. The thread reads the
-chosen experts first, and then these guessed ones. In a pass of few tokens, a kernel multiplies experts in the order in
-which they are read, and waits for the thread only if all chosen experts that it has not multiplied yet are missing.
+A mixture is the experts of a layer. For each mixture, the kernels and the thread share a state (`STATE_ROWS` in
+`kernels/cpu/build/layout.py`). Before its products, a kernel marks the chosen experts in this state, and writes a note
+to a pipe. If the pass has few tokens, the kernel then also marks the experts that the router of the next mixture would
+choose for the same hidden states. The thread reads the chosen experts first, and then these guessed experts. In a pass
+of few tokens, a kernel multiplies experts in the order in which they are read. It waits for the thread only if all
+chosen experts that it has not multiplied yet are missing.
 
-A held expert is never replaced. A pass of few tokens holds every chosen expert until it has been multiplied, and a pass
-of many tokens only the expert that is being multiplied. A pass of many tokens uses nearly all experts of each mixture,
-one after another; missing experts are read into two slots, so that the experts that are used most stay in memory.
+A pass can hold an expert, which is then not replaced. A pass of few tokens holds every chosen expert until it has been
+multiplied, and a pass of many tokens only the expert that is being multiplied. A pass of many tokens uses nearly all
+experts of each mixture, one after another; missing experts are read into two slots, so that the experts that are used
+most stay in memory.
 
-Reads bypass the system's page cache, which would keep a second copy. One read of a whole matrix at a time reaches the
-peak rate of the disk: the system splits it into many requests.
+Reads bypass the system's page cache, which would keep a second copy. The thread reads one whole matrix at a time. This
+reaches the peak rate of the disk, because the system splits such a read into many requests.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ PASSAGES = 2
 
 
 class HeldExperts(tuple[Linear, ...]):
-    """The linear layers of the experts of a mixture, views of a mapped file; `n_slots` of them can be in memory."""
+    """The linear layers of a mixture's experts, views of a mapped file. At most `n_slots` experts are in memory."""
 
     n_slots: int
 
@@ -72,7 +74,7 @@ class ExpertCache:
         self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
-        """Before a pass, discard the error of a guess. In a forked process, start a thread; no expert is in memory."""
+        """Before a pass, discard the error of reading a guessed expert. In a forked process, start a new thread."""
         if self._process == os.getpid():
             self._reader.take_error()
         else:
@@ -81,7 +83,7 @@ class ExpertCache:
             self._start(self._reader.files)
 
     def check(self) -> None:
-        """After a pass, raise the error with which reading has failed, if it has; the next pass reads again."""
+        """After a pass, raise the error of a failed read, if there is one. The next pass reads again."""
         error = self._reader.take_error()
         if error is not None:
             raise error.with_traceback(None)
@@ -130,7 +132,7 @@ class _Mixture:
         self.in_memory, self.is_used, self.n_chosen, self.is_guessed = self.state[layout.STATE_ROWS :].reshape(4, n)
         self._n_counted = self.n_chosen.copy()
         self.passages = list[int]()
-        # By expert and matrix: the words of the matrix in its block, and where the file has it.
+        # For each expert, for each of its matrices: the matrix's words in the descriptor, and its range of the file.
         self.matrices = [_matrices(block, e) for e in range(n)]
         spans = np.array([[range_.span for _, range_ in of] for of in self.matrices])
         nbytes = {tuple(range_.nbytes for _, range_ in of) for of in self.matrices}
@@ -152,7 +154,7 @@ class _Mixture:
 
 
 def _slots(n: int, nbytes: int) -> np.ndarray:
-    """Return memory (n, nbytes) that a forked process does not have.
+    """Return memory (n, nbytes) that forked processes do not inherit.
 
     On Linux before 6.5 a direct read into memory that a fork shares may be lost (`man 2 open`).
     """
@@ -181,7 +183,7 @@ def _matrices(block: ExpertBlock, expert: int) -> list[tuple[np.ndarray, MappedR
 
 
 class _Reader:
-    """What the thread does.
+    """Reads experts: the state and the functions of the thread.
 
     Attributes:
         error: the reason why reading has failed, or None. Until `take_error`, no expert is read.
@@ -194,7 +196,7 @@ class _Reader:
         self._failing = threading.Lock()
         self.n_bytes_read, self.files = 0, dict(files)
         self._library, self._mixtures = library, list[_Mixture]()
-        # Notes of kernels come from one pipe; a byte in the other is an answer.
+        # Kernels write notes to the first pipe. To wake a kernel, the thread writes a byte to the second pipe.
         (self._notes, self._pipe), (self._answers, self._answer) = os.pipe(), os.pipe()
         os.set_blocking(self._answer, False)
         self._system = ctypes.CDLL(None)  # keeps the addresses of its functions valid
@@ -204,7 +206,7 @@ class _Reader:
         self._has_guess = self._is_ended = False
 
     def add(self, block: ExpertBlock, n_slots: int) -> None:
-        """Add a mixture; a kernel finds its experts only by way of this thread from now on."""
+        """Add a mixture. From now on, kernels multiply only those of its experts that this thread has read."""
         made, before = _Mixture(block, n_slots), self._mixtures[-1] if self._mixtures else None
         for _, range_ in (each for of in made.matrices for each in of):
             self._open(range_)  # now, because the file may be replaced or deleted later
@@ -219,7 +221,7 @@ class _Reader:
             before.block.descriptor[layout.EX_NEXT], before.following = block.address, made
 
     def end(self) -> None:
-        """Let the thread end."""
+        """Make the thread end; do not wait for it."""
         os.write(self._pipe, np.int64(-1).tobytes())
 
     def close_pipes(self) -> None:
@@ -237,7 +239,7 @@ class _Reader:
                     self._take_notes()
                 else:
                     self._load(*job)
-            except Exception as error:  # also one that is a bug: kernels would wait forever
+            except Exception as error:  # even of a bug, because kernels would otherwise wait forever
                 with self._failing:
                     self.error = error
                     for mixture in self._mixtures:
@@ -247,7 +249,7 @@ class _Reader:
             os.close(file)
 
     def take_error(self) -> Exception | None:
-        """Return `error`, and forget it and the experts that the failed pass has chosen. No pass may be running."""
+        """Return and clear `error`, and forget the experts that the failed pass has chosen. No pass may be running."""
         with self._failing:
             error = self.error
             if error is not None:
@@ -271,7 +273,7 @@ class _Reader:
 
     def _wake(self) -> None:
         """Wake a kernel that waits."""
-        with contextlib.suppress(BlockingIOError):  # enough answers to wake it are in the pipe
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the kernel wakes anyway
             os.write(self._answer, b"1")
 
     def _job(self) -> tuple[_Mixture, int, int] | None:
@@ -289,14 +291,15 @@ class _Reader:
         return None
 
     def _slot(self, mixture: _Mixture, expert: int, kept: np.ndarray) -> int | None:
-        """Return a slot for `expert`: a free one, or that of an expert that is dropped; None if none can be dropped.
+        """Return a slot for `expert`: a free one, or that of a dropped expert; None if no expert can be dropped.
 
         In a pass of few tokens, only experts outside of the mask `kept` are dropped.
         """
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
             return free
-        # The next mixture may still have `has_many` of an earlier prompt, but `passages` are too few slots for guesses.
+        # In the next mixture, `has_many` may be left from an earlier prompt. Ignore it there, because the `PASSAGES`
+        # slots are too few for guessed experts.
         if not mixture.has_many or mixture is not self._current:
             while (coldest := residents.coldest(kept)) is not None:
                 slot = int(residents.slots[coldest])
@@ -307,7 +310,7 @@ class _Reader:
         if not mixture.passages:
             mixture.passages = residents.coldest_slots(PASSAGES)
         held = np.flatnonzero(np.isin(residents.slots, mixture.passages)).tolist()
-        # The kernel uses experts in ascending order: it needs the last of them last.
+        # The kernel uses experts in ascending order, so it needs the expert with the largest index last.
         for of in sorted(held, key=lambda of: (mixture.is_used[of] != 0, -of)):
             slot = int(residents.slots[of])
             if (of > expert or not mixture.is_used[of]) and self._drop(mixture, of):
@@ -315,7 +318,7 @@ class _Reader:
         return None
 
     def _drop(self, mixture: _Mixture, expert: int) -> bool:
-        """Take an expert from memory, unless a pass holds it; return whether it has been taken."""
+        """Drop an expert from memory, unless a pass holds it; return whether it was dropped."""
         self._library.mark_expert(address(mixture.state), len(mixture.in_memory), expert, 0)
         if mixture.in_memory[expert]:
             self._wake()  # a kernel may have found the expert absent for a moment
@@ -324,7 +327,7 @@ class _Reader:
         return True
 
     def _load(self, mixture: _Mixture, expert: int, slot: int) -> None:
-        """Read an expert. Stop early if it was guessed but then not chosen, or if the thread must end."""
+        """Read an expert into a slot. Stop if the expert was guessed but not chosen, or if the thread must end."""
         memory, added = mixture.memory[slot], []
         for start, (words, range_) in zip(mixture.starts, mixture.matrices[expert], strict=False):
             while self._news.poll(0) and not self._is_ended:
@@ -354,7 +357,7 @@ class _Reader:
                 n = os.preadv(file, [memory[done:].data], first + done)
             except OSError as error:
                 raise SourceError(f"{range_.path}: an expert cannot be read ({error.strerror})") from error
-            if n < mmap.PAGESIZE and done + n < needed:  # the file ends: reading again gives no more
+            if n < mmap.PAGESIZE and done + n < needed:  # the end of the file
                 what = f"ends before byte {range_.first + range_.nbytes:,}, the end of an expert; restore the file"
                 raise SourceError(f"{range_.path}: {what}")
             # The system reads whole blocks of the disk, except at the end of the file.

@@ -1,10 +1,10 @@
 """Lower a model's layers to the steps of a program for the compiled CPU kernels.
 
 `lower` runs the definition of the layers once, with a `Lowering` object in place of the backend. The public methods of
-`Lowering` have the names and arguments of `Backend`'s operations. They compute nothing: each method emits a step of
-`kernels/cpu/program.py`, and returns the `Place` where the step's result will be. If the kernels have no such step, the
-method raises CannotCompileError, and the layers run op by op. All intermediate values share one scratch buffer;
-`allocate` reuses the memory of values that no later step reads.
+`Lowering` have the names and arguments of `Backend`'s operations. They compute nothing: a method emits a step of
+`kernels/cpu/program.py`, and returns the `Place` where the step's result will be. A method that only selects columns
+or heads emits no step. If the kernels lack an operation, CannotCompileError is raised, and the layers run op by op. All
+intermediate values share one scratch buffer; `allocate` reuses the memory of values that no later step reads.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """The offset after the buffer. The width is rounded up, so that the next buffer begins at a cache line."""
+        """The first offset for another buffer, rounded up to a cache line."""
         return self.at + layout.whole_vectors(self.width)
 
 
@@ -291,7 +291,7 @@ class Lowering:
         return self._exchange(layout.ALL_COLUMNS, x, n)
 
     def _exchange(self, op: int, x: Place, width: int) -> Place:
-        """Add an exchange between ranks, which runs between two calls of the kernels. The result is `width` wide."""
+        """Add an exchange between ranks, which runs between two calls of the kernels. The result is (rows, width)."""
         source = self._whole(self._place(x))
         out = self._new(width, source.is_wanted, source.head_dim)
         self._emit(op, source.is_wanted, source, OUT=out.buffer, ROW_WIDTH=width)
@@ -565,7 +565,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
     )
 
 
-# The operations for which the kernels have a step.
+# The operations that `Lowering` implements.
 LOWERED = [name for names in OPERATIONS.values() for name in names if name in vars(Lowering)]
 
 

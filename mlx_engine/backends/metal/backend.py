@@ -93,7 +93,7 @@ class MetalBackend(ExecutorBackend):
         return mx.array(weight.dequantize()) if matrix is None else matrix
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Convert the experts' matrices to the format of `mx.gather_qmm`, or to floats if it cannot express their type.
+        """Convert the experts' matrices to MLX's affine format, or to floats if this format cannot express their type.
 
         The GPU can then choose experts itself, and the host need not wait for the router.
         """
@@ -193,7 +193,7 @@ class MetalBackend(ExecutorBackend):
         return found
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write keys and values. If they are the halves of one array, this takes one update and not two."""
+        """Write keys and values. If they are the halves of one array, write them in one update."""
         both = joined(k, v) if len(store) == 2 else None
         if both is None:
             return super().kv_write(store, slots, _whole(k), _whole(v))
@@ -204,7 +204,7 @@ class MetalBackend(ExecutorBackend):
 class Places:
     """The page tables, and each query's sequence and position, as MLX arrays for the kernel `attention`.
 
-    Layers with the same window share one object, but the last layer, which has fewer queries, may need its own.
+    Layers with the same window share one object. The last layer, which has fewer queries, may need another one.
     """
 
     def __init__(self, kv: KVView, counts: Sequence[int]) -> None:

@@ -1,10 +1,10 @@
-"""Call our Metal kernels for the `metal` and `cuda` backends. Each is tried on the GPU before its first use.
+"""Call our Metal kernels for the `metal` and `cuda` backends. Each kernel is tried on the GPU before its first use.
 
-The kernels in `TUNED` are also tuned then (`tuning.py`).
+The kernels in `TUNED` are then also tuned (`tuning.py`).
 
 A GPU's compiler may refuse a kernel. MLX is lazy, so the error would be raised much later, when a result is evaluated.
-So each instantiation of a kernel (for certain shapes and types) first runs once on zeros. If the GPU refuses it, the
-kernel's method returns None from then on, and the caller uses MLX operations instead.
+So each instantiation of a kernel (for certain shapes and types) first runs once on zeros. If the GPU refuses one, the
+method of this kernel returns None from then on, for all shapes, and the caller uses MLX operations instead.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class Kernels:
     ) -> T | None:
         """Run a kernel, and return its result, or None if it was refused.
 
-        The instantiation depends on `key`; each new key is first tried, on zeros in the shapes and types of `idle` or,
-        if this is empty, of `args`.
+        The instantiation depends on `key`. A new key is first tried on zeros, in the shapes and types of `idle`, or of
+        `args` if `idle` is empty.
         """
         name = kernel.__name__
         if name in self.refused:
@@ -213,7 +213,7 @@ def zeros(argument: Any) -> Any:
 def _refusals(executor: ExecutorName) -> tuple[type[Exception], ...]:
     """Return the exceptions with which an executor refuses a kernel.
 
-    In the emulator, this is only CompileError: its other errors report bugs in the kernel, and must be raised.
+    For the emulator, this is only CompileError. Its other errors report bugs in the kernel, and must be raised.
     """
     if executor == "emulator":
         from mlx_engine.kernels.emulator import CompileError

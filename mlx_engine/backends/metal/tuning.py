@@ -106,7 +106,7 @@ SPLIT = ("matvec", "project_add")
 
 
 def candidates(split: int) -> list[Tuning]:
-    """Return the tunings whose number of SIMD-groups is a multiple of `split`, the number that shares a row."""
+    """Return the tunings whose number of SIMD-groups is a multiple of `split`: so many of them share a row."""
     return [tuning for tuning in TUNINGS if tuning.simdgroups % split == 0]
 
 

@@ -11,7 +11,7 @@ in float32 internally. The states of linear attention and all logits are float32
 
 Sampling is the algorithm of `backends/sampling.py` in lazy operations, so that the host need not wait. Probabilities
 are float64 on the CPU. MLX has no float64 on GPUs, so they are float32 there. If the random number is within rounding
-error of the border between two tokens, another token than on the CPU may be chosen.
+error of the border between two tokens, a GPU may choose another token than the CPU.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class MlxBackend(Backend):
     def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
         """Rotate both halves of each head at once.
 
-        `mx.fast.rope` computes angles in float32, which are wrong in the third decimal at position 40,000.
+        `mx.fast.rope` is not used: its float32 angles are wrong in the third decimal at position 40,000.
         """
         cos, sin = self.rotation(rope, max(positions) + 1)
         here = indices(np.asarray(positions))
@@ -496,7 +496,7 @@ def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | N
 
 
 def _widened(x: Native) -> Native:
-    """Return x with float types converted to float32, because NumPy has no bfloat16; of a tuple or list, each item."""
+    """Return x, or each item of a tuple or list, with floats converted to float32: NumPy has no bfloat16."""
     if isinstance(x, tuple | list):
         return [_widened(part) for part in x]
     return x.astype(mx.float32) if isinstance(x, mx.array) and mx.issubdtype(x.dtype, mx.floating) else x

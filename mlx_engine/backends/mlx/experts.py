@@ -1,8 +1,8 @@
 """Mixtures of experts in MLX operations, for the backends `mlx`, `metal` and `cuda`.
 
 The matrices of all experts of a layer are one array (X, N, K). `mx.gather_mm` and `mx.gather_qmm` read the chosen
-experts from this array on the device, so that the host does not wait for the router. Many rows are sorted by expert, so
-that these operations read each expert once.
+experts from this array on the device, so that the host does not wait for the router. If there are many rows, they are
+sorted by expert, so that these operations read each expert once.
 
 If memory for experts is bounded (`Slots`), the array has fewer matrices, and the host waits for the router. Chosen
 experts that are missing are read from the file, in place of those that were chosen least often.
@@ -118,14 +118,14 @@ class Slots:
         return y.reshape(*chosen.shape, *y.shape[-2:])
 
     def _hold(self, experts: np.ndarray) -> None:
-        """Read those of the experts that are not in memory, in place of those that were chosen least often."""
+        """Read the missing ones of these experts, in place of other experts that were chosen least often."""
         for e in experts[self._residents.slots[experts] < 0].tolist():
             new, slot = self._read(e), self._free(experts)
             self._write(slot, new)
             self._residents.slots[e] = slot  # last, because Ctrl-C may end this at any point
 
     def _free(self, kept: np.ndarray) -> int:
-        """Return a slot without an expert."""
+        """Return a free slot. If there is none, drop the least often chosen of the experts that are not in `kept`."""
         while (free := self._residents.free_slot()) is None:
             coldest = self._residents.coldest(np.isin(np.arange(len(self._residents.slots)), kept))
             self._residents.slots[coldest] = -1
@@ -213,7 +213,7 @@ def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
 
 
 def _first(values: mx.array, n: int) -> mx.array:
-    """Return for each value whether it is among the n largest of its row; of equal values, the first ones count."""
+    """Return for each value whether it is among the n largest of its row; of equal values, the first are preferred."""
     least = mx.sort(values, axis=-1)[:, values.shape[1] - n, None]
     above, equal = values > least, (values == least).astype(mx.int32)
     n_left = n - above.sum(axis=-1, keepdims=True)
@@ -223,8 +223,9 @@ def _first(values: mx.array, n: int) -> mx.array:
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
     """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K).
 
-    Many rows are sorted by expert, so that an expert's matrix stays in the caches for all its rows. With `row_by_row`,
-    sorted rows are still multiplied one at a time, so that the order of summation is the same as for a few rows.
+    `MANY` or more rows are sorted by expert, so that an expert's matrix stays in the caches for all its rows. With
+    `row_by_row`, sorted rows are still multiplied one at a time, so that the order of summation is the same as for a
+    few rows.
     """
     each = ids.size // len(x)
     if ids.size < MANY:

@@ -39,9 +39,9 @@ TINY = 1e-6
 
 
 class ScalarBackend(Backend):
-    """The plain Python backend. A KV store is two lists, of keys and of values, with an item for each slot.
+    """The plain Python backend. A KV store is a tuple of two lists, of keys and of values, with an item for each slot.
 
-    With `n_arrays` 1, it is a tuple with one such list, of keys.
+    With `n_arrays` 1, the tuple has only the list of keys.
     """
 
     name = "scalar"

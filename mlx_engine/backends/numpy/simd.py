@@ -1,4 +1,4 @@
-"""The backends `simd` and `parallel` in NumPy. All matrices are dequantised when they are loaded, and BLAS multiplies.
+"""The backends `simd` and `parallel` in NumPy. Matrices are dequantised on load, and BLAS multiplies them.
 
 These classes are used with `--no-jit` and on machines without compiled kernels, and are the reference in tests of
 `cpu/backend.py`. `parallel` runs products in chunks on a thread pool, with one BLAS thread per chunk. The chunks depend
@@ -382,15 +382,15 @@ def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray |
     hidden = key > position
     if window is None:
         return hidden
-    # With chunks (negative windows), the first key is the first of its chunk.
+    # With chunks (negative windows), a token sees keys from the first position of its chunk on.
     return hidden | (key <= position - window if window > 0 else key < position - position % -window)
 
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
     """Return the softmax over the last axis. The maximum is subtracted first, so that no exponential overflows.
 
-    `sinks`, whose last axis has size 1, has one more score for each row. It counts in the sum by which the weights are
-    divided, but its own weight is not returned.
+    `sinks`, whose last axis has size 1, has one more score for each row. This score counts in the sum by which the
+    weights are divided, but its own weight is not returned.
     """
     most = scores.max(axis=-1, keepdims=True)
     most = most if sinks is None else np.maximum(most, sinks)
