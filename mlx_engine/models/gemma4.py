@@ -76,7 +76,7 @@ AROUND_TEXT = {
     "eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings",
     "vision_soft_tokens_per_image", "vocab_size",  # repeats that of `text_config`; mlx-lm reads it here
 }  # fmt: skip
-# The parts of a Hugging Face folder that are not read.
+# Tensors with these parts in their names belong to the encoders of images and audio, which are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 # The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
 NOT_ROTATED = 1e30
@@ -358,9 +358,9 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
     """Return the plan of a table's tensors.
 
-    A file may have tensors that its layers do not use, and which are not read: the projections of keys and values and
-    the norm of keys in layers that share keys and values, and the projections of values in layers whose keys are also
-    the values.
+    A file may have tensors that its layers do not use. These are not read: in layers that share keys and values, the
+    projections of keys and values and the norm of keys; in layers whose keys are also the values, the projection of
+    values.
     """
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}
