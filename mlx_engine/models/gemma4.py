@@ -5,8 +5,8 @@ Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 - global layers have another head dim, and perhaps another number of KV heads, than local layers; RoPE rotates a part of
   each head of a global layer; with `attention_k_eq_v`, one projection gives the keys and the values of global layers;
 - values are normed per head, without a weight; attention scores have the scale 1; logits have a soft cap;
-- the last `num_kv_shared_layers` layers have no keys and values of their own: they attend to the keys and values of the
-  last layer of their kind (local or global) that has its own;
+- the last `num_kv_shared_layers` layers compute no keys and values: they attend to the keys and values of the last
+  layer of the same kind (local or global) that computes keys and values;
 - unless `hidden_size_per_layer_input` is 0, each layer adds a per-layer input (`layer.PerLayer`), computed from a
   second embedding table and the embeddings;
 - each layer's output is multiplied by a number;
@@ -308,7 +308,7 @@ class Config(ConfigBase):
         return self.n_layers - self.n_shared
 
     def shares(self, i: int) -> int | None:
-        """Return the layer whose keys and values layer i shares; None if it has its own."""
+        """Return the layer whose keys and values layer i reads; None if layer i computes its own."""
         if i < self.first_shared:
             return None
         return max(j for j in range(self.first_shared) if self.is_local[j] == self.is_local[i])

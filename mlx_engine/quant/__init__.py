@@ -27,7 +27,7 @@ Quantize = Callable[[NDArray[np.float32]], NDArray[np.uint8]]
 
 
 def _by_type(prefix: str) -> dict[str, Any]:
-    """Return the functions of the modules whose names begin with `prefix`, by the name of the type, such as "Q4_K"."""
+    """Return the functions whose names begin with `prefix`, by the name of their type, such as "Q4_K"."""
     modules = (floats, legacy, k_quants, low_bit)
     functions = {name: function for module in modules for name, function in vars(module).items()}
     return {name.removeprefix(prefix).upper(): of for name, of in functions.items() if name.startswith(prefix)}

@@ -261,7 +261,7 @@ def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
 
     Quants are from -most to most - 1. A scale may be negative.
     """
-    # The weight of largest magnitude gets a negative quant, because there is one more of these.
+    # The weight of largest magnitude gets a negative quant, because the range has -most, but not +most.
     sign = np.where(groups.x.max(axis=0) + groups.x.min(axis=0) > 0, -ONE, ONE)
     turned = groups.x * sign
     best, scale = np.full(turned.shape[1], np.inf, np.float32), np.zeros(turned.shape[1], np.float32)

@@ -270,7 +270,7 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
 
 # The most float32 activations per token that a pass holds at one time, in multiples of the largest N + K of a matrix.
 ACTIVATIONS = 3
-# If not all experts fit, they take this share of the memory that the rest of the model leaves free.
+# If not all experts fit, those in memory take this share of the memory that the rest of the model leaves free.
 EXPERTS_SHARE = 0.9
 # An expansion is reported if it needs at least this many bytes more than the file has.
 WORTH_A_LINE = 1 << 26
