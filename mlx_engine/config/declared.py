@@ -1,6 +1,6 @@
 """Declarative configs: each field names its GGUF key, its key in config.json, its default and its condition.
 
-A model file derives its `Config` from `ConfigBase` and declares each field with `whole`, `number` or `declared`.
+A model file derives its `Config` from `ConfigBase`, and declares each field with a function such as `whole`.
 `ConfigBase.read` reads a config from GGUF metadata or config.json, and `ConfigBase.to_gguf` returns the GGUF keys.
 """
 
@@ -59,7 +59,7 @@ class Key(Setting):
     """A setting that has one key.
 
     Attributes:
-        kind: the method of `Settings` that reads the key, such as `Settings.whole`.
+        kind: the function that reads the key, usually a method of `Settings`, such as `Settings.whole`.
         gguf: the GGUF key without the architecture's prefix; None if GGUF has no key. The value is then None, or False
             for a flag.
         hf: the same for config.json.
@@ -103,7 +103,7 @@ class ActivationKey(Setting):
 
     Attributes:
         words: from the word in config.json to the name of the activation in this engine; the first word is the default.
-        gguf: the activation for GGUF files, which have no key for it: the one that llama.cpp computes.
+        gguf: the value for all GGUF files: the activation that llama.cpp computes. GGUF has no key for activations.
         hf: the key in config.json.
     """
 
@@ -115,7 +115,7 @@ class ActivationKey(Setting):
         return self.gguf if naming == "gguf" else self.words[s.choice(self.hf, *self.words)]
 
     def to_hf(self, value: str, config: Any) -> Mapping[str, object]:
-        """Return the key with the first of its words for this activation."""
+        """Return the key with the first word that means this activation."""
         return {self.hf: next(word for word, of in self.words.items() if of == value)}
 
 
@@ -138,7 +138,7 @@ class Expected:
 
     Attributes:
         gguf: by GGUF key, the implemented value, a tuple of implemented values, or a function of (settings, key,
-            config) that checks the setting. The key may be absent.
+            config) that checks the setting. A key with a value or a tuple may be absent.
         hf: the same for config.json.
         harmless: keys of config.json that do not affect the forward pass, whatever their value.
     """
@@ -154,7 +154,7 @@ class ConfigBase:
 
     expected: ClassVar[Expected] = Expected()
     # Class variables for `models/standard.py` and `layer.Attention.read`:
-    # layer_norms: all norms are layer norms, even without biases.
+    # layer_norms: norms without a bias are layer norms, too, not RMS norms.
     # is_parallel: attention and FFN read the same hidden states (a parallel block).
     # norms_after_rope: heads of queries and keys are normed after the rotary embedding, not before.
     # only_local_rope: in a model with sliding windows, only the layers with a window have rotary embedding.
@@ -170,7 +170,7 @@ class ConfigBase:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The attention window of each layer, in tokens; None for all tokens, negative for chunks (`first_visible`).
+        """The attention window of each layer, in tokens; None for all tokens, -C for chunks of C tokens.
 
         A config with a window has the field `window`, and `is_local` if some layers have no window.
         """
@@ -216,7 +216,7 @@ class ConfigBase:
     def to_hf(self) -> dict[str, object]:
         """Return this config as keys of config.json.
 
-        A setting in `expected` gets its first implemented value, unless that is None or the setting has a function.
+        A setting in `expected` gets its first implemented value, unless `expected` has None or a function for it.
         """
         keys: dict[str, object] = {}
         for key, allowed in self.expected.hf.items():
@@ -258,7 +258,7 @@ def declared(setting: Setting, *, compare: bool = True) -> Any:
 
 
 def declares(setting: Callable[P, Setting]) -> Callable[P, Any]:
-    """Return a function that declares a field with a setting of this class; its arguments are those of the class."""
+    """Return a function that takes the arguments of this class, and declares a field with the setting made of them."""
     return lambda *args, **kwargs: declared(setting(*args, **kwargs))
 
 
@@ -384,7 +384,7 @@ def partly_rotated_heads(usual: int | Callable[[Any], int] = per_head) -> Any:
 
 
 def convolves(n_tokens: int, known: Any) -> str | None:
-    """Check the width of a convolution in tokens: at least 2, because the state keeps one token fewer."""
+    """Check the width of a convolution in tokens: at least 2, because the state keeps `n_tokens - 1` tokens."""
     return None if n_tokens >= 2 else "2 or more tokens"
 
 

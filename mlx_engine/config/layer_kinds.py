@@ -1,6 +1,6 @@
-"""Settings that differ between layers: which of two kinds a layer has, and numbers that only some layers have.
+"""Settings that differ between layers: the kind of each layer (one of two), and numbers that only some layers have.
 
-Examples of two kinds are sliding-window and full attention, or layers with and without rotary embedding.
+The two kinds are, for example, layers with sliding-window and full attention, or with and without rotary embedding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class LayerKinds(Setting):
     def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
         """Return the list of flags, or the interval n if it must be written.
 
-        Return no key if GGUF has none, or with `if_window`, if no layer is of the first kind.
+        Return no key if GGUF has none. With `flags` and `if_window`, also return no key if no layer is of the first
+        kind.
         """
         if "gguf" in self.flags:
             return {} if self.if_window and not any(value) else {self.flags["gguf"]: list(value)}
@@ -75,7 +76,7 @@ class LayerKinds(Setting):
 
 
 def _interval(value: tuple[bool, ...]) -> int:
-    """Return the interval n: layer n - 1 is the first layer of the second kind; n_layers + 1 if there is none."""
+    """Return the interval n: layer n - 1 is the first layer of the second kind. Without such a layer, n_layers + 1."""
     return value.index(False) + 1 if False in value else len(value) + 1
 
 

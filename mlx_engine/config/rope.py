@@ -1,9 +1,9 @@
 """The RoPE settings of a model: read and write them, and compute the frequencies of each scaling rule.
 
-A rule changes only the frequencies, and a factor of the cosines and sines. In LongRoPE and dynamic NTK the frequencies
-depend on the length of the sequence: transformers changes them in the middle of a long text. Here they are chosen once,
-when a model is loaded (`Rotation.within`), so that a token's result does not depend on how many tokens follow. Source
-of the rules: Hugging Face transformers, modeling_rope_utils.
+A scaling rule changes only the frequencies, and the factor by which cosines and sines are multiplied. In LongRoPE and
+dynamic NTK the frequencies depend on the length of the sequence: transformers changes them in the middle of a long
+text. Here they are chosen once, when a model is loaded (`Rotation.within`), so that a token's result does not depend on
+how many tokens follow. Source of the rules: Hugging Face transformers, modeling_rope_utils.
 """
 
 from __future__ import annotations
@@ -360,7 +360,7 @@ class RotationSetting(Setting):
         return found
 
     def _part(self, s: Settings, known: Any) -> float:
-        """Return which fraction of each head is rotated; MiniMax's files have the number of rotated elements."""
+        """Return the fraction of each head that is rotated. MiniMax's files have the number of rotated elements."""
         n = s.whole_or_none("rotary_dim", None)
         return s.number("partial_rotary_factor", self.part if n is None else part_of(n, known.head_dim))
 
@@ -381,7 +381,8 @@ class RotationSetting(Setting):
             return r
         if rule == "linear":
             return replace(r, rule=rule, factor=s.number("factor"))
-        # The default is the value outside of this mapping (Phi-3), or the model's context length, except for longrope.
+        # The default is the value outside of this mapping (Phi-3). If there is none, the default is the model's context
+        # length, but for longrope the key is required.
         usual = original or (REQUIRED if rule == "longrope" else getattr(known, "context_length", 1))
         context = s.whole(ORIGINAL, usual)
         if original not in (None, context):
@@ -509,9 +510,9 @@ def for_context(config: Any, context: int | None) -> Any:
     """Return the config for sequences of at most `context` tokens; None means the model's usual context.
 
     Only configs with LongRoPE or dynamic NTK change. With LongRoPE, the usual context is the training context, with the
-    short divisors. For a longer `context`, the long divisors are used from the first token on, and the context is
-    `context_length`. With dynamic NTK, the usual context is `context_length`. For a longer `context`, all tokens have
-    the frequencies that transformers would use at its end.
+    short divisors. For a longer `context`, the long divisors are used from the first token on, and sequences may have
+    `context_length` tokens. With dynamic NTK, the usual context is `context_length`. For a longer `context`, all tokens
+    have the frequencies that transformers would use for the last of `context` tokens.
 
     Raises:
         OptionError: the context is no whole number >= 1.

@@ -45,7 +45,8 @@ _GENERATION = (
 )  # fmt: skip
 # Settings that the classes of the first Llama wrote: a flag, and into how many parts matrices were cut for training.
 _OLD_LLAMA = ("is_llama_config", "pretraining_tp")
-# Layers of multi-token prediction after the model's layers; `weights/plan.py` ignores their tensors if they are unused.
+# Settings of layers of multi-token prediction (MTP), which follow the model's layers. If these layers are not used,
+# `weights/plan.py` ignores their tensors.
 MTP = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 _MTP = (*MTP, "mtp_transformer_layers", "mtp_use_dedicated_embeddings", "use_mtp")
 # Settings of tasks other than predicting the next token.
@@ -101,8 +102,8 @@ OFF: Mapping[str, tuple[object, ...]] = {
 # Passed as the default of a setting that must be present.
 REQUIRED: Any = object()
 
-# The largest accepted number of layers, far above any model. Without it, a damaged number would cause an error that
-# lists millions of missing tensors.
+# The largest accepted number of layers, far above any model. Without this bound, a damaged number would cause an error
+# that lists millions of missing tensors.
 MOST_LAYERS = 10_000
 
 # Sizes and positions are kept in 32 bits by some kernels; published settings stay far below.
@@ -246,7 +247,10 @@ class Settings:
         return value
 
     def expect(self, key: str, *allowed: object) -> None:
-        """Check that the setting is absent, null or one of the allowed values. `expect(key, None)` allows no value."""
+        """Check that the setting is absent, null or one of the allowed values.
+
+        `expect(key, None)` checks that the setting is absent or null.
+        """
         value = self._get(key, allowed[0])
         if not isinstance(value, _COMPARABLE) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
@@ -255,7 +259,7 @@ class Settings:
         """Check that every key was read, is harmless, or has a value that switches a feature off.
 
         Raises:
-            UnsupportedConfigError: names the first other key.
+            UnsupportedConfigError: a key is none of these; the error names the first such key.
         """
         for key, value in self._values.items():
             if key in self._read or key in harmless:

@@ -96,7 +96,7 @@ ROTARY = Rotary(rules=("yarn",))
 
 @dataclass(frozen=True)
 class OfHead(Setting):
-    """The setting of a size of a head: the elements of its key without rotary embedding, or the elements of its value.
+    """The setting of a head's size: the number of key elements without rotary embedding, or of value elements.
 
     GGUF files have the sizes of a head under `attention.key_length_mla` and `attention.value_length_mla`, and the
     sizes of the cached latent under the same keys without `_mla`. Older files have only the keys without `_mla`, which
@@ -192,7 +192,7 @@ class Latent(ConfigBase):
 
     @property
     def rotary_dim(self) -> int:
-        """Equal to `head_dim`, so that the loader does not reorder rotary pairs: `latent_tensors` does it."""
+        """Equal to `head_dim`, so that the loader does not reorder rotary pairs: `latent_tensors` reorders them."""
         return self.head_dim
 
     @property

@@ -116,7 +116,7 @@ TENSORS["blk.*.ffn_norm.weight"] = replace(TENSORS["blk.*.ffn_norm.weight"], ggu
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table. The tensors in GGUF files are the folder's times the multipliers (`Row.times`)."""
+    """Return the tensor table. GGUF files have the folder's tensors times the multipliers (`Row.times`)."""
     (into,), (keys,), (logits,) = cfg.attention_in, cfg.keys, cfg.of_logits
     times = {
         "token_embd": cfg.of_embeddings[0], "output": logits, "blk.*.attn_q": into, "blk.*.attn_k": into * keys,
@@ -177,8 +177,8 @@ def _mixer(cfg: Config, t: LayerTensors) -> Mamba2:
 def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
     """Return the config for a folder of mlx-lm, whose weights contain most of the multipliers.
 
-    The weights of keys do not contain the multiplier `keys`, and those of values do not contain `attention_in`. The
-    returned config keeps `keys`, and applies `attention_in` to the output of attention, where it has the same effect.
+    The weights of keys do not contain the multiplier `keys`, and the weights of values do not contain `attention_in`.
+    The returned config keeps `keys`, and applies `attention_in` to the output of attention, with the same effect.
 
     Source: mlx-lm 0.32, `Model.sanitize` of models/falcon_h1.py, and how it computes the logits of a tied head.
     """
@@ -199,5 +199,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
         head = "absent" if is_tied else "required"
         made = replace(made, config=config, tensors=tensors(config, table(config, checkpoint), head))
     # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers. The
-    # conversion to GGUF is then refused.
+    # conversion to GGUF is then refused, unless all multipliers are 1.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)

@@ -2,7 +2,7 @@
 
 Paper: "Gemma 2: Improving Open Language Models at a Practical Size", arXiv 2408.00118. Reference: Hugging Face
 transformers, models/gemma2. Differences from Gemma 3: attention scores and logits have soft caps; heads are not normed;
-every second layer has sliding-window attention; all layers have one rotation.
+every second layer has sliding-window attention; all layers have the same rotary embedding.
 
 Reference of VaultGemma: models/vaultgemma. Difference from Gemma 2: the outputs of attention and FFN are not normed.
 """
@@ -48,8 +48,8 @@ class SoftCap(Setting):
     def to_gguf(self, value: float | None) -> Mapping[str, object]:
         """Return the key, or nothing for None.
 
-        In GGUF a missing key means the default soft cap, so a model without one cannot be written: the writer reads the
-        settings back and refuses the difference.
+        In GGUF a missing key means the default soft cap. So a model without a soft cap cannot be written: the writer
+        reads the settings back, and raises an error if they differ.
         """
         return {} if value is None else {self.key: value}
 

@@ -46,8 +46,8 @@ GGUF_ARCHITECTURE = "gemma3"
 # Every sixth layer is global, unless the file says otherwise.
 PATTERN = 6
 PATTERN_KEYS: dict[Naming, str] = {"gguf": "attention.sliding_window_pattern", "hf": "sliding_window_pattern"}
-# Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. llama.cpp derives this
-# from the number of layers and reads no key for it.
+# Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. llama.cpp derives the
+# scale from the number of layers, and reads no key for it.
 LAYERS_OF_27B = 62
 # Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {

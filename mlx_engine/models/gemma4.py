@@ -5,8 +5,8 @@ Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 - global layers have another head dim, and perhaps another number of KV heads, than local layers; RoPE rotates a part of
   each head of a global layer; with `attention_k_eq_v`, one projection gives the keys and the values of global layers;
 - values are normed per head, without a weight; attention scores have the scale 1; logits have a soft cap;
-- the last `num_kv_shared_layers` layers have no keys and values of their own: they attend to the keys and values of the
-  last layer of their kind (local or global) that has its own;
+- the last `num_kv_shared_layers` layers compute no keys and values: they attend to the keys and values of the last
+  layer of the same kind (local or global) that computes keys and values;
 - unless `hidden_size_per_layer_input` is 0, each layer adds a per-layer input (`layer.PerLayer`), computed from a
   second embedding table and the embeddings;
 - each layer's output is multiplied by a number;
@@ -76,7 +76,7 @@ AROUND_TEXT = {
     "eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings",
     "vision_soft_tokens_per_image", "vocab_size",  # repeats that of `text_config`; mlx-lm reads it here
 }  # fmt: skip
-# The parts of a Hugging Face folder that are not read.
+# Tensors with these parts in their names belong to the encoders of images and audio, which are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 # The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
 NOT_ROTATED = 1e30
@@ -308,7 +308,7 @@ class Config(ConfigBase):
         return self.n_layers - self.n_shared
 
     def shares(self, i: int) -> int | None:
-        """Return the layer whose keys and values layer i shares; None if it has its own."""
+        """Return the layer whose keys and values layer i reads; None if layer i computes its own."""
         if i < self.first_shared:
             return None
         return max(j for j in range(self.first_shared) if self.is_local[j] == self.is_local[i])
@@ -358,9 +358,9 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
     """Return the plan of a table's tensors.
 
-    A file may have tensors that its layers do not use, and which are not read: the projections of keys and values and
-    the norm of keys in layers that share keys and values, and the projections of values in layers whose keys are also
-    the values.
+    A file may have tensors that its layers do not use. These are not read: in layers that share keys and values, the
+    projections of keys and values and the norm of keys; in layers whose keys are also the values, the projection of
+    values.
     """
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}

@@ -54,9 +54,10 @@ USUAL = {name: row for name, row in (llama.TENSORS | llama.NORM_BIASES).items() 
 
 
 def tensors(config: Any) -> Table:
-    """Return the tensor table. In folders, `query_key_value` has the query, key and value rows of head 0, then 1, ....
+    """Return the tensor table.
 
-    GGUF files have the rows of all queries, then of all keys, then of all values.
+    In folders, `query_key_value` has the query, key and value rows of head 0, then of head 1, and so on. GGUF files
+    have the rows of all queries, then of all keys, then of all values.
     """
     made = llama.renamed(USUAL, NAMES)
     for i, name in enumerate(("attn_q", "attn_k", "attn_v")):

@@ -2,9 +2,9 @@
 
 Paper: "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925. Reference: Hugging Face transformers, models/gpt_oss.
 Differences from Qwen3-MoE: a sink for each query head in the softmax of attention; sliding-window attention in every
-second layer; YaRN whose limits are not rounded; biases of all linear layers; a clamped gate in each expert. The
-matrices of experts are published in MXFP4. llama.cpp does round the limits of YaRN, because GGUF has no key for this
-setting.
+second layer; YaRN without rounding (`Rotation.truncate`); biases of all linear layers; a clamped gate in each expert.
+The matrices of experts are published in MXFP4. llama.cpp runs gpt-oss with rounding in YaRN, because GGUF has no key
+for this setting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GGUF_ARCHITECTURE = "gpt-oss"
 
 
 def has_yarn(s: Settings, key: str, config: Any) -> None:
-    """Check that config.json has settings of YaRN, because transformers assumes other settings if they are missing."""
+    """Check that config.json has settings of YaRN. transformers has defaults for them, but this engine has none."""
     if s.mapping("rope_parameters") is None and s.mapping(key) is None:
         raise s.error(key, "the settings of YaRN", None)
 

@@ -170,7 +170,7 @@ BASE = llama.TENSORS | llama.PERMUTED
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table of a `Config` or `SparseConfig`. `plan` makes that of an `AttentionConfig`."""
+    """Return the tensor table of a `Config` or `SparseConfig`. `plan` makes the table of an `AttentionConfig`."""
     made = {name: row for name, row in BASE.items() if not name.endswith("bias")}
     for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
         made[f"blk.*.{part}.weight"] = replace(made[f"blk.*.{part}.weight"], kind=ATTENTION)

@@ -502,7 +502,10 @@ def gated(be: Backend, w: Gated, x: Array) -> Array:
 
 
 def mixture_add(be: Backend, w: Mixture, x: Array, residual: Array) -> Array:
-    """Return the residual plus the output of a mixture of experts for x, summed over ranks if they have slices."""
+    """Return the residual plus the output of a mixture of experts for x.
+
+    If each rank has slices of the experts' matrices, the outputs of all ranks are added.
+    """
     if not w.experts.down.is_partial:
         return be.norm_experts_add(x, w.norm, w.experts, None if residual is x else residual)
     return be.norm_add(be.all_sum(be.norm_experts(x, w.norm, w.experts)), w.experts.post_norm, residual)
@@ -580,8 +583,8 @@ class Layer:
     def counted_from(self, first: int) -> Layer:
         """Return the layer with indices and columns counted from layer `first`, the first one of a pipeline stage.
 
-        `SharedAttention.layer` stays valid, because `distributed/pipeline.py` puts layers that share keys and values
-        into one stage.
+        `SharedAttention.layer` never becomes negative, because `distributed/pipeline.py` puts layers that share keys
+        and values into one stage.
         """
         if not first:
             return self
@@ -619,7 +622,7 @@ def decoder_layer(
             are computed for all tokens, attention and the FFN for wanted tokens only. A mixer with a state computes its
             output for all tokens.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
-        inputs: (T, L*I), the layers' own inputs; read only if layers have `input`.
+        inputs: (T, L*I), the per-layer inputs of all layers; not read if `w.input` is None.
         masks: (T, M), which columns of the stacked LoRA adapters each row uses (`weights/adapters.py`); None without
             adapters.
     """

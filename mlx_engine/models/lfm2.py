@@ -198,7 +198,7 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Tabl
 
 
 def _table(cfg: Config, checkpoint: Checkpoint, table: Table) -> Table:
-    """Return a tensor table with the rows whose stored form depends on the sizes."""
+    """Return `table` plus the rows whose stored form depends on the model's sizes."""
     D, W = cfg.hidden_size, cfg.conv_width
     projections = {
         f"blk.*.shortconv.{part}.weight": Row(

@@ -95,7 +95,7 @@ TENSORS = {
     "blk.*.ffn_up.bias": Row("model.layers.*.mlp.up_proj.bias", "F", when="mlp_bias"),
     "blk.*.ffn_down.bias": Row("model.layers.*.mlp.down_proj.bias", "D", when="mlp_bias"),
 }
-# Settings that other models may have in config.json, but only with the value False: they have no biases.
+# Settings for architectures without biases: config.json may have them, but only with the value False.
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 # GGUF files of "llama" and of some other architectures permute the rows of each query and key head, so that rotary
 # pairs are (2j, 2j + 1); folders do not. These table rows undo the permutation: in this engine pairs are (j, j + E/2).
@@ -129,14 +129,14 @@ def renamed(table: Table, names: Mapping[str, str]) -> dict[str, Row]:
 
 
 def dense_first(table: Table) -> dict[str, Row]:
-    """Return a table whose matrices of an FFN are only in the dense layers of a model with experts."""
+    """Return a table for a model with experts: only its dense layers have the FFN matrices of `table`."""
     return {name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row for name, row in table.items()}
 
 
 Model = standard.Model
 plan = standard.plan(Config, TENSORS | PERMUTED)
 
-# The rotation of a config.json of CWM that states none.
+# The rotary settings of CWM if config.json has none.
 CWM_ROPE = {
     "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
     "original_max_position_embeddings": 8192,

@@ -31,7 +31,7 @@ ARCHITECTURES = ("llama4_text", "llama4")
 GGUF_ARCHITECTURE = "llama4"
 # The default number of tokens per chunk. GGUF has no key for it.
 CHUNK = 8192
-# Keys next to `text_config` in config.json that do not change the text model; `plan` checks the last one.
+# Keys next to `text_config` in config.json that do not change the text model; `plan` checks `tie_word_embeddings`.
 AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
 # The number of experts of Maverick, whose heads are not normed. GGUF has no key for whether heads are normed.
 OF_MAVERICK = 128

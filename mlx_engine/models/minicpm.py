@@ -22,13 +22,13 @@ GGUF_ARCHITECTURE = "minicpm"
 
 @dataclass(frozen=True)
 class Multiplier(Setting):
-    """The setting of a multiplier. config.json has, in its place, a number from which the multiplier is computed.
+    """The setting of a multiplier. config.json has a number from which the multiplier is computed.
 
     Attributes:
         gguf: the GGUF key of the multiplier.
         hf: the key of the number in config.json. The default of the number is 1.
-        size: a function that returns, given a config, the size in the two formulas of `power`.
-        power: 1 if the multiplier is `number / size`, -1 if it is `size / number`.
+        size: a function from a config to the `size` in the formulas of `power`.
+        power: 1 if the multiplier is `number / size`, -1 if the multiplier is `size / number`.
     """
 
     gguf: str

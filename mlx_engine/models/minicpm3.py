@@ -80,7 +80,7 @@ TENSORS = {name: replace(row, kind=None) for name, row in deepseek.TENSORS.items
 def plan(checkpoint: Checkpoint) -> Plan:
     """Return the config and the expected tensors of a checkpoint.
 
-    llama.cpp's files have no key for LongRoPE: tensors of divisors show that a model has it.
+    llama.cpp's files have no key for LongRoPE. A model has LongRoPE if its file has the tensors of divisors.
     """
     made = decoder_plan(checkpoint, Config, TENSORS, tied=True)
     if checkpoint.naming == "gguf" and DIVISORS["long"] in checkpoint.shapes and made.config.rope.rule == "default":

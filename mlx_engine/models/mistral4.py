@@ -24,7 +24,7 @@ GGUF_ARCHITECTURE = "mistral4"
 
 
 class Rotary(deepseek.Rotary):
-    """The setting of the rotary embedding; config.json also states which part of each head is rotated, as a check."""
+    """The setting of the rotary embedding. `partial_rotary_factor` in config.json must agree with the head's sizes."""
 
     def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
         s.expect("partial_rotary_factor", known.rope_dim / (known.nope_dim + known.rope_dim))

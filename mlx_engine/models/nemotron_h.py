@@ -3,7 +3,7 @@
 Paper: "Nemotron-H", arXiv 2504.03624. Reference: Hugging Face transformers, models/nemotron_h. Attention has no rotary
 embedding. FFNs have no gate, and the square of ReLU as activation. In Nemotron 3 the FFNs are mixtures of such networks
 plus a shared expert; the router chooses experts by the sigmoids of its logits plus a bias. transformers 5 raises time
-steps to at least `time_step_min`; this engine does not, like the published code, llama.cpp and mlx-lm.
+steps to at least `time_step_min`; this engine, the published code, llama.cpp and mlx-lm do not.
 """
 
 from __future__ import annotations

@@ -197,8 +197,8 @@ def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table, experts: Extra
     """Return the tensors of the layer of multi-token prediction (MTP).
 
     The list is empty unless the checkpoint has exactly one such layer, with all tensors, and without its own embedding
-    table or head. In folders the layer is the module `mtp`, in GGUF files the layer after the last one. `experts` is a
-    function that returns the expert tensors of this layer; it is None for dense models.
+    table or head. In folders the layer is the module `mtp`, in GGUF files the layer with index `n_layers`. `experts` is
+    a function that returns the expert tensors of this layer; it is None for dense models.
     """
     i, prefix = cfg.n_layers, next((name[: -len(FC)] for name in checkpoint.shapes if name.endswith(FC)), "")
     plus = table["output_norm.weight"].plus
@@ -221,7 +221,10 @@ def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table, experts: Extra
 
 
 def _attention(cfg: Any) -> dict[str, Row]:
-    """Return the table rows of attention. Files store queries and gates in one matrix: per head the query, the gate."""
+    """Return the table rows of attention.
+
+    Files store queries and gates in one matrix: for each head the rows of the query, then the rows of the gate.
+    """
     E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
     both = (0, 2 * H * E)
     queries = TensorLayout("", rows=both, order=rows_of(range(H), 2 * E, range(E)))
@@ -320,7 +323,10 @@ class Config(ConfigBase):
 
     @cached_property
     def rope(self) -> Rope:
-        """The rotary embedding of a head with its rotated elements first in each half; other pairs have frequency 0."""
+        """The rotary embedding of a head whose rotated elements come first in each half of the head.
+
+        The other pairs have frequency 0.
+        """
         rotated = Rope.plain(self.rotary_dim, self.rope_theta).frequencies
         return Rope(rotated + (0.0,) * (self.head_dim // 2 - len(rotated)))
 

@@ -95,7 +95,7 @@ def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
 
 
 def rope_of(p: Parameters, cfg: Any) -> Rope:
-    """Return the rotary embedding. GGUF files of Llama 3 state its scaling by a tensor of divisors of frequencies."""
+    """Return the rotary embedding. GGUF files of Llama 3 have the divisors of the frequencies as a tensor."""
     rope: Rope = cfg.rope.for_heads(getattr(cfg, "rope_dim", cfg.head_dim))
     if f"{FREQUENCIES}.weight" not in p:
         return rope
@@ -116,7 +116,7 @@ def plan(
         table: the tensors, or a function that returns them for a config.
         tied: whether the head is tied to the embedding table if config.json has no `tie_word_embeddings`.
         experts_of: the names of router and experts in Hugging Face folders (`with_mixture`).
-        aliases: alternative names of keys in config.json, and the names that the config declares for them.
+        aliases: from alternative names of keys in config.json to the names that the config declares.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
@@ -135,8 +135,8 @@ def with_mixture(made: Plan, checkpoint: Checkpoint, names: Names) -> Plan:
     """Return a plan with the tensors of router and experts, and of shared experts if the config has any.
 
     An expert has the FFN size `expert_size`, or `intermediate_size` if the config has no `expert_size`. If the config
-    has `n_shared`, all shared experts are stored as one wider expert, whose output is added without a gate. If it has
-    `shared_size`, there is a shared expert of this size with a gate.
+    has `n_shared`, all shared experts are stored as one wider expert, whose output is added without a gate. If the
+    config has `shared_size`, there is a shared expert of this size with a gate.
     """
     cfg: Any = made.config
     size, n_shared = getattr(cfg, "expert_size", cfg.intermediate_size), getattr(cfg, "n_shared", 0)

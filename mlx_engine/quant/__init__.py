@@ -1,9 +1,9 @@
 """Quantise and dequantise weights in NumPy: the block formats of GGUF, and those of MLX (`groups.py`).
 
-The other modules have a function `dequantize_*` for each format, from (n, block bytes) uint8 to (n, block size)
-float32. For formats that this project can write, they also have the inverse, `quantize_*`. This module finds the
-function of a type, and applies it to a tensor piece by piece, so that temporary arrays stay small.
-Dequantised values are bit-identical to those of the `gguf` package and of MLX.
+Each readable format of GGUF has a function `dequantize_*` in one of the other modules, from (n, block bytes) uint8 to
+(n, block size) float32. Formats that this project can write also have the inverse, `quantize_*`. This module finds the
+function of a type, and applies it to a tensor piece by piece, so that temporary arrays stay small. Dequantised values
+are bit-identical to those of the `gguf` package, and of MLX with float32 scales (`groups.dequantize_group`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Quantize = Callable[[NDArray[np.float32]], NDArray[np.uint8]]
 
 
 def _by_type(prefix: str) -> dict[str, Any]:
-    """Return the functions of the modules whose names begin with `prefix`, by the name of the type, such as "Q4_K"."""
+    """Return the functions whose names begin with `prefix`, by the name of their type, such as "Q4_K"."""
     modules = (floats, legacy, k_quants, low_bit)
     functions = {name: function for module in modules for name, function in vars(module).items()}
     return {name.removeprefix(prefix).upper(): of for name, of in functions.items() if name.startswith(prefix)}
@@ -36,7 +36,7 @@ def _by_type(prefix: str) -> dict[str, Any]:
 _DEQUANTIZE: dict[str, Dequantize] = _by_type("dequantize_")
 _QUANTIZE: dict[str, Quantize] = _by_type("quantize_")
 
-# The number of weights per piece. Its temporary arrays, a few bytes per weight, fit into a core's L2 cache.
+# The number of weights per piece. The temporary arrays of a piece, a few bytes per weight, fit into a core's L2 cache.
 _PIECE = 1 << 16
 
 
@@ -101,7 +101,7 @@ def requantize(
     blocks = _in_rows_of(from_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))
     n_weights = len(blocks) * from_.block_size
     if n_weights % to.block_size:
-        raise ValueError(f"{n_weights:,} are not a multiple of the block's {to.block_size}")
+        raise ValueError(f"{n_weights:,} weights do not fill blocks of {to.block_size}")
     out = np.empty((n_weights // to.block_size, to.block_bytes), dtype=np.uint8)
 
     def convert(start: int) -> None:
@@ -135,7 +135,7 @@ def _writer(type_: GGMLType, where: str) -> Quantize:
 
 def _in_rows_of(length: int, array: NDArray[Any]) -> NDArray[Any]:
     if array.size % length:
-        raise ValueError(f"{array.size:,} are not a multiple of the block's {length}")
+        raise ValueError(f"{array.size:,} elements do not fill blocks of {length}")
     return array.reshape(-1, length)
 
 

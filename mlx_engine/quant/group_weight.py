@@ -32,12 +32,12 @@ _PIECE, _THREADS = 1 << 16, 4
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The stored tensors of a weight (..., N, K), as bytes. It has n groups, each with a scale and perhaps a bias.
+    """The stored tensors of a weight (..., N, K) with n groups, as bytes.
 
     Attributes:
         quants: uint8 (n, bytes of a group's quants), in MLX's order.
         scales: uint8 (n, bytes of a scale).
-        biases: uint8 (n, bytes of a bias), or None.
+        biases: uint8 (n, bytes of a bias); None in modes without biases.
     """
 
     quants: NDArray[np.uint8]
@@ -46,13 +46,13 @@ class Parts:
 
     @classmethod
     def of(cls, in_order: Sequence[NDArray[np.uint8]]) -> Parts:
-        """Return parts that are given in the order that they have in a block: scales, biases if any, quants."""
+        """Return parts from arrays in the order of the fields of a block: scales, biases if any, quants."""
         scales, *biases, quants = in_order
         return cls(quants, scales, biases[0] if biases else None)
 
     @property
     def in_order(self) -> tuple[NDArray[np.uint8], ...]:
-        """The parts in the order that they have in a block."""
+        """The parts in the order of the fields of a block."""
         return (self.scales, self.quants) if self.biases is None else (self.scales, self.biases, self.quants)
 
 

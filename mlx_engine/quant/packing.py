@@ -1,7 +1,7 @@
 """Functions shared by the block formats: rounding, inverse scales, bit fields, and two orders of 4-bit quants.
 
-32 quants of 4 bits take 16 bytes. "In pairs", MLX's order, byte j has quants 2j and 2j + 1. "In halves", the order of
-GGUF's types, byte j has quants j and j + 16. In both orders, the first of the two quants is in the low bits.
+32 quants of 4 bits take 16 bytes. In MLX's order, called "in pairs", byte j has quants 2j and 2j + 1. In GGUF's order,
+called "in halves", byte j has quants j and j + 16. In both orders, the first of the two quants is in the low bits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def clear_unless_finite(x: NDArray[np.float32], factor: NDArray[np.float32]) -> None:
     """Set NaN and infinities in `x` to 0, because their conversion to integers is undefined in C.
 
-    `x` has (n, 32) products with `factor`, (n, 1). Only factors that are 0 or not finite can give such products, so
-    only their blocks are searched.
+    `x` has (n, 32) products with `factor`, (n, 1). Only a factor that is 0 or not finite can give NaN or infinity, so
+    only the blocks of such factors are searched.
     """
     odd = np.flatnonzero(~np.isfinite(factor[:, 0]) | (factor[:, 0] == 0))
     if len(odd):

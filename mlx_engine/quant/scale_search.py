@@ -1,4 +1,4 @@
-"""Search for the scales, minima and quants with a small squared error, to quantise weights to K-quants, Q5_0 and Q5_1.
+"""Search for scales, minima and quants with a small squared error, to quantise to Q4_K, Q5_K, Q6_K, Q5_0 and Q5_1.
 
 For fixed quants, the best scale and minimum of a group are the solution of a weighted least-squares problem with two
 unknowns. For a fixed scale and minimum, the best quants follow by rounding. The search rounds the weights with several
@@ -261,7 +261,7 @@ def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
 
     Quants are from -most to most - 1. A scale may be negative.
     """
-    # The weight of largest magnitude gets a negative quant, because there is one more of these.
+    # The weight of largest magnitude gets a negative quant, because the range has -most, but not +most.
     sign = np.where(groups.x.max(axis=0) + groups.x.min(axis=0) > 0, -ONE, ONE)
     turned = groups.x * sign
     best, scale = np.full(turned.shape[1], np.inf, np.float32), np.zeros(turned.shape[1], np.float32)
@@ -313,8 +313,9 @@ def _symmetric_error(groups: Groups, weights: Floats, scale: Floats) -> Floats:
 def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:
     """Return the float16 factors of blocks with these largest scales or minima.
 
-    `largest` divided by its factor rounds to a whole number of magnitude at most `most`. For a tiny factor, the nearest
-    float16 number may be too small for this, so that the largest weights would be clipped; the next larger is used.
+    `largest` divided by its factor rounds to a whole number of magnitude at most `most`. The nearest float16 number of
+    a tiny factor may be too small for this, and would clip the largest weights. Then the next larger float16 number is
+    returned.
     """
     exact = largest / most
     least = np.ceil(np.abs(largest / (most + np.copysign(np.float32(0.5), most))) / SUBNORMAL_STEP) * SUBNORMAL_STEP

@@ -167,15 +167,15 @@ def refuse(name: object, names: Sequence[str]) -> Any:
 def _first_column(width: int, rank: int) -> int:
     """Return the first column, at or after `width`, where an adapter of this rank can be placed.
 
-    Kernels add sums over columns in pieces of STRETCH columns. So that an adapter has the same bits at every place, it
-    lies within one piece, or begins at the beginning of a piece if it is longer.
+    Kernels add sums over columns in pieces of STRETCH columns. An adapter lies within one piece, or begins at the
+    beginning of a piece if it is longer than a piece. So its results have the same bits at every place.
     """
     inside = width % STRETCH
     return width if inside + rank <= STRETCH else width - inside + STRETCH
 
 
 def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, Path]:
-    """Return the adapters' folders by name. In a list, an entry is NAME=PATH, or PATH alone: its last part is the name.
+    """Return the adapters' folders by name. In a list, an entry is NAME=PATH or PATH, whose last part is then the name.
 
     Raises:
         OptionError: a name is empty, occurs twice, or is "base", or `given` is a single path and no list.

@@ -21,7 +21,7 @@ _LATENT = ("attn_q_a", "attn_q_b", "attn_q_pe", "attn_kv_a_mqa", "attn_latent", 
 
 # Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
 GROUPS = {
-    # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; loaded models have all three.
+    # GGUF files such as GPT-2's have attn_qkv in place of attn_q, attn_k and attn_v. Loaded models have all three.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", *_LATENT),
     # The projections of layers with a state. `in_proj` of LFM2 is loaded in three parts, and `ssm_ba` and `ssm_in` of
     # Qwen3-Next in two.

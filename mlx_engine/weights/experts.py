@@ -172,7 +172,7 @@ class OfFolders(Setting):
     Attributes:
         in_gguf: the value for GGUF files, or a function of the fields that were read before.
         hf: the key in config.json.
-        kind: the method of `Settings` that reads the key.
+        kind: the function that reads the key, usually a method of `Settings`.
         usual: the default in config.json.
     """
 

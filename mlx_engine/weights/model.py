@@ -285,7 +285,10 @@ class Planned(NamedTuple):
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters. A tied head counts once; unused tensors and the layer of `n_extra` do not count."""
+        """Number of parameters, without unused tensors and the layer of multi-token prediction.
+
+        A tied head counts once.
+        """
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) - self.n_extra
 
     @property

@@ -228,7 +228,7 @@ class Outlined:
     held_share: float = 1.0
 
     def share_of_experts(self, backend: Backend, most: int, where: str) -> float:
-        """Return which share of the experts takes at most `most` bytes on a backend; `where` is the model's place.
+        """Return which share of the experts takes at most `most` bytes on a backend; `where` is the model, for errors.
 
         Raises:
             OptionError: `most` is too small for the experts of one token, the backend cannot bound the memory of
@@ -270,7 +270,7 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
 
 # The most float32 activations per token that a pass holds at one time, in multiples of the largest N + K of a matrix.
 ACTIVATIONS = 3
-# If not all experts fit, they take this share of the memory that the rest of the model leaves free.
+# If not all experts fit, those in memory take this share of the memory that the rest of the model leaves free.
 EXPERTS_SHARE = 0.9
 # An expansion is reported if it needs at least this many bytes more than the file has.
 WORTH_A_LINE = 1 << 26
@@ -319,10 +319,10 @@ class Need:
         return max(0, int(EXPERTS_SHARE * (available - self.total + self.experts)))
 
     def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
-        """Compare with the available bytes. Warn if the model needs more and no error is raised.
+        """Compare the need with the available bytes. Warn if the model needs more and no error is raised.
 
-        Return True if the model needs more and has experts in the mapped file: an expert can be read when a token
-        chooses it.
+        Return True if the model needs more and has experts in the mapped file. Each expert can then be read when a
+        token chooses it.
 
         Raises:
             NotEnoughMemoryError: the model cannot run, and `allowed` is not set.

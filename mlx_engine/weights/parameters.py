@@ -24,7 +24,7 @@ from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stage import OwnSlices, RemoteWeight, Stage, is_elsewhere
 
-# The names of experts' linear layers end so: "blk.0.ffn_up_exps".
+# The end of the names of experts' linear layers, such as "blk.0.ffn_up_exps".
 EXPERTS = "_exps"
 
 # Called with (prepared, total) tensors while a model is built.
@@ -54,7 +54,7 @@ class Parameters:
         adapters: Adapters | None = None,
         held_share: float = 1.0,
     ) -> None:
-        """Prepare tensors of a checkpoint: all of them, or only the parts that a stage or slices select.
+        """Make parameters of all tensors of a checkpoint, or only of the parts that `stage` or `slices` select.
 
         `held_share` is the fraction of each layer's experts that is in memory at the same time.
         """
@@ -171,7 +171,7 @@ class Parameters:
         return Linear(name, self._prepare(f"{name}.weight", matrix))
 
     def vector(self, name: str, part: str = "weight") -> Array:
-        """Return the vector `name.weight`, such as the sinks of attention, or another part."""
+        """Return a vector, such as the sinks of attention: `name.weight`, or the tensor `name.{part}`."""
         return self._vector(f"{name}.{part}")
 
     def constant(self, name: str, n: int, value: float) -> Array:

@@ -81,7 +81,7 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
     """Return candidates for Llama 3's training context.
 
-    Each divisor between 1 and the factor gives a candidate. If there is none, the candidates are powers of 2.
+    Each divisor between 1 and the factor gives a candidate. Without such a divisor, the candidates are powers of 2.
     """
     found = []
     for frequency, divisor in zip(plain.for_heads(2 * len(divisors)).frequencies, divisors, strict=True):
@@ -98,8 +98,8 @@ TENSORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weig
 def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
     """Return the plan with LongRoPE's divisors; a plan with another rule is returned unchanged.
 
-    From a GGUF file they are read into the config. From a folder they are added to the tensors that a conversion to
-    GGUF writes.
+    The divisors of a GGUF file are read into the config. The divisors of a folder are added to the tensors that a
+    conversion to GGUF writes.
 
     Raises:
         ModelError: a tensor of divisors is missing or damaged.

@@ -1,4 +1,4 @@
-"""`TensorLayout`: the name and form in which a file stores a tensor of the model; converts in both directions."""
+"""`TensorLayout`: the name and form in which a file stores a tensor of the model; it converts in both directions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class TensorLayout:
         times: the stored value is `(value - plus) * times`.
         row_times: pairs (number of rows, factor) for consecutive runs of rows; the factors are applied in addition to
             `times`.
-        heads: number of heads, if the rows of each head have another order in the file: the rows of both halves
-            alternate, or with `rotated` the order described there. None if the order is the same.
+        heads: number of heads, if the rows of each head have another order in the file; None if the order is the same.
+            Without `rotated`, the rows of both halves of a head alternate in the file.
         rotated: number of rotated rows of each head, if the file has them first and the unrotated rows after them. In
             the model each half of a head begins with half of the rotated rows, so that rotary pairs are (j, j +
             head_dim/2).
@@ -69,7 +69,7 @@ class TensorLayout:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The expert and the first row: the order of the tensors of the model that a file stores as one."""
+        """The indices of the expert and of the first row; a sort key for tensors that a file stores as one tensor."""
         return (self.expert or (0, 0))[0], (self.rows or (0, 0))[0]
 
     @property

@@ -1,6 +1,6 @@
 """Tensor tables: one `Row` per tensor of an architecture, with its GGUF name, its transformers name and its shape.
 
-A model file declares its table; `decoder_plan` makes from it the tensors that a checkpoint must have.
+A model file declares its table; `decoder_plan` turns the table into the list of tensors that a checkpoint must have.
 """
 
 from __future__ import annotations
