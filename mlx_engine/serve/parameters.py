@@ -559,7 +559,8 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None)
         given = without_noops(data, known or {})
         try:
             return msgspec.convert(given, kind)
-        except msgspec.ValidationError:  # only now replace floats such as 1.0 by ints: they are rare, and it takes time
+        except msgspec.ValidationError:
+            # Floats such as 1.0 become ints only now, because such floats are rare and the conversion takes time.
             plain = {name: value if name in AS_IS else _whole(value) for name, value in given.items()}
             return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -679,7 +680,7 @@ def asked(given: Parameters) -> Asked:
     """Return the constraint of a request.
 
     Raises:
-        ApiError: there are several, or it is invalid.
+        ApiError: the request has several constraints, or its constraint is invalid.
     """
     form, outputs = given.response_format, given.structured_outputs or StructuredOutputs()
     ways: list[tuple[str, Callable[[Any], Constraint], Any]] = [

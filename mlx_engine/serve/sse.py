@@ -35,7 +35,8 @@ def comment(text: str) -> bytes:
 class EventStream(Response):
     """A response of events, each written as soon as it is available.
 
-    If a client reads slowly, the socket's buffers limit the bytes that wait for it, and `server.Connection` the time.
+    If a client reads slowly, the socket's buffers bound the bytes that wait for it. If it reads nothing for a while,
+    `server.Connection` closes the connection.
     """
 
     media_type = "text/event-stream"

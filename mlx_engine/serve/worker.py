@@ -84,7 +84,7 @@ class Cores:
                 self._condition.notify_all()
 
     def step(self, scheduler: Scheduler) -> StepOutput:
-        """Run a step. While another model generates answers, use the small token budget, so that none waits long."""
+        """Run a step. While another model generates answers, the token budget is small, so no answer waits long."""
         with self.turn():
             scheduler.others_answer = bool(self._answering - {scheduler})
             try:
