@@ -102,9 +102,9 @@ def _hashes(text: str, tag: str) -> str:
 
 
 async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield server-sent events: each status that differs from the one before, and a comment after each silence.
+    """Yield an event for each status that differs from the one before, and comments to keep the connection open.
 
-    A silence is `heartbeat` seconds in which `snapshots` yields nothing. End after the last status.
+    Yield a comment after each `heartbeat` seconds without a status. End after the last status.
     """
     last = b""
     waiting: asyncio.Task[Status | None] | None = None

@@ -496,7 +496,7 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /tokenize, in llama.cpp's form (`content`) or in vLLM's (`prompt`).
 
-    With `special`, control tokens that are spelled in `content` become their ids; those in `prompt` always do. A BOS
+    With `special`, control tokens that are spelled in `content` become their ids. In `prompt`, they always do. A BOS
     token is added to `prompt` if the model's files ask for one, unless `add_special_tokens` is false.
     """
 

@@ -183,8 +183,8 @@ def thinking_variables(
 ) -> tuple[Json, list[str]]:
     """Return the template's variables for thinking: on or off, and the effort.
 
-    Variables that the template does not read are left out. The second result is [param] if the template
-    ignores the effort, otherwise []. An effort "medium" is never reported as ignored.
+    Variables that the template does not read are left out. The second result is [param] if the template ignores the
+    effort, which is in the parameter `param` of the request; otherwise []. "medium" is never reported as ignored.
     """
     if effort == "none":
         is_on = False

@@ -176,8 +176,8 @@ class Models:
     Attributes:
         default: the model for requests that name none.
         metrics: counts errors and disconnected clients; with a single model, these are the model's own metrics.
-        on_started: called when the first attempt to load the default model has ended, with or without success; called
-            at once if the default model is not loaded at the start. If a model that is never unloaded (`is_alone`)
+        on_started: called when the first attempt to load the default model has ended, with or without success. Called
+            by `start` if the default model is not loaded at the start. If a model that is never unloaded (`is_alone`)
             cannot be loaded, the server ends instead.
         is_closing: whether new requests are refused because the server stops.
     """

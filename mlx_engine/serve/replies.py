@@ -520,7 +520,8 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
             were evicted. "state": the model has recurrent states, which are cached only for a shorter prefix. "memory":
             no page was free for the last cached tokens.
         position: where the tokens differ, if they do.
-        found, expected: the prompt's and the cache's token id at this position, and the text of at most 8 tokens.
+        found, expected: the prompt's and the cache's token id at this position, and the text of at most 8 tokens
+            from there.
 
     Args:
         request: a request that has been admitted.

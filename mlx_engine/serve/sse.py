@@ -105,8 +105,8 @@ def failure_event(path: str, error: ApiError) -> bytes:
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     """Run work to its end, or cancel it as soon as the client closes its connection.
 
-    Starlette cancels only streams, and only with some servers. The request of a disconnected client would otherwise
-    stay in the queue or keep its slot.
+    Starlette cancels only streamed responses, and only with some servers. The request of a disconnected client would
+    otherwise stay in the queue or keep its slot.
 
     Raises:
         ClientGoneError: the client disconnected first.

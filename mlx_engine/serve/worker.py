@@ -295,7 +295,7 @@ class Worker:
             call.update({}, of_call)
 
     async def snapshots(self) -> AsyncIterator[Any]:
-        """Yield the latest snapshot, and then each newer one; a slow reader misses some."""
+        """Yield the latest snapshot, and then newer ones; a slow reader misses some."""
         while not self.is_closing:
             update = self._updated
             if self._latest is not None:
