@@ -69,7 +69,7 @@ class AnswerReader:
         Args:
             text: the text that follows.
             marks: the character indices in the answer at which control tokens begin, ascending (`Output.marks`). Text
-                that spells a control token is a delimiter only at these indices, and anywhere without `marks`.
+                that spells a control token is a delimiter only at these indices; without `marks`, everywhere.
         """
         if self._reading is None:
             self._form = self._format.plain if marks is None else self._format.marked

@@ -1,8 +1,8 @@
 """Rewrite a conversation to the forms of messages that a chat template can render.
 
-Clients send conversations in the form of OpenAI's API. Few templates can write all of it: some refuse a system message
-in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A `Dialect` lists
-the forms that one template can write, and `rewritten` changes each message as little as possible.
+Clients send conversations in the form of OpenAI's API. Few templates can write every such conversation: some refuse a
+system message in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A
+`Dialect` lists the forms that one template can write, and `rewritten` changes each message as little as possible.
 
 The form of a message does not depend on later messages. So a message is written in the same way in every later turn,
 and the prefix cache can reuse its tokens.
@@ -47,8 +47,8 @@ class Dialect:
 
     Attributes:
         parts: whether a content may be a list of text parts. If False, the content is one text.
-        head: whether a system message may be the first message. If False, its text is put before that of a user
-            message that follows directly, or becomes a user message.
+        head: whether a system message may be the first message. If False, its text is put at the beginning of the user
+            message that follows directly. If no user message follows directly, the text becomes a user message.
         late: whether a system message may stand later. If False, it becomes a user message in `<system-reminder>` tags,
             and several system messages at the beginning are joined.
         reminders: where a system message in `<system-reminder>` tags stands after tool results: "message", in a message

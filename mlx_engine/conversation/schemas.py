@@ -71,7 +71,8 @@ def json_of(text: str, types: Types | None) -> str:
     """Return the JSON text of a value that is written without quotes, by the types that it may have.
 
     A text that is a value of one of these types, in JSON or as Python's True, False or None, is this value; any other
-    text is a string. Without types, any JSON text is its value, except a quoted string, which stays text with quotes.
+    text is a string. Without types, a JSON text is its value. Exception: a quoted string becomes a string that includes
+    the quotes.
     """
     plain = PYTHON_NAMES.get(text.strip(), text.strip())
     try:

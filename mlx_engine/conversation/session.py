@@ -1,6 +1,6 @@
 """`Conversation`: ask a model several questions in turn, as the command `chat` does.
 
-It keeps the messages, and the token ids of the answers, so that each prompt begins with the tokens that are cached.
+A conversation keeps its messages, and the token ids of the answers, so that each prompt begins with cached tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Turn:
 
 
 class Conversation:
-    """A conversation. The prompt of each answer has all earlier messages, with earlier answers as the generated ids.
+    """A conversation. The prompt of each answer has all earlier messages; earlier answers keep their generated ids.
 
     A model without a chat template continues the text of all messages instead, see `plain_text`.
 

@@ -271,7 +271,7 @@ class _Grammar:
         return " ".join(f"({element}){'' if needs else '?'}" for element, needs in found)
 
     def _value(self, schema: Any, root: Any, after: str) -> str:
-        """Return the elements that match a value and the text `after` it; without such a text, a value in Python."""
+        """Return the elements that match a value and the text `after` it. If `after` is "", the value is in Python."""
         plain, types = _plain(schema, root), types_in(schema, root)
         if not after:
             return self._python(plain, types)

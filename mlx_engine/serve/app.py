@@ -47,7 +47,7 @@ from mlx_engine.serve.sse import LateStream, failure_event, unless_gone
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The most bytes of text that /tokenize accepts, divided by the most ids that /detokenize accepts.
+# /tokenize accepts this number of bytes of text for each id that /detokenize accepts (`Service.most_ids`).
 BYTES_PER_TOKEN = 8
 
 # The memory for all large bodies that are being read, in multiples of `Service.max_body`.
@@ -240,7 +240,7 @@ async def health(models: Models, body: bytes, respond: Respond) -> None:
 
 
 async def ready(models: Models, body: bytes, respond: Respond) -> None:
-    """Report whether a request would be answered, by status 200 or 503; if models can be unloaded, also the states."""
+    """Report by status 200 or 503 whether a request would be answered; if models can be unloaded, also their states."""
     state = models.readiness
     states = {} if models.is_alone else {"models": {model.name: model.state for model in models}}
     await respond(json_response({"status": state, **states}, 200 if state == "ok" else 503))

@@ -16,7 +16,7 @@ from mlx_engine.loop.request import Request
 
 
 class Progress(NamedTuple):
-    """The lengths of an output after a step, up to which the event loop may read it.
+    """The lengths of an output after a step. The event loop reads the output only up to these lengths.
 
     The engine thread only appends after these lengths, so no lock is needed.
     """
@@ -38,7 +38,7 @@ class Call:
         requests: the requests, in the order of the prompts.
         accepted: a future that is done when the scheduler has accepted or refused the requests; if refused, the future
             has the error.
-        error: the error that refused the requests, or ended one or all of them; or None.
+        error: the error with which the requests were refused, or that ended one or all of them; or None.
         received: when the body had been read and the model was loaded, in seconds of the server's clock.
         tokenized: when all prompts had been encoded.
         client_id: the id that the client gave the HTTP request, or None.

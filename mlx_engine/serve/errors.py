@@ -117,7 +117,7 @@ class ClientGoneError(Exception):
 def forget(error: BaseException | None) -> None:
     """Clear the local variables of all frames in an error's traceback, which may hold a body of many megabytes.
 
-    An error and its traceback refer to each other, so without this both stay until the next garbage collection.
+    An error and its traceback refer to each other, so both would otherwise stay until the next garbage collection.
     """
     seen = set[int]()
     while error is not None and id(error) not in seen:  # an error may be its own cause

@@ -70,9 +70,9 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    One place in the slots or the queue is reserved before the body is parsed, and one place per answer when their
-    number is known. A body is parsed only when the request has a turn (see `limits.Turns`), because parsed data takes
-    more memory than the bytes.
+    One place in the slots or the queue is reserved before the body is parsed, and one place per answer when the number
+    of answers is known. A body is parsed only when the request has a turn (see `limits.Turns`), because parsed data
+    takes more memory than the bytes.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # raises 503 if the engine accepts no requests

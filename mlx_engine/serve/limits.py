@@ -93,8 +93,9 @@ TURNS, LARGE_TURNS = 2, 1
 # Bytes of a body above which a request is large.
 LARGE = 1 << 16
 
-# The most large requests that may wait for a turn, and the most short requests on routes that reserve no place in the
-# queue (`is_bounded`). On the other routes, the queue bounds the short requests.
+# The number of waiting requests of one size, large or short, at which another one of this size is refused with 429. A
+# short request is refused only on routes that reserve no place in the queue (`is_bounded`). On the other routes, the
+# queue bounds the number of short requests.
 MOST_WAITING = 16
 
 # Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py), and takes
@@ -115,12 +116,12 @@ class Bodies:
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
         """Return a function that receives the ASGI messages of one body, for use in the `with` block.
 
-        After each LARGE bytes the function waits for its turn to read the next piece, see `wait`. It calls `check`
-        before each message after the first, and passes on its exceptions.
+        After each LARGE bytes, the function calls `wait` before it receives the next message. It calls `check` before
+        each message after the first, and passes on the exceptions of `check`.
 
         Raises:
             ApiError: the large bodies that are being read have more than `most` bytes together; raised by the function.
-                The first LARGE bytes of a body are not counted.
+                Messages within the first LARGE bytes of a body are not counted.
         """
         n_read = n_held = n_since = 0
 

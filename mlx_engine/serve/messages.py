@@ -60,7 +60,7 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Turns thinking before the answer on or off, if the template has a switch. Without this parameter it is off."""
+    """Turns thinking on or off, if the template has a switch. Without this parameter, thinking is off."""
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 
@@ -203,7 +203,7 @@ def _read_message(chat: Chat, message: Json, at: str) -> None:
 
 
 def _read_user(chat: Chat, content: Any, at: str) -> None:
-    """Read a message of the user. Results of calls are put before its text, because they must follow the calls."""
+    """Read a message of the user. Put tool results before its text, because results must directly follow the calls."""
     if not isinstance(content, list):
         chat.say("user", chat.text(content, at))
         return

@@ -296,7 +296,7 @@ def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
 
 
 def _blocks(most: int | None) -> Schema:
-    """Return the schemas of the messages and the system text of /v1/messages."""
+    """Return the schemas of the messages, the system text and the token limit of /v1/messages."""
     result = {"tool_use_id": TEXT, "content": _or_null(_content())}
     call = {"id": TEXT, "name": TEXT, "input": {"type": "object"}}
     user = [_part("tool_result", result, ["tool_use_id"]), *_parts("tool_result")]

@@ -1,11 +1,11 @@
 """Accept or refuse requests by their headers Host, Origin and Content-Type.
 
 Any web page can make the browser send requests to a server on the user's machine. Browsers add the header Origin to all
-requests except reads (GET), so requests with another page's origin are refused, also preflight requests. Without a
+requests except some reads (GET), so requests with another page's origin are refused, also preflight requests. Without a
 preflight request, a page can send a body as plain text, but not as JSON, so a body must be declared as JSON. A page can
 read the replies only by DNS rebinding: the attacker changes the DNS entry of the page's host to the address of the
-server, so that the browser treats both as one site. The header Host then has the name of the page's host, so names that
-are not this server's are refused.
+server, so that the browser treats page and server as one site. The header Host then has the name of the page's host, so
+names that are not this server's are refused.
 """
 
 from __future__ import annotations

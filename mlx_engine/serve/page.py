@@ -42,7 +42,7 @@ def routes(
 
     Args:
         snapshots: yields the latest status of the engine that a query string names, and then newer ones. Statuses that
-            a slow reader misses are skipped. It may raise ApiError.
+            a slow reader misses are skipped. This function may raise ApiError.
         refusal: returns the response to a request whose headers lack the API key, otherwise None. It is called only for
             `/events`. `/` contains no data; the page asks the user for the key when a request is answered with 401.
         pause: the least number of seconds between two statuses.
@@ -102,9 +102,9 @@ def _hashes(text: str, tag: str) -> str:
 
 
 async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield server-sent events: each status that differs from the one before, and comments while none comes.
+    """Yield an event for each status that differs from the one before, and comments to keep the connection open.
 
-    End after the last status.
+    Yield a comment after each `heartbeat` seconds without a status. End after the last status.
     """
     last = b""
     waiting: asyncio.Task[Status | None] | None = None
@@ -129,7 +129,7 @@ async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat:
 
 
 async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
-    """Return the next status; None after the last, because a task cannot raise StopAsyncIteration."""
+    """Return the next status, or None after the last one."""
     return await anext(snapshots, None)
 
 

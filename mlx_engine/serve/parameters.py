@@ -496,7 +496,7 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /tokenize, in llama.cpp's form (`content`) or in vLLM's (`prompt`).
 
-    With `special`, control tokens that are spelled in `content` become their ids; those in `prompt` always do. A BOS
+    With `special`, control tokens that are spelled in `content` become their ids. In `prompt`, they always do. A BOS
     token is added to `prompt` if the model's files ask for one, unless `add_special_tokens` is false.
     """
 
@@ -559,7 +559,8 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None)
         given = without_noops(data, known or {})
         try:
             return msgspec.convert(given, kind)
-        except msgspec.ValidationError:  # only now replace floats such as 1.0 by ints: they are rare, and it takes time
+        except msgspec.ValidationError:
+            # Floats such as 1.0 become ints only now, because such floats are rare and the conversion takes time.
             plain = {name: value if name in AS_IS else _whole(value) for name, value in given.items()}
             return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -679,7 +680,7 @@ def asked(given: Parameters) -> Asked:
     """Return the constraint of a request.
 
     Raises:
-        ApiError: there are several, or it is invalid.
+        ApiError: the request has several constraints, or its constraint is invalid.
     """
     form, outputs = given.response_format, given.structured_outputs or StructuredOutputs()
     ways: list[tuple[str, Callable[[Any], Constraint], Any]] = [

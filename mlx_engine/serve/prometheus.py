@@ -1,6 +1,6 @@
 """The server's counters, gauges and histograms in the text format of Prometheus, for the route /metrics.
 
-Metrics that vLLM has too have its names, with our prefix.
+A metric that vLLM also has gets vLLM's name, with our prefix.
 """
 
 from __future__ import annotations

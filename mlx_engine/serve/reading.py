@@ -181,10 +181,10 @@ def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -
 def thinking_variables(
     template: str | None, is_on: bool | None, effort: str | None, param: str
 ) -> tuple[Json, list[str]]:
-    """Return the template's variables for thinking: on or off, and the effort. Variables that it lacks are left out.
+    """Return the template's variables for thinking: on or off, and the effort.
 
-    The second result is [param], the parameter of the effort, if the template ignores the effort, otherwise []. An
-    effort "medium" is never reported as ignored.
+    Variables that the template does not read are left out. The second result is [param] if the template ignores the
+    effort, which is in the parameter `param` of the request; otherwise []. "medium" is never reported as ignored.
     """
     if effort == "none":
         is_on = False
@@ -256,7 +256,7 @@ class PartsReply(Reply):
         return stop if isinstance(stop, str) else None
 
     def news(self) -> bytes:
-        """Return the events since the last call."""
+        """Return the events of the text that has arrived since `news` was last called."""
         output, progress = self._call.outputs[0]
         before, self._read = self._read, progress
         found = self._reader.add("".join(output.pieces[before.n_pieces : progress.n_pieces]), output.marks)

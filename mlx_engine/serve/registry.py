@@ -176,8 +176,8 @@ class Models:
     Attributes:
         default: the model for requests that name none.
         metrics: counts errors and disconnected clients; with a single model, these are the model's own metrics.
-        on_started: called when the first attempt to load the default model has ended, with or without success; called
-            at once if the default model is not loaded at the start. If a model that is never unloaded (`is_alone`)
+        on_started: called when the first attempt to load the default model has ended, with or without success. Called
+            by `start` if the default model is not loaded at the start. If a model that is never unloaded (`is_alone`)
             cannot be loaded, the server ends instead.
         is_closing: whether new requests are refused because the server stops.
     """
@@ -200,8 +200,8 @@ class Models:
             models: the models; the first is the default.
             memory: bytes for all loaded models; None takes what is free now.
             idle_seconds: seconds without a request after which a model is unloaded; None for never.
-            more: returns models that have appeared, such as new files of a folder, except those of the given names;
-                called for lists and unknown names. None if no others can appear.
+            more: returns models that have appeared, such as new files of a folder, except those of the given names.
+                Called when the models are listed, and when a request names an unknown model. None if none can appear.
             is_loaded_at_start: whether the default model is loaded before a request asks for it.
             most_seconds: how long a model may wait for the memory of models in use.
             notice: called with a line for the user when a model is unloaded, or cannot be loaded.
@@ -543,7 +543,10 @@ class Models:
         return ApiError(503, message, param="model", code="model_not_loaded", headers={"Retry-After": "30"})
 
     def _fits(self, need: Need) -> bool:
-        """Return whether a model fits beside the loaded ones; True if there are none: `load` checks the memory."""
+        """Return whether a model fits beside the loaded ones.
+
+        True if no model is loaded: `Opened.load` then checks the memory.
+        """
         others = sum(model.nbytes for model in self)
         return not others or (others + need.total <= self.memory and need.least <= available_memory())
 

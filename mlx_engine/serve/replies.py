@@ -37,7 +37,7 @@ class Reply(ABC):
         model: the name of the model.
         fingerprint: the version and backend that computed the answer.
         types: the types of activations, and of keys and values, with which the answer was computed.
-        ignored: the names of what the server ignores in the request.
+        ignored: the names of the parts of the request that the server ignores.
         explains_cache: whether the reply says why no more tokens were cached, see `explained`.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
         clock: the clock of the call's times.
@@ -77,11 +77,11 @@ class Reply(ABC):
 
     @abstractmethod
     def news(self) -> bytes:
-        """Return the events with text and tokens that are new since the last call."""
+        """Return the events with the text and tokens that have arrived since `news` was last called."""
 
     @abstractmethod
     def end(self) -> bytes:
-        """Return the last events of a stream, including all that is new since the last call of `news`."""
+        """Return the last events of a stream, including those that `news` has not returned."""
 
     @abstractmethod
     def failure(self, error: ApiError) -> bytes:
@@ -221,7 +221,10 @@ class Choices(Reply):
         return {**found, "mlx_engine": self.receipt()}
 
     def chunks(self) -> list[Json]:
-        """Return the chunks since the last call. An answer begins with those of `_opening`, ends with `_closing`."""
+        """Return the chunks of the text and tokens that have arrived since `chunks` was last called.
+
+        The first chunks of an answer are those of `_opening`, and the last ones are those of `_closing`.
+        """
         found: list[Json] = []
         for i, (output, progress) in enumerate(self._call.outputs):
             sent, self._sent[i] = self._sent[i], progress
@@ -392,7 +395,7 @@ class CompletionReply(Choices):
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
         """Return the log-probabilities of tokens; after a scored echo, also that of an end-of-text token.
 
-        The last entry is needed because clients that score prompts generate one token and always drop its entry.
+        Clients that score prompts generate one token and drop the last entry, so this token must have an entry.
         """
         if self._is_scored:
             return (output.logprobs or [])[after.n_tokens : until.n_tokens]
@@ -442,8 +445,8 @@ def timings(
     Keys:
         tokenize_ms: milliseconds to wait for a turn (see `limits.Turns`), parse the request, render the chat template
             and encode all prompts of the request.
-        queue_ms: from then until the request had a slot.
-        prompt_ms: from then to the first token. This is prefill; the passes may run other requests, too.
+        queue_ms: from the end of encoding until the request had a slot.
+        prompt_ms: from the slot to the first token. This is prefill; the passes may run other requests, too.
         predicted_ms: from the first token to the last.
         write_ms: from the last token to this receipt; in a stream, this includes sending the text before the receipt.
         total_ms: from `received` to this receipt.
@@ -517,7 +520,8 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
             were evicted. "state": the model has recurrent states, which are cached only for a shorter prefix. "memory":
             no page was free for the last cached tokens.
         position: where the tokens differ, if they do.
-        found, expected: the prompt's and the cache's token id at this position, and the text of at most 8 tokens.
+        found, expected: the prompt's and the cache's token id at this position, and the text of at most 8 tokens
+            from there.
 
     Args:
         request: a request that has been admitted.
@@ -602,7 +606,7 @@ def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], n_top: int) -> list[object]:
     """Return vLLM's `prompt_logprobs`: for each token of a prompt, its log-probability and those of likely tokens.
 
-    Each entry is an object by token id. The first token has no log-probability, so its entry is null.
+    Each entry is an object whose keys are token ids. The first token has no log-probability, so its entry is null.
     """
     found: list[object] = [None]
     for token in tokens:

@@ -18,7 +18,7 @@ class CachedTokens(Reply):
 
 
 class PredictedTokens(Reply):
-    """The numbers of proposed tokens that were right, and that were wrong and so are not in the answer."""
+    """The numbers of accepted and of rejected proposed tokens. Rejected tokens are not in the answer."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -77,7 +77,7 @@ class Reuse(CachedTokens):
 
 
 class ConstraintReceipt(Reply):
-    """The constraint's SHA-256, and per token of each answer the total probability of the tokens that it allows."""
+    """The constraint's SHA-256, and for each token of each answer the total probability of all allowed tokens."""
 
     digest: str
     allowed: list[list[float]]

@@ -265,7 +265,7 @@ class Tools:
             if kind != "function":
                 chat.ignore(f"tool {kind:.80} of {name:.80}")
                 continue
-            # The description of the namespace is put before that of its first tool, if that is a function.
+            # The description of the namespace is put before the description of its first tool, if this is a function.
             self._add(tool, f"{at}.tools[{i}]", name, "" if i or not about else f"{name}: {about}\n\n")
         self.shown.append(namespace)
 

@@ -1,4 +1,6 @@
-"""The uvicorn server, with limits on its connections. It listens while the model loads, and ends after running answers.
+"""The uvicorn server, with limits on its connections.
+
+It listens while the model loads. When it is stopped, running answers get time to end.
 
 uvicorn waits without a limit for the headers of a request, and for a client that does not read its reply. Each such
 client would occupy a file descriptor, so this module closes its connection. uvicorn also accepts connections until no

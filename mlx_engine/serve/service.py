@@ -174,10 +174,10 @@ class Service:
         return ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_model(self, name: str | None) -> None:
-        """Check the model that a request names; a request may also leave it out.
+        """Check the model that a request names; None if the request names no model.
 
         Raises:
-            ApiError: it is another model.
+            ApiError: the name is not in `models`, and `any_model` is false.
         """
         if name is not None and name not in self.models and not self.any_model:
             names = ", ".join(map(repr, self.models))

@@ -35,7 +35,8 @@ def comment(text: str) -> bytes:
 class EventStream(Response):
     """A response of events, each written as soon as it is available.
 
-    If a client reads slowly, the socket's buffers limit the bytes that wait for it, and `server.Connection` the time.
+    If a client reads slowly, the socket's buffers bound the bytes that wait for it. If it reads nothing for a while,
+    `server.Connection` closes the connection.
     """
 
     media_type = "text/event-stream"
@@ -104,8 +105,8 @@ def failure_event(path: str, error: ApiError) -> bytes:
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     """Run work to its end, or cancel it as soon as the client closes its connection.
 
-    Starlette cancels only streams, and only with some servers. The request of a disconnected client would otherwise
-    stay in the queue or keep its slot.
+    Starlette cancels only streamed responses, and only with some servers. The request of a disconnected client would
+    otherwise stay in the queue or keep its slot.
 
     Raises:
         ClientGoneError: the client disconnected first.

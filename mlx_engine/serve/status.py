@@ -99,8 +99,8 @@ class PrefixNode(msgspec.Struct, frozen=True):
 class PrefixStatus(msgspec.Struct, frozen=True):
     """The prefix cache: the most recently used nodes, each after its parent, and counters.
 
-    `nodes`, `n_nodes` and `n_tokens` are None if the cache shares only whole pages. It does so to hide where prompts of
-    different clients begin to differ, and these values would reveal it.
+    `nodes`, `n_nodes` and `n_tokens` are None if the cache shares only whole pages, because these values would reveal
+    where the prompts of different clients begin to differ.
     """
 
     nodes: tuple[PrefixNode, ...] | None

@@ -84,7 +84,7 @@ class Cores:
                 self._condition.notify_all()
 
     def step(self, scheduler: Scheduler) -> StepOutput:
-        """Run a step. While another model generates answers, use the small token budget, so that none waits long."""
+        """Run a step. While another model generates answers, the token budget is small, so no answer waits long."""
         with self.turn():
             scheduler.others_answer = bool(self._answering - {scheduler})
             try:
@@ -295,7 +295,7 @@ class Worker:
             call.update({}, of_call)
 
     async def snapshots(self) -> AsyncIterator[Any]:
-        """Yield the latest snapshot, and then each newer one; a slow reader misses some."""
+        """Yield the latest snapshot, and then newer ones; a slow reader misses some."""
         while not self.is_closing:
             update = self._updated
             if self._latest is not None:

@@ -306,8 +306,8 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
     accept(plain)
     marked = _replaced(markers.mark(guarded), [(stand_in, end) for end, stand_in in hidden])
     # A template may search its messages for markers, for example to remove reasoning, and cannot find markers with
-    # placeholders. Then the rendering without placeholders is right. But if a message spells a control token, or both
-    # renderings have different markers, this rendering does not show which markers the template wrote.
+    # placeholders. Then the rendering without placeholders is used. But if a message spells a control token, or the two
+    # renderings differ in their markers, only the rendering with placeholders shows which markers the template wrote.
     if marked.replace(MARK, "") == plain or any(text in said for text in tokenizer.special_tokens if text):
         return marked
     found = markers.mark(plain)

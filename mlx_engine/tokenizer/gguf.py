@@ -81,7 +81,7 @@ def _spm(read: Metadata) -> Tokenizer:
     tokens = read.strings(_TOKENS)
     types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
-        # User-defined tokens are matched against unnormalised text; newer files store spaces in them as spaces.
+        # User-defined tokens are matched against unnormalised text, so they need real spaces; some files have U+2581.
         tokens[i] = tokens[i].replace(SPACE_MARK, " ")
     _check_bytes(read, tokens, types)
     scores = read.numbers("tokenizer.ggml.scores", count=len(tokens), kinds="fiu")

@@ -178,7 +178,7 @@ class SandboxProcess:
         command, pipe = [sys.executable or "", *OPTIONS, str(Path(sandbox.__file__))], subprocess.PIPE
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         try:
-            # In a separate session, because Ctrl-C in the terminal must end the answer and not this process.
+            # In a separate session, because Ctrl-C in the terminal must end the answer and not the sandbox process.
             started = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=kept
             )
@@ -201,7 +201,7 @@ class SandboxProcess:
         self._lock = threading.Lock()
         if self._process is not None and self._end is not None:
             self._end.detach()
-            # `poll` finds that it is not a child of this process, so that dropping it gives no warning
+            # After `poll`, dropping the object gives no warning that its process still runs.
             self._process.poll()
             _close(self._process)
         self._process = self._end = None

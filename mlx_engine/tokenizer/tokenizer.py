@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
-# Texts of more characters than this are encoded by a call that releases the GIL, so that other threads can run. Shorter
-# texts take less than 10 ms, so the GIL is kept for them: the call would start the library's thread pool, and old
-# versions of the library then warn in forked processes.
+# Texts of more characters than this are encoded by a call that releases the GIL, so that other threads can run. This
+# call starts the library's thread pool, and old versions of the library then warn in forked processes. So shorter
+# texts, which take less than 10 ms, are encoded by a call that holds the GIL.
 SHORT = 1 << 13
 
 # Normalisation can make text shorter: at most 4 bytes become 1, as when U+1D400 becomes "A".
