@@ -76,7 +76,13 @@ def exact(n_bytes: int | None) -> str:
 
 
 def experts_text(nbytes: int, held: int, read: int) -> str:
-    """Return how many experts are in memory: bytes of all, of those in memory, and those that a token reads."""
+    """Describe how many experts are in memory.
+
+    Args:
+        nbytes: bytes of all experts.
+        held: bytes of the experts in memory.
+        read: bytes of the other experts that a token is expected to read from the file.
+    """
     if held >= nbytes:
         return f"{size(nbytes)}, all in memory"
     return (

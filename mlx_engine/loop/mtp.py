@@ -136,7 +136,7 @@ class NextTokens:
         all_inputs, batch = list(inputs), begin_fitting(inputs, found)
         for one in all_inputs:
             if one not in found:
-                # The hidden states go, too. The next call of `propose` begins with tokens that the model runs later.
+                # This also drops the hidden states. Later proposals begin with tokens that the model has yet to run.
                 self.release(one)
         if batch is None:
             return {}

@@ -54,7 +54,8 @@ class Request:
         matcher: the state of the constraint at the start of an answer; None without a constraint.
         output: the output of the first answer.
         reader: reads rows of the prompt's logits or hidden states; None for a request that only generates tokens.
-        is_hidden: whether the request's passes return hidden states in place of logits. If so, it generates no tokens.
+        is_hidden: whether the request's passes return hidden states in place of logits. Such a request generates no
+            tokens.
         metrics: the times of the passes of the first answer.
         times: when the request reached each stage.
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
