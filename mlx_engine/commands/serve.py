@@ -387,7 +387,7 @@ class Loading:
         how: keyword arguments of `open_source`.
         prefixes: where prefixes are kept on disk.
         is_suggested: whether the sampling that the model's files suggest is used.
-        warnings: lines that follow those about the model.
+        warnings: lines to print after the lines about a model.
     """
 
     backend: str
@@ -564,7 +564,7 @@ def answer_requests(
 
 
 def served_models(models: ModelsOptions, loading: Loading, address: AddressOptions, host: str) -> Models:
-    """Return the models of a server, none of which is loaded; `host` is the address that it listens on, as numbers."""
+    """Return the models of a server, none of which is loaded; `host` is the server's address, as numbers."""
     from mlx_engine.serve.limits import Turns
     from mlx_engine.serve.registry import Models, ServedModel
     from mlx_engine.serve.worker import Cores, Worker

@@ -188,7 +188,7 @@ class Heartbeat:
         return sorted(missing)
 
     def _greet(self, peer: socket.socket, missing: set[int]) -> bool:
-        """Read the greeting of a new connection. If its rank is missing, listen to the rank and return True."""
+        """Read the greeting of a new connection. If it is from a missing rank, listen to the rank and return True."""
         peer.settimeout(self.limit)
         try:
             hello = peer.recv(len(HELLO.format(0))).decode()

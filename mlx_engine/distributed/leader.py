@@ -114,7 +114,8 @@ class SharedModel(Model):
     def kv_capacity(self) -> tuple[int, int | None]:
         """Return the bytes of keys and values that fit into the free memory of all ranks, and the limiting rank.
 
-        The free memory of all ranks is measured after loading (`free`). Before this, return that of rank 0, and rank 0.
+        The free memory of all ranks is measured after loading (`free`). Before this measurement, return the free memory
+        of rank 0, and 0.
         """
         if not self.free:
             return available_memory(), 0

@@ -269,9 +269,10 @@ def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
 
 
 def latest_cut(config: Any) -> int:
-    """Return the last layer before which a model may be cut: the first whose keys and values later layers share.
+    """Return the index of the last layer before which a model may be cut.
 
-    Return the number of layers if no layers share keys and values.
+    This is the first layer whose keys and values later layers share. If no layers share keys and values, return the
+    number of layers.
     """
     n_layers, shares = int(config.n_layers), getattr(config, "shares", None)
     owners = [] if shares is None else [shares(i) for i in range(n_layers)]

@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Times:
-    """The time when a request reached each stage, in seconds of the scheduler's clock; None if it has not yet."""
+    """The time when a request reached each stage, in seconds of the scheduler's clock; None before this time."""
 
     submitted: float | None = None
     admitted: float | None = None
@@ -136,7 +136,7 @@ class Sequence:
         output: the output of the request to which the sequence's new tokens are appended.
         kv: the KV cache.
         sampler: chooses the tokens.
-        unread: the tokens that no pass has run yet. On a lazy backend, the device may still be computing the last one.
+        unread: the tokens that no pass has run yet. On a lazy backend, the last one may not be computed yet.
         index: the index of `output` among the outputs of the request.
         parallel: the samplers of the request's other outputs (parallel samples). After the pass with the last token of
             the prompt, each of them becomes a sequence of its own.

@@ -201,8 +201,8 @@ class ModelRunner:
     def _submit_all(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> list[ScheduledChunk]:
         """Submit passes until `depth` passes are in flight.
 
-        A pass that only reads a part of a prompt returns no rows. After such a pass, commit its tokens at once, and
-        return its chunks. Otherwise return no chunks.
+        If a pass returns no rows, because it only runs a part of a prompt, commit its tokens at once, stop, and return
+        its chunks. Otherwise return no chunks.
         """
         while len(self._flight) < self.depth:
             try:

@@ -61,7 +61,7 @@ class Sampler:
     on them.
 
     Attributes:
-        choice: the number of the sampler among those of its prompt.
+        choice: the number of the sampler among the samplers of its prompt.
         is_constrained: whether there is a constraint, so that the mask of the next token depends on all earlier ids.
         is_checked: whether the token with the largest logit is chosen without a mask, and then compared with the
             constraint. Usually the constraint allows the token, and no mask has to be computed. True only for greedy

@@ -85,7 +85,7 @@ def parameters_of(group: Any, *, is_rare: bool = False) -> list[inspect.Paramete
 
 
 def _named(hint: Any, title: str | None = None) -> Any:
-    """Return the annotation of an option, with a word for its value and the title of its panel where it has none."""
+    """Return the annotation of an option. Add a word for its value and the title of its panel if they are missing."""
     for info in getattr(hint, "__metadata__", ()):
         if isinstance(info, typer.models.ParameterInfo):
             info.rich_help_panel = info.rich_help_panel or title
