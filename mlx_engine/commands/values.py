@@ -55,7 +55,7 @@ def shown(value: object, kind: str = "") -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, float):
-        # A float32 has seven digits; the rest of its float64 is noise.
+        # A float32 has seven significant digits; further digits of the float64 are noise.
         return f"{value:.7g}" if kind == "float32" else repr(value)
     return str(value)
 

@@ -21,7 +21,7 @@ SPARE_SHARE = 0.5
 
 
 def spare_bytes(model: Model) -> int:
-    """Return the default bytes of a KV pool: half of the keys and values that fit into the free memory of all ranks."""
+    """Return the default size of a KV pool: half of the bytes of keys and values that fit into the free memory."""
     return int(model.kv_capacity()[0] * SPARE_SHARE)
 
 

@@ -88,7 +88,7 @@ class Scheduler:
         budget: the largest number of prompt tokens in a pass while no answer is being generated.
         shared_budget: the largest number of prompt tokens in a pass while an answer is being generated.
         overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
-        traffic: computes the bytes that passes read; None to not count them.
+        traffic: computes the bytes that passes read; None if they are not counted.
         speculation: proposes tokens; None for no proposals. Without a KV cache, `speculation` is ignored.
         clock: returns the time in seconds, for the times of requests and passes.
     """
@@ -415,7 +415,7 @@ class Scheduler:
         for chunk in chunks:
             sequence = chunk.sequence
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
-            # If only whole pages are reused or prefixes are kept on disk, recurrent states are useful only at page
+            # If only whole pages are reused, or prefixes are kept on disk, reuse needs recurrent states at page
             # boundaries. An answer seldom ends at a boundary, so keep the states at the boundaries inside the answer.
             on_page = kv.length % self.pool.page < (chunk.n if chunk.proposed else 1)
             at_page = (prefix.whole_pages or prefix.disk is not None) and on_page
