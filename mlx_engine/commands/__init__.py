@@ -1,6 +1,6 @@
 """The command line: one module per command, with its options and its output.
 
-A command's module is imported when the command is called, so `--version` and `--help` only import typer.
+A command's module is imported when the command is called, so `--version` and `--help` import no command.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ except KeyboardInterrupt:
 # Typer's options of shell completion.
 COMPLETION = ("--install-completion", "--show-completion")
 
-# The commands, in the order of help, each a module of this package with a function or an application of its name. The
-# summary is the beginning of the command's own help.
+# The summary of each command, in the order of help. A command is a module of this package, which has a function or a
+# typer application of the same name. The command's own help begins with the summary, too.
 SUMMARIES = {
     "generate": "Generate text from a prompt",
     "chat": "Talk with a model",

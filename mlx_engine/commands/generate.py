@@ -60,8 +60,8 @@ NO_PROMPT = (
     "no prompt was given, neither as an argument nor with -f FILE nor through a pipe: "
     f"continuing {DEFAULT_PROMPT!r}, an example"
 )
-# Seconds to wait for data from a pipe. Then a line says that a prompt is awaited or, with the built-in model, the
-# example runs: in CI and containers, stdin is often an open pipe that nothing writes to.
+# Seconds to wait for data from a pipe: in CI and containers, stdin is often an open pipe that nothing writes to. After
+# this time, the built-in model runs the example; with any other model, a line says that the command waits for a prompt.
 PATIENCE = 3.0
 
 # The ends of texts that seem to be messages, and not texts to continue.
@@ -235,7 +235,7 @@ class OutputOptions:
         return self.quiet or (self.json and not self.verbose)
 
     def report(self, lines: Sequence[str]) -> None:
-        """Print lines about the model or a run on stderr, unless it is silent."""
+        """Print lines about the model or a run on stderr, unless `is_silent`."""
         for line in () if self.is_silent else lines:
             notice(line)
 

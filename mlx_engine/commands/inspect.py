@@ -212,7 +212,7 @@ def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
-    """Print one metadata value in full: a string as it is (but see `safe_for`), an array with one element per line.
+    """Print one metadata value in full: a string without quotes, an array with one element per line.
 
     Raises:
         FormatError: there is no such key.

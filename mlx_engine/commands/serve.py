@@ -47,7 +47,8 @@ GARBAGE_THRESHOLD = (700, 10, 10)
 
 
 NO_PREFIXES = PrefixOptions()
-# For each address that stands for all networks of this machine, the address at which its own clients reach the server.
+# For each address that stands for all networks of this machine, the address by which clients on this machine reach the
+# server.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -386,7 +387,7 @@ class Loading:
         how: keyword arguments of `open_source`.
         prefixes: where prefixes are kept on disk.
         is_suggested: whether the sampling that the model's files suggest is used.
-        warnings: lines that follow those about the model.
+        warnings: lines to print after the lines about a model.
     """
 
     backend: str
@@ -470,7 +471,7 @@ class OpenedModel:
         from mlx_engine.loop.memory import SPARE_SHARE
 
         # Without --kv-memory, keys and values get at most a share of the memory that is free after loading. So leave
-        # enough that the least keys and values fit into this share.
+        # enough that keys and values of LEAST_TOKENS fit into this share.
         kv, has_experts = self.loading.capacity.kv_bytes, bool(getattr(self.opened.config, "n_experts", 0))
         self.opened.check_memory(kv=kv, spare=int(self.need.kv / SPARE_SHARE) if kv is None and has_experts else 0)
         with progress_bar("loading") as progress:
@@ -525,7 +526,10 @@ def answer_requests(
     options: Mapping[str, Any],
     journal: Path | None,
 ) -> None:
-    """Serve until a signal ends the server. `options` of `load`, which change results, are written to the journal."""
+    """Serve until a signal ends the server.
+
+    `options` are the arguments of `load` that change results. They are written to the journal.
+    """
     import asyncio  # takes 20 ms, which no other command should pay
 
     from mlx_engine.serve.server import ConnectionLimit, Server, listen, most_connections, raise_descriptor_limit
@@ -560,7 +564,7 @@ def answer_requests(
 
 
 def served_models(models: ModelsOptions, loading: Loading, address: AddressOptions, host: str) -> Models:
-    """Return the models of a server, none of which is loaded; `host` is the address that it listens on, as numbers."""
+    """Return the models of a server, none of which is loaded; `host` is the server's address, as numbers."""
     from mlx_engine.serve.limits import Turns
     from mlx_engine.serve.registry import Models, ServedModel
     from mlx_engine.serve.worker import Cores, Worker
@@ -620,7 +624,7 @@ def new_service(
 def worker_for(
     service: Service, loading: Loading, cores: Cores, make: Callable[[], tuple[Engine, Scheduler]]
 ) -> Worker:
-    """Return a worker for one load of a model, which `make` loads. The workers of all models share the cores."""
+    """Return a worker whose engine thread loads a model with `make`. The workers of all models share the cores."""
     from mlx_engine.bench.roofline import read_bandwidth
     from mlx_engine.serve.status import Monitor
     from mlx_engine.serve.worker import Worker
@@ -659,7 +663,7 @@ def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def collect_garbage_again() -> None:
-    """Restore Python's default garbage collection, which `main` has made rare. Skip all objects that exist now.
+    """Restore Python's default garbage collection, which `main` has made rare, but exclude all objects that exist now.
 
     An exception and its traceback refer to each other, so only a collection frees them: with the threshold of `main`,
     10,000 requests took 110 MiB. The loaded model and tokenizer are frozen, because scanning them takes time.

@@ -55,7 +55,7 @@ def shown(value: object, kind: str = "") -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, float):
-        # A float32 has seven digits; the rest of its float64 is noise.
+        # A float32 has seven significant digits; further digits of the float64 are noise.
         return f"{value:.7g}" if kind == "float32" else repr(value)
     return str(value)
 
@@ -76,7 +76,13 @@ def exact(n_bytes: int | None) -> str:
 
 
 def experts_text(nbytes: int, held: int, read: int) -> str:
-    """Return how many experts are in memory: bytes of all, of those in memory, and those that a token reads."""
+    """Describe how many experts are in memory.
+
+    Args:
+        nbytes: bytes of all experts.
+        held: bytes of the experts in memory.
+        read: bytes of the other experts that a token is expected to read from the file.
+    """
     if held >= nbytes:
         return f"{size(nbytes)}, all in memory"
     return (

@@ -1,8 +1,8 @@
 """The ranks of one run, and the exchange of arrays between them over MLX's ring (TCP).
 
-A rank is one process of the run; `mlx.launch` starts them and numbers them from 0. The ring connects each rank with
-two neighbours, and the last one with rank 0. Arrays are NumPy arrays or MLX arrays; a result has the kind of the
-argument. MLX carries both on a CPU stream.
+A rank is one process of the run; `mlx.launch` starts the ranks and numbers them from 0. The ring connects each rank
+with two neighbours, and the last rank with rank 0. Arrays are NumPy arrays or MLX arrays; a result has the kind of the
+argument. MLX sends and receives on CPU streams.
 """
 
 from __future__ import annotations

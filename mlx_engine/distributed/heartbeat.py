@@ -8,7 +8,7 @@ prints the line and ends the others; if rank 0 is dead, rank 1 prints the line.
 
 The ranks first connect to rank 0 here (`join`), and then to each other through MLX (`connected`), because MLX waits
 for a missing rank without a limit. MLX holds the GIL while it connects, so no Python thread can apply the deadline. A
-timer in C does so instead; it cannot name the missing rank.
+timer in C ends the process instead, but cannot name the missing rank.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Heartbeat:
         return sorted(missing)
 
     def _greet(self, peer: socket.socket, missing: set[int]) -> bool:
-        """Read the greeting of a new connection. If its rank is missing, listen to the rank and return True."""
+        """Read the greeting of a new connection. If it is from a missing rank, listen to the rank and return True."""
         peer.settimeout(self.limit)
         try:
             hello = peer.recv(len(HELLO.format(0))).decode()
@@ -260,7 +260,7 @@ class Heartbeat:
         self._is_ending = True
 
     def wait(self) -> None:
-        """Wait after a lost connection, so that another thread ends this process with the error that caused it."""
+        """Wait after a lost connection, so that another thread ends this process with the cause of the loss."""
         time.sleep(self.limit + 2 * self.interval)
 
     def _give_up(self, found: str, gone: Sequence[int] = ()) -> None:
@@ -356,7 +356,7 @@ class Heartbeat:
         """On rank 0, end the run if a link loses messages although both of its ranks are alive.
 
         A message counts as lost if it was sent (by the previous rank, or in a gather by all ranks) and does not arrive
-        in time. That a rank waits long is not enough, because the sender may still compute. The time is counted in
+        in time. A long wait of the receiver is not enough, because the sender may still compute. The time is counted in
         beats without a change of any report. The smallest count of all ranks is used, because a stopped rank, which
         sends no beats, must not look like a lost message.
         """

@@ -114,7 +114,8 @@ class SharedModel(Model):
     def kv_capacity(self) -> tuple[int, int | None]:
         """Return the bytes of keys and values that fit into the free memory of all ranks, and the limiting rank.
 
-        The free memory was measured after loading. If it was not, return the free memory of rank 0 now, and rank 0.
+        The free memory of all ranks is measured after loading (`free`). Before this measurement, return the free memory
+        of rank 0, and 0.
         """
         if not self.free:
             return available_memory(), 0
@@ -252,7 +253,8 @@ class FaultSearch:
         if not faults:
             return None
         place, rank, name, counts = min(faults)
-        # If several ranks report the same place, the value is a sum over ranks, so no rank is named.
+        # Several ranks report the same place if the value is a sum over ranks, or if each of them computes it. Then no
+        # rank is named.
         is_of_one = [of for of, *_ in faults].count(place) == 1
         return FirstFault(name, rank if is_of_one else None, *counts)
 

@@ -109,7 +109,7 @@ class BatchMessages:
         return pool
 
     def message(self, batch: Batch) -> Message:
-        """Return the message of a forward pass, with all changes since the last one."""
+        """Return the message of a forward pass, with all changes of pools since the last message."""
         page, ends = batch.stores.page, [kv.length for kv in batch.groups[0].spans] if batch.groups else []
         if not ends:  # a model with states alone has no page tables
             last = np.cumsum(batch.lengths) - 1

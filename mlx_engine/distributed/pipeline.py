@@ -2,8 +2,8 @@
 
 Rank 0 embeds the tokens and begins each pass. The last rank computes the logits and sends them to rank 0. While later
 ranks run a pass, rank 0 begins further passes: for other sequences, or for the next tokens of a prompt. If all requests
-of a pass sample greedily or with top-k, only the largest logits are sent to rank 0, unless all take fewer bytes. Every
-rank runs passes in the order in which rank 0 begins them, so that each pass has the same bits as in one process.
+of a pass sample greedily or with top-k, only the largest logits are sent to rank 0, unless all logits take fewer bytes.
+Every rank runs passes in the order in which rank 0 begins them, so that each pass has the same bits as in one process.
 
 The split (which layers each rank runs) is chosen by the bytes of layers and by the speed and memory of machines. The
 bytes of a layer are its weights, and the keys and values of one sequence, because each pass reads both.
@@ -269,9 +269,10 @@ def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
 
 
 def latest_cut(config: Any) -> int:
-    """Return the last layer before which a model may be cut: the first whose keys and values later layers share.
+    """Return the index of the last layer before which a model may be cut.
 
-    Return the number of layers if no layers share keys and values.
+    This is the first layer whose keys and values later layers share. If no layers share keys and values, return the
+    number of layers.
     """
     n_layers, shares = int(config.n_layers), getattr(config, "shares", None)
     owners = [] if shares is None else [shares(i) for i in range(n_layers)]

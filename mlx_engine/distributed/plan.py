@@ -407,7 +407,8 @@ def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequ
     split fits, choose the one in which the fullest rank lacks the least memory.
 
     Raises:
-        OptionError: there are more ranks than parts into which the layers can be cut, or `split` does not suit them.
+        OptionError: there are more ranks than parts into which the layers can be cut, or `split` has the wrong number
+            of ranks or layers, or a cut that is not allowed.
     """
     n_layers = len(model.layers)
     most = len(model.cuts) + 1

@@ -49,8 +49,8 @@ class Shard(ABC):
 
     Attributes:
         kind: the value of `--shard`.
-        leads: returns a model for rank 0 that runs on all ranks, from rank 0's share, the ranks, and a function that
-            wakes sleeping ranks.
+        leads: called with rank 0's share of the model, the ranks, and a function that wakes sleeping ranks. Returns a
+            model for rank 0 that runs on all ranks.
         follows: runs this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
         notes: lines for the user about the shares of the model.
         timeline: after the run, a drawing of when each rank computed each pass.
@@ -163,7 +163,8 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     """Connect this process with the other ranks of its run, all of which `mlx.launch` has started.
 
     Raises:
-        OptionError: there is no such kind, it has no split, or the process was not started by `mlx.launch`.
+        OptionError: there is no such kind, `split` is given for tensor parallelism, or the process was not started by
+            `mlx.launch`.
         DistributedError: the other ranks cannot be reached.
     """
     if kind not in KINDS:

@@ -119,7 +119,7 @@ class Heads:
         return self.n_heads // self.n_kv_heads
 
     def _pieces(self, size: int) -> tuple[int, int]:
-        """Return the number of pieces, and the query heads of a piece; 0 pieces if the heads cannot be divided so."""
+        """Return the number of pieces, and the query heads of a piece; 0 pieces if the heads cannot be divided."""
         heads = self.ratio if size <= self.n_kv_heads else 1
         heads *= self.block // math.gcd(self.block, heads * self.head_dim)
         return (0, heads) if self.n_heads % heads else (self.n_heads // heads, heads)
@@ -333,7 +333,7 @@ class _Partitions:
         self._attention = self._block(name for names in outputs for name in names)
 
     def of(self, layer: int | None, kind: str) -> Partition:
-        """Return the partition of a kind of axis in a layer; None is the head."""
+        """Return the partition of a kind of axis in a layer, or in the head if `layer` is None."""
         if (layer, kind) not in self._made:
             self._made[layer, kind] = self._new(layer, kind)
         return self._made[layer, kind]
@@ -434,7 +434,7 @@ class RankSlices:
         return [layer.with_mixers(partial(self._mixer, i)) for i, layer in enumerate(layers)]
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
-        """Return the rows of a projection that this rank uses: those of the heads that its slice of `like` has."""
+        """Return the rows of a projection that this rank uses: those of the heads in this rank's slice of `like`."""
         held, of = self.shape(f"blk.{i}.{name}.weight")[0], self.planned.tensors[f"blk.{i}.{name}.weight"].shape[0]
         found = self.slices.ranges(f"blk.{i}.{like}.weight", self.rank, self.size)
         ((first, last),) = ((0, of),) if found is None else found[1]

@@ -104,7 +104,10 @@ class Grammars:
         return LLTokenizer(words)
 
     def crossing(self, rest: bytes) -> NDArray[np.int64]:
-        """Return the tokens that begin with the last bytes of a marker, `rest`, and continue with non-white text."""
+        """Return the ids of the tokens that complete a marker and also have text after it, which is not only spaces.
+
+        `rest` is the missing end of the marker, with which such a token begins.
+        """
         if rest not in self._crossing:
             found = [i for i, piece in enumerate(self.pieces) if piece.startswith(rest) and piece[len(rest) :].strip()]
             self._crossing[rest] = np.array([i for i in found if i < self.n_logits], dtype=np.int64)
@@ -254,8 +257,8 @@ class Matcher:
     def _free_mask(self, closing: bytes) -> Mask:
         """Return the mask (V,) inside reasoning.
 
-        It forbids tokens that end the answer, and tokens with the end of the closing marker and the beginning of the
-        text, because the constraint could not check that text.
+        The mask forbids tokens that end the answer. It also forbids tokens that contain both the end of the closing
+        marker and the beginning of the text, because the constraint could not check this text.
         """
         mask = self._grammars.free
         for n in range(min(len(self._tail), len(closing) - 1), -1, -1):

@@ -59,8 +59,8 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
     """Check the logits (R, V) of the last R tokens of `ids`.
 
-    `ids` are all tokens of the sequence, which must have run with the default adapter: if a row is not finite, they are
-    run again to find the origin.
+    `ids` are all tokens of the sequence. If a row is not finite, these tokens are run again with the default adapter to
+    find the origin, so the sequence must have this adapter.
 
     Raises:
         NotFiniteError: a row has NaN or infinities.

@@ -20,7 +20,7 @@ from mlx_engine.loop import request as loop_request
 CANDIDATES, LONGEST = 8, 32
 # The number of ids in a key of the index. A single id would predict the next id badly.
 KEY = 2
-# The smallest number of hash buckets of a text. Each text has a power of two of them, and at least one per id.
+# The smallest number of hash buckets of a text. The number is a power of two, and larger than the number of ids.
 FEWEST = 64
 _MULTIPLIER = 0x9E3779B1
 # The largest number of ids of ended sequences that are kept, and an id that stands between two of these sequences.
@@ -185,7 +185,7 @@ class Lookups:
         return Lookup(texts[0], [*texts[1:], *([] if self._others is None else [self._others])])
 
     def end(self, sequence: loop_request.Sequence) -> None:
-        """Keep the ids of a sequence that has ended, but for its cached prefix: an earlier sequence keeps these ids."""
+        """Keep the ids of an ended sequence. Omit its cached prefix: these ids were kept with an earlier sequence."""
         others = self._others
         if others is None:
             return

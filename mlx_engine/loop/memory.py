@@ -21,7 +21,7 @@ SPARE_SHARE = 0.5
 
 
 def spare_bytes(model: Model) -> int:
-    """Return the bytes of a KV pool by default: half of the free memory of the ranks that share the model."""
+    """Return the default size of a KV pool: half of the bytes of keys and values that fit into the free memory."""
     return int(model.kv_capacity()[0] * SPARE_SHARE)
 
 

@@ -1,8 +1,8 @@
 """Metrics of a run: times of its forward passes, and the rates computed from them.
 
 A pass here is all work for one new token (for several if proposed tokens were right), and ends when the token's id is
-on the host. The first one is the prefill, in any number of chunks; it does not count in the decode rate. A metric that
-cannot be computed is None, printed as a dash.
+on the host. The first pass is the prefill, in any number of chunks, and does not count in the decode rate. A metric
+that cannot be computed is None, printed as a dash.
 
 Time that the caller spends between two tokens counts only if the device computes meanwhile: see `PassTimer`.
 """

@@ -91,7 +91,7 @@ class NextTokens:
             held.kv.close()
 
     def _next(self, sequence: Sequence) -> tuple[SequenceInput, np.ndarray] | None:
-        """Return the tokens that the layer reads next, and the hidden states (n, D) of the tokens before them.
+        """Return the n tokens that the layer reads next, and for each the hidden state of the token before: (n, D).
 
         None if the hidden state before the sequence's last token is missing, or the pool has no room.
         """
@@ -127,7 +127,7 @@ class NextTokens:
 
         Args:
             inputs: the tokens of each sequence.
-            hidden: for each sequence the hidden states (n, D) of the tokens before them.
+            hidden: for each sequence (n, D), the hidden state of the token before each of its n tokens.
             found: for each sequence the list of its proposed tokens so far.
 
         Returns:
@@ -136,7 +136,7 @@ class NextTokens:
         all_inputs, batch = list(inputs), begin_fitting(inputs, found)
         for one in all_inputs:
             if one not in found:
-                # The hidden states go, too. The next call of `propose` begins with tokens that the model runs later.
+                # This also drops the hidden states. Later proposals begin with tokens that the model has yet to run.
                 self.release(one)
         if batch is None:
             return {}

@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Times:
-    """The time when a request reached each stage, in seconds of the scheduler's clock; None if it has not yet."""
+    """The time when a request reached each stage, in seconds of the scheduler's clock; None before this time."""
 
     submitted: float | None = None
     admitted: float | None = None
@@ -54,7 +54,8 @@ class Request:
         matcher: the state of the constraint at the start of an answer; None without a constraint.
         output: the output of the first answer.
         reader: reads rows of the prompt's logits or hidden states; None for a request that only generates tokens.
-        is_hidden: whether the request's passes return hidden states in place of logits. If so, it generates no tokens.
+        is_hidden: whether the request's passes return hidden states in place of logits. Such a request generates no
+            tokens.
         metrics: the times of the passes of the first answer.
         times: when the request reached each stage.
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
@@ -135,7 +136,7 @@ class Sequence:
         output: the output of the request to which the sequence's new tokens are appended.
         kv: the KV cache.
         sampler: chooses the tokens.
-        unread: the tokens that no pass has run yet. On a lazy backend, the device may still be computing the last one.
+        unread: the tokens that no pass has run yet. On a lazy backend, the last one may not be computed yet.
         index: the index of `output` among the outputs of the request.
         parallel: the samplers of the request's other outputs (parallel samples). After the pass with the last token of
             the prompt, each of them becomes a sequence of its own.

@@ -58,7 +58,9 @@ class RowReader(ABC):
 
 
 class PromptLogprobs(RowReader):
-    """Computes the log-probability of each token of a prompt after the first, and the `n_top` most likely tokens there.
+    """Computes the log-probability of each token of a prompt after the first.
+
+    With each token, the `n_top` most likely tokens at its position are listed.
 
     Attributes:
         tokens: the tokens that have been read so far, from the second token of the prompt on.
@@ -95,8 +97,8 @@ class LastLogits(RowReader):
 class PooledHidden(RowReader):
     """Computes one vector from a prompt's hidden states.
 
-    With the pooling "last" or "cls", this is the hidden state of the last or of the first token; with "mean", the mean
-    of all hidden states. The mean is computed as a float64 sum in the order of positions.
+    With the pooling "last", the vector is the hidden state of the last token; with "cls", of the first token; with
+    "mean", the mean of all hidden states. The mean is computed as a float64 sum in the order of positions.
     """
 
     kind = "hidden"

@@ -5,8 +5,8 @@ next tokens; on a lazy backend (MLX), it only hands this work to the device. Set
 tokens are on the host, and commits the tokens that were run to the KV cache. An eager backend settles each pass at
 once. On a lazy backend, the next pass is submitted before the last one is settled, so that the device computes while
 the host works. With N pipeline stages, N passes are submitted before the first one is settled, and the tokens of a pass
-are chosen when the pass is settled. So passes that are submitted at the same time run different sequences, or
-successive chunks of one prompt.
+are chosen when the pass is settled. So the passes that are in flight together run different sequences, or successive
+chunks of one prompt.
 
 The mask of a constraint depends on the previous token. So if a sequence has a constraint, and its last token is not
 settled, its next pass is submitted without choosing tokens. While the device runs this pass, the host settles the
@@ -73,8 +73,8 @@ class _Pass:
         chunks: the chunks of the pass, without those that were dropped.
         n_rows: the number of rows of the logits or hidden states.
         started: the time when the pass was submitted.
-        reply: a function that returns the logits, for a pass whose tokens are chosen after it was submitted; None when
-            they have been chosen. With pipeline stages, the function waits for the logits.
+        reply: a function that returns the logits, for a pass whose tokens are chosen after it was submitted; None once
+            the tokens have been chosen. With pipeline stages, the function waits for the logits.
         check: the logits from which tokens were chosen, and the sums of their rows, for `Backend.bad_rows`.
         rows: the logits or hidden states, if readers of requests get some of these rows.
         sampling: the time of choosing tokens; None if it was not measured.
@@ -140,7 +140,7 @@ class ModelRunner:
 
         `schedule` returns the chunks of the next pass, or no chunks if no pass can be submitted now. If a step fails or
         is interrupted while it submits a pass, the sequences of this pass are unchanged. If a step is interrupted while
-        it settles a pass, it can be repeated.
+        it settles a pass, the step can be repeated.
 
         Raises:
             CacheFullError: there are too few pages for the new tokens, and no pass was left to settle.
@@ -201,8 +201,8 @@ class ModelRunner:
     def _submit_all(self, schedule: Callable[[], abc.Sequence[ScheduledChunk]]) -> list[ScheduledChunk]:
         """Submit passes until `depth` passes are in flight.
 
-        After a pass that returns no rows, because it only reads a part of a prompt, stop and return its chunks: it is
-        settled at once.
+        If a pass returns no rows, because it only runs a part of a prompt, commit its tokens at once, stop, and return
+        its chunks. Otherwise return no chunks.
         """
         while len(self._flight) < self.depth:
             try:
@@ -375,20 +375,20 @@ class ModelRunner:
                 self._keep_hidden(chunk)
         for chunk, tokens in chosen:
             unread = chunk.sequence.unread
-            if unread and unread[-1] is chunk.choices[0].token:  # no pass has run it yet
+            if unread and unread[-1] is chunk.choices[0].token:  # no pass has run this token yet
                 unread[-1] = tokens[0]
         self._flight.popleft()
         constrained = [sampler for chunk, _ in chosen for sampler in chunk.samplers if sampler.is_constrained]
         if constrained:
             self._prepare_masks(constrained)
         if self._flight and self._flight[0].reply is not None and not self._is_staged:
-            # An error here must not lose the tokens of the settled pass. The next step calls this again.
+            # An error here must not lose the tokens of the settled pass. The next step tries again.
             with suppress(Exception):
                 self._choose_late(self._flight[0])
         return chosen, failed
 
     def _read(self, submitted: _Pass, of_pass: Array) -> list[tuple[ScheduledChunk, EngineError]]:
-        """Pass the rows of the oldest pass to the readers; return the chunks whose rows are not finite."""
+        """Give the readers the rows of the oldest pass; return the chunks whose rows are not finite."""
         failed: list[tuple[ScheduledChunk, EngineError]] = []
         be = self._model.backend
         for chunk in submitted.chunks:

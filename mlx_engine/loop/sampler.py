@@ -56,11 +56,12 @@ class Sampler:
     host, call `settle`; on a lazy backend, the token is being computed until then.
 
     Several samplers may continue one prompt. Each has a number, `choice`, on which its random numbers depend. With
-    `logprobs=False`, log-probabilities are not available, because they need all logits. With a `matcher`, the next
-    token can be drawn only after all tokens before it have been settled, because its mask depends on them.
+    `logprobs=False`, a pass may return only the largest logits, so log-probabilities are not available. With a
+    `matcher`, the next token can be drawn only after all tokens before it have been settled, because its mask depends
+    on them.
 
     Attributes:
-        choice: the number of the sampler among those of its prompt.
+        choice: the number of the sampler among the samplers of its prompt.
         is_constrained: whether there is a constraint, so that the mask of the next token depends on all earlier ids.
         is_checked: whether the token with the largest logit is chosen without a mask, and then compared with the
             constraint. Usually the constraint allows the token, and no mask has to be computed. True only for greedy
@@ -221,7 +222,7 @@ class Sampler:
         return chosen
 
     def logprobs(self, n_top: int = 0) -> TokenLogprobs:
-        """Return the log-probabilities of the last settled token and of the `n_top` most likely tokens at its place.
+        """Return the log-probabilities of the last settled token and of the `n_top` most likely tokens at its position.
 
         These are the model's probabilities, before any sampling option and any mask, computed from the kept logits.
 

@@ -10,8 +10,8 @@ are free. When the pages of the KV cache run out, cached prefixes that no sequen
 enough, the newest sequence is preempted: its pages are freed, and it is computed again later. The tokens of a sequence
 do not depend on any of this, see docs/exactness.md.
 
-Without a KV cache (`--no-kv`), every sequence is rewound after each new token, so that each pass runs whole sequences
-again. A comparison of both modes shows how much time the KV cache saves.
+Without a KV cache (`--no-kv`), all tokens of a sequence are marked as unread after each new token, so each pass runs
+whole sequences again. A comparison with and without the KV cache shows how much time the cache saves.
 
 With a `Speculation`, a pass may also run proposed next tokens of a sequence: see `speculation.py`.
 """
@@ -83,13 +83,13 @@ class Scheduler:
         pool: the memory for keys and values, made for at least `slots` sequences. If it keeps nothing between passes
             (`kept=False`), each pass runs whole sequences again.
         slots: the largest number of sequences that run at the same time.
-        prefix: the prefix cache, which keeps the keys and values of prompts and answers for later requests; None keeps
-            none.
+        prefix: the prefix cache, which keeps the keys and values of prompts and answers for later requests; None for no
+            prefix cache.
         budget: the largest number of prompt tokens in a pass while no answer is being generated.
         shared_budget: the largest number of prompt tokens in a pass while an answer is being generated.
         overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
-        traffic: computes the bytes that passes read; None does not count them.
-        speculation: proposes tokens; None proposes none. Without a KV cache, it is ignored.
+        traffic: computes the bytes that passes read; None if they are not counted.
+        speculation: proposes tokens; None for no proposals. Without a KV cache, `speculation` is ignored.
         clock: returns the time in seconds, for the times of requests and passes.
     """
 
@@ -312,7 +312,7 @@ class Scheduler:
             ready = [one for one in ready if one.request.is_hidden != self._was_hidden]
         chunks = [sequence.chunk(1) for sequence in ready if len(sequence.unread) == 1]
         chunks = chunks[: -(-len(self.running) // n_batches)]
-        # Answers wait for a pass that returns hidden states, so its budget must be small while an answer is generated.
+        # A pass that returns hidden states runs no answers. So its budget must be small while answers wait.
         is_hidden = bool(ready) and ready[0].request.is_hidden
         is_shared = (
             self.others_answer or bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
@@ -415,15 +415,14 @@ class Scheduler:
         for chunk in chunks:
             sequence = chunk.sequence
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
-            # If only whole pages are reused, or prefixes are kept on disk, keep the recurrent states at the page
-            # boundaries inside an answer, because an answer seldom ends at a boundary.
+            # If only whole pages are reused, or prefixes are kept on disk, reuse needs recurrent states at page
+            # boundaries. An answer seldom ends at a boundary, so keep the states at the boundaries inside the answer.
             on_page = kv.length % self.pool.page < (chunk.n if chunk.proposed else 1)
             at_page = (prefix.whole_pages or prefix.disk is not None) and on_page
             if sequence.output.token_ids and at_page and has_states:
                 prefix.insert(sequence.ids[: kv.length], kv, on_disk=False)
             # Insert the prompt after each chunk if layers with a window soon free its first pages, or if the model has
-            # recurrent states, which allow reuse only up to a stored state. Otherwise insert the prompt once, at its
-            # end.
+            # recurrent states, which allow reuse only up to a stored state. Otherwise insert the whole prompt once.
             chunks_count = self._has_windows or has_states
             if not sequence.output.token_ids and (chunks_count or kv.length >= len(request.prompt_ids)):
                 prefix.insert(request.prompt_array[: kv.length], kv)

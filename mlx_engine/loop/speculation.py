@@ -14,8 +14,9 @@ run the proposal, so that the share of right proposals is known before a wrong p
 account of the tokens that proposals have gained or cost. When the account is empty, nothing is proposed.
 
 Lookup in earlier text (`lookup.py`) takes hardly any time. A drafter that runs passes of its own (`draft.py`, `mtp.py`)
-proposes tokens only for sequences for which its proposals are more likely to be right than those of lookup. Its number
-of tokens also depends on the time of its passes, which is subtracted from the accounts of the sequences.
+proposes tokens only for sequences for which its proposals are more likely to be right than those of lookup. The number
+of tokens that it proposes also depends on the time of its passes, which is subtracted from the accounts of the
+sequences.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ from mlx_engine.weights.model import Model
 # The largest number of proposed tokens of one sequence in a pass, and of all rows of a pass with proposed tokens. Up to
 # 32 rows, all layers run in one call of the CPU kernels.
 MOST, MOST_ROWS = 15, 32
-# The share of right proposals is counted separately for each kind of evidence. Lookup has a kind for each of these
-# numbers: a match of at least so many ids, and of fewer than the next number.
+# The share of right proposals is counted separately for each kind of evidence. Lookup has one kind for each of these
+# numbers: matches of at least this many ids, and of fewer than the next number.
 LENGTHS = (1, 3, 4, 6, 9, 16)
-# One more kind for each drafter with passes of its own; and for every kind the share of right proposals that is assumed
-# before any proposal is counted.
+# KINDS has one more kind for each drafter with passes of its own. PRIOR is the share of right proposals of every kind
+# that is assumed before any proposal is counted.
 KINDS = {DRAFT: len(LENGTHS), MTP: len(LENGTHS) + 1}
 PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
-# The weight of the assumed share, as a number of counted proposals; the weight of the share in all sequences, when the
-# share in one sequence is estimated; and the number of counted proposals after which the counts are halved, so that
-# later proposals count more. Estimates from few proposals scatter: with eight requests at once, which gain only if most
-# proposals are right, unlucky sequences then propose nothing.
+# WEIGHT is the weight of the assumed share, as a number of counted proposals. SHARED_WEIGHT is the weight of the share
+# in all sequences, when the share in one sequence is estimated. After LATEST proposals, the counts are halved, so that
+# later proposals count more. With a small SHARED_WEIGHT, estimates from few proposals would scatter: with eight
+# requests at once, which gain only if most proposals are right, unlucky sequences would propose nothing.
 WEIGHT, SHARED_WEIGHT, LATEST = 4.0, 32.0, 128
 # The account of a sequence, in tokens: its value at the start, the amount that each token of the answer adds, and the
 # largest amount that right proposals can save.
 START, PER_TOKEN, MOST_SAVED = 0.75, 0.003, 8.0
-# The trust in the proposals of a sequence, in tokens, is added to its account: the largest trust, the amount that a
-# right first token adds, and the amount that a wrong one takes away. So trust grows if more than two of three first
+# The trust in the proposals of a sequence is a number of tokens that is added to its account. It is at most MOST_TRUST.
+# A right first token adds TRUST, and a wrong one takes DOUBT away. So trust grows if more than two of three first
 # tokens are right. Without trust, a wrong proposal at the start of an answer that repeats its prompt would prevent
-# proposals for fifty tokens. With eight requests at once, a proposed token costs about half a token, so a smaller limit
-# would let a few wrong proposals stop a sequence of which nine of ten are right.
+# proposals for fifty tokens. With eight requests at once, a proposed token costs about half a token. With a smaller
+# MOST_TRUST, a few wrong proposals would then stop the proposals of a sequence although nine of ten are right.
 MOST_TRUST, TRUST, DOUBT = 4.0, 0.4, 0.8
 # The expected rate with proposals must be higher by this factor than the rate without.
 MARGIN = 1.05
@@ -70,15 +71,15 @@ MARGIN = 1.05
 # proposals are compared.
 PLAIN_EACH = 128
 # On a lazy backend, a sequence can only get proposals after its last token has reached the host, which delays its next
-# pass. It waits for this if the probability of a right proposal is at least this number.
+# pass. The sequence waits for its token if the probability of a right proposal is at least this number.
 PROMISING = 0.5
 # The assumed time of a pass before any pass has been measured, in units of a pass with one row: the time that each row
 # up to the fourth adds, and the time that each further row adds. CPU kernels multiply four rows in about the time of
 # one row, because memory bandwidth is the limit; with more rows, arithmetic is the limit.
 PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
-# The curve of estimated times has this number of rows, counted from 0. Then the number of new measurements after which
-# the curve is computed again; and the weights of a measurement that is longer, and of one that is shorter, than the
-# average so far.
+# The curve of estimated times has a value for each number of rows below CURVE, and is computed again after RENEW new
+# measurements. LONGER and SHORTER are the weights of a measured time in the average, if it is longer or shorter than
+# the average so far.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
 # A token is proposed only if the probability that it is right is at least this.
 LEAST = 0.1
@@ -168,7 +169,8 @@ class PassDrafter(Protocol):
         name: a key of `KINDS`.
         most: the most tokens that the drafter proposes for a sequence at once.
         costs: the time of a pass of the drafter by the number of sequences.
-        share: the assumed time of this pass, divided by the time of a pass of the model, before it is measured.
+        share: the assumed time of a pass of the drafter, divided by the time of a pass of the model. It is used until
+            `costs` has a measurement.
         n_hidden: the number of last tokens of a sequence whose hidden states the drafter reads.
     """
 
@@ -252,13 +254,20 @@ class PassCosts:
             self._seconds[n_rows] = known + (LONGER if seconds > known else SHORTER) * (min(seconds, 2 * known) - known)
 
     def __call__(self, n_rows: int) -> float:
-        """Return the estimated time of a pass of `n_rows` rows: in seconds if a pass was measured, else relative."""
+        """Return the estimated time of a pass with `n_rows` rows.
+
+        The time is in seconds if a pass was measured, otherwise in units of a pass with one row.
+        """
         if self._n_new >= RENEW and self._seconds:
             self._curve, self._n_new = [self._estimate(n) for n in range(CURVE)], 0
         return self._curve[n_rows] if n_rows < CURVE else self._curve[-1] * _usual(n_rows) / _usual(CURVE - 1)
 
     def _estimate(self, n_rows: int) -> float:
-        """Return the estimated time of a pass with `n_rows` rows: at most the measured time of passes with more."""
+        """Return the estimated time of a pass with `n_rows` rows.
+
+        If such a pass was measured, the estimate is at most the measured time of passes with more rows. If not, the
+        estimate is scaled from the nearest measured number of rows.
+        """
         if n_rows in self._seconds:
             return min(seconds for n, seconds in self._seconds.items() if n >= n_rows)
         nearest = min(self._seconds, key=lambda measured: abs(measured - n_rows))
@@ -286,8 +295,8 @@ class Draft:
         acceptance: how often proposals were right.
         account: number of tokens that proposals have gained, minus the number that they have cost.
         trust: number of tokens that proposals may cost beyond the account, because recent proposals were right.
-        under_way: three numbers of the pass in flight: rows without proposals, sequences that could get proposals,
-            and proposed tokens.
+        under_way: three numbers of the pass in flight: the rows that it would have without proposals, the sequences
+            that could get proposals, and the proposed tokens.
     """
 
     drafter: Drafter | None
@@ -321,7 +330,7 @@ class Speculation:
 
     Args:
         drafters: makes the drafters that look in earlier text; None if there are none.
-        n_vocabulary: the model's vocabulary size; a proposal is cut before the first id that is not below it.
+        n_vocabulary: the model's vocabulary size; a proposal is cut before the first id that is not below this size.
         passes: the drafters with passes of their own, the best first.
         usual: the names of the drafters for requests whose option `speculate` is "auto"; None for all drafters.
     """
@@ -491,9 +500,9 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """Call a drafter for the sequences that have no proposals, or less likely ones than the drafter's would be.
+        """Call a drafter for some sequences; do nothing if no gain is expected.
 
-        Do nothing if no gain is expected.
+        These sequences have no proposals, or proposals that are less likely to be right than the drafter's would be.
         """
         kind = KINDS[drafter.name]
         asking = [

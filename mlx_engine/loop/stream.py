@@ -117,7 +117,7 @@ class Stream:
         self._is_started, self._is_cancelled, self._n_reported = False, False, 0
         scheduler.submit(request)
         self._scheduler: Scheduler | None = scheduler
-        # When a stream is garbage-collected, its request is cancelled, which frees its memory at once.
+        # When a stream is garbage-collected, its request is cancelled, which frees the request's memory at once.
         self._leave = weakref.finalize(self, scheduler.leave, request)
         self._leave.atexit = False
 
@@ -189,7 +189,7 @@ class Stream:
 
     @property
     def n_read(self) -> int:
-        """The most tokens that the run may put into the KV cache: the prompt, and `max_tokens` new tokens but the last.
+        """The most tokens that the run may put into the KV cache: those of the prompt, and `max_tokens` - 1 new tokens.
 
         No pass runs the last new token.
         """

@@ -13,7 +13,7 @@ from mlx_engine.constraint import Constraint
 from mlx_engine.errors import OptionError
 from mlx_engine.options import option
 
-# The beginning of a grammar. No path begins like this: after a drive letter comes a slash.
+# The beginning of a grammar: the name of a rule and a colon. A path such as C:\file has a slash after the colon.
 RULE = re.compile(r"\s*[\w?!]+\s*:(?![/\\])")
 
 

@@ -2,8 +2,8 @@
 
 A field of a group, or a parameter of a command, is declared by `option` of `mlx_engine.options` or, if it needs more of
 typer than a type and bounds, by `name: Annotated[type, typer.Option(...)] = default`. The first sentence of a group's
-docstring is the title of its panel in help. `--help-all` alone lists an option with `is_rare`, and an option or a group
-whose annotation has `RARE`.
+docstring is the title of its panel in help. Options with `is_rare`, and options and groups whose annotation has `RARE`,
+are listed by `--help-all`, but not by `--help`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def parameters_of(group: Any, *, is_rare: bool = False) -> list[inspect.Paramete
 
 
 def _named(hint: Any, title: str | None = None) -> Any:
-    """Return the annotation of an option, with a word for its value and the title of its panel where it has none."""
+    """Return the annotation of an option. Add a word for its value and the title of its panel if they are missing."""
     for info in getattr(hint, "__metadata__", ()):
         if isinstance(info, typer.models.ParameterInfo):
             info.rich_help_panel = info.rich_help_panel or title
@@ -112,7 +112,7 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
     known = [flag for names in flags for flag in names.split("/")]
     flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
     shown: Any = about.unset or True
-    # With a kind, the declaring class checks the bounds, and its message is the same in Python and here.
+    # If the option has a kind, the class that declares it checks the bounds, in Python and here with the same message.
     bounds: dict[str, Any] = {"min": about.least, "max": about.most} if about.kind is None else {}
     option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown, **bounds)
     kind = list[str] | None if get_origin(hint) is tuple else hint

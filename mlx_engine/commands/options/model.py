@@ -1,6 +1,6 @@
-"""Options shared by several commands: model, backend, weights. Those of a run are declared in `mlx_engine.options`.
+"""Options shared by several commands: model, backend, weights. The options of a run are in `mlx_engine.options`.
 
-Options of one subject are one class (see `groups`); single options are aliases.
+Options of one subject are one class (see `groups`); single options are type aliases.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class ShardOptions:
         except BaseException as error:
             shard.close(exit_code(error), error=described(error))
             if isinstance(error, EngineError | MemoryError) and not shard.is_leader:
-                raise typer.Exit(exit_code(error)) from None  # rank 0 prints it
+                raise typer.Exit(exit_code(error)) from None  # rank 0 prints the error
             if is_of_one_rank(error) and shard.is_leader:
                 notice(f"error: rank 0: {described(error)}")
                 if isinstance(error, MemoryError):
