@@ -6,7 +6,7 @@ The compiled CPU backend runs B sequences, each after DEPTH tokens of its own; t
 A step reads one token of every sequence and chooses the next. There are two limits. The limit by memory is the rate if
 a step took only the time to read all weights, keys and values once at the memory bandwidth. The limit by arithmetic is
 the rate if a step took only the time of all multiplications at the peak. Bandwidth and peak are measured on this
-machine between the steps.
+machine before each round.
 """
 
 from __future__ import annotations

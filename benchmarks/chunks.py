@@ -51,7 +51,10 @@ def main() -> None:
 
 
 def measure(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Row:
-    """Return microseconds per product of a matrix of `n_rows`: samples of both ways, interleaved, and medians."""
+    """Return microseconds per product with a matrix of `n_rows` rows: the interleaved samples and their medians.
+
+    `alone` is the product on one thread, `handed_out` on all threads.
+    """
     nbytes = n_rows * ROW_BYTES
     blocks_ = {}
     for way, hand_out in (("alone", 0), ("handed_out", 1)):

@@ -2,9 +2,9 @@
 
     python -m benchmarks.constraints [--vocab FILE.gguf] [--logprobs] [--temp T] [--backend NAME]
 
-The model has the shape of Qwen3 0.6B, random weights, and a vocabulary that has only short random tokens. `--vocab`
-names a file with a real vocabulary, not larger than the model's. Rounds with and without a constraint are interleaved;
-a round decodes a batch of answers, and the median time of its steps counts. `--logprobs` also computes the
+The model has the shape of Qwen3 0.6B, random weights, and a made-up vocabulary of tokens of at most three bytes.
+`--vocab` names a file with a real vocabulary, not larger than the model's. Rounds with and without a constraint are
+interleaved; a round decodes a batch of answers, and the median time of its steps counts. `--logprobs` also computes the
 log-probability of every token, as the server does, and with a constraint the total probability of the allowed tokens.
 """
 

@@ -42,7 +42,8 @@ def main() -> None:
     """Measure all widths."""
     log, rows = Log("crossover", RESULTS), []
     for name, width in itertools.product(BACKENDS, WIDTHS):
-        # A new backend for each width: a backend keeps all matrices that it has multiplied with, most of a gigabyte.
+        # A new backend for each width: a backend keeps all matrices that it has multiplied with. Together, they take
+        # most of a gigabyte.
         backend = create_backend(name)
         if not isinstance(backend, CompiledBackend):
             raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
@@ -86,7 +87,7 @@ def timed(backend: CompiledBackend, linears: Sequence[Linear], x: np.ndarray) ->
 
 
 def crossover(rows: Sequence[Row], type_: str = Q8_0.name) -> int:
-    """Return the least measured width from which on no backend is slower with that type than with F32."""
+    """Return the least measured width from which on no backend is slower with `type_` than with F32."""
     slower = [row["width"] for row in rows if row["medians_us"][type_] > TOLERANCE * row["medians_us"][F32.name]]
     return min(int(row["width"]) for row in rows if row["width"] > max(slower, default=0))
 

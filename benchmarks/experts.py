@@ -48,10 +48,10 @@ GROUPS = Path("/sys/fs/cgroup")
 SKEW = 0.9663
 # Published for Qwen3-30B-A3B on three prompts of 512 tokens: 45 % of a token's choices were also choices of the token
 # before, 80 % of one of the eight tokens before, and a cache of the 40 % of experts that were used last had 90.0 to
-# 95.3 % of them (github.com/kekzl/imp/pull/1359). The embeddings are sums of two sequences, in which a vector is the
-# one before times a factor plus noise; these are the factors and the shares of the variance.
+# 95.3 % of them (github.com/kekzl/imp/pull/1359). The embeddings are sums of two sequences. In each sequence, a vector
+# is the vector before, times a factor, plus noise. LOCALITY has the factor and the share of the variance of each.
 LOCALITY = ((0.98, 0.52), (0.2, 0.48))
-# Tokens before the measured ones: they bring the experts into memory that are used most.
+# The number of tokens before the measured ones. They bring the most used experts into memory.
 WARM = 128
 OURS, LLAMA, CHOICES = "mlx_engine", "llama.cpp", "choices"
 INDEPENDENT, LOCAL = "independent", "as in text"
@@ -334,7 +334,7 @@ def write(path: Path, n_layers: int, type_name: str) -> None:
 
 
 def embeddings(n_tokens: int, width: int) -> np.ndarray:
-    """Return embeddings of which each resembles the one before. Layers change them little, as in trained models.
+    """Return embeddings, each of which resembles the one before. Layers change them little, as in trained models.
 
     The first channel is constant.
     """
@@ -354,7 +354,10 @@ CONSTANT = 1.7
 
 
 def constants(n: int, n_used: int) -> np.ndarray:
-    """Return the constants of n experts for which the shares of choices fall by `SKEW`, if logits have deviation 1."""
+    """Return the constants of n experts for which the shares of choices fall by `SKEW`.
+
+    The logits without the constants are taken to be normally distributed, with standard deviation 1.
+    """
     target = SKEW ** np.arange(n)
     target *= n_used / target.sum()
     noise = np.random.default_rng(0).standard_normal((4000, n)).astype(np.float32)

@@ -74,7 +74,7 @@ def recorded(case: OpCase, be: Backend) -> list[Call]:
 def seconds_per_call(
     be: Backend, calls: list[Call], clock: Callable[[], float] = time.perf_counter, samples: int = SAMPLES
 ) -> list[float]:
-    """Return samples of the mean time of all calls, after a warm-up."""
+    """Return samples of the mean seconds per call, after a warm-up."""
 
     def timed(n: int) -> float:
         start = clock()

@@ -1,10 +1,10 @@
 """Compare a pipeline of ranks, pinned to one core each, with one rank on one core: `python -m benchmarks.pipeline`.
 
-Both generate 8 sequences at once, one after the other in each round; the ratio is the median over rounds. The peak
-memory of each rank (VmHWM) and a time line of the last passes are printed, too. Other programs on the machine disturb
-this measurement much, because even a waiting rank needs its core: MLX's ring polls its sockets. So a second ratio
-compares the CPU time of the single rank with that of the busiest of several ranks. It is the speedup on free cores if
-no rank ever waited.
+In each round, first the single rank generates 8 sequences at once, then the pipeline generates the same sequences; the
+ratio of their rates is the median over rounds. The peak memory of each rank (VmHWM) and a time line of the last passes
+are printed, too. Other programs on the machine disturb this measurement much, because even a waiting rank needs its
+core: MLX's ring polls its sockets. So a second ratio compares the CPU time of the single rank with that of the busiest
+of several ranks. This second ratio is the speedup on free cores if no rank ever waited.
 
 `--prompt` sets how many tokens are in the cache of each sequence; without `--split`, layers are divided so that the
 ranks are balanced for about 1,000 tokens.

@@ -50,8 +50,8 @@ from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import outlined
 
 BACKEND, MEMORY = "parallel", 1 << 40
-# The number of tokens of a prompt, of prompts, and of generated tokens. Passes are short, so that other programs do not
-# disturb all of them. The first pass of each kind is not counted.
+# The tokens of a prompt, the number of prompts, and the number of generated tokens. Passes are short, so that other
+# programs do not disturb all of them. The first pass of each kind is not counted.
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
 # How often the inputs of the plan are measured: one process, and two ranks over loopback and over a relay.
 REPEATS = 3
@@ -94,12 +94,12 @@ class Setup(NamedTuple):
     n_layers: int
 
     def split(self, n: int) -> list[int]:
-        """Return the number of layers of each of n ranks. The last one, which has the head, has no more than others."""
+        """Return the number of layers of each of n ranks. The last rank, with the head, has no more than others."""
         return [self.n_layers // n + (i < self.n_layers % n) for i in range(n)]
 
 
 def passes(kind: ShardKind, n: int) -> int:
-    """Return the number of passes in which n requests advance by one token: a pipeline splits them."""
+    """Return the number of passes in which n requests advance by one token: one per request in a pipeline, else one."""
     return n if kind == "pipeline" else 1
 
 

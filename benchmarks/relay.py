@@ -200,7 +200,7 @@ class Relay:
         return [listener.getsockname()[1] for listener in self.listening]
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept a connection, and connect to its target as soon as that listens."""
+        """Accept a connection, and connect to its target as soon as the target listens."""
         near, _ = listener.accept()
         far = connected((HOST, self.listening[listener]))
         for each in (near, far):

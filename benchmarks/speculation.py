@@ -103,7 +103,7 @@ def main() -> None:
                 continue
             same = "the same" if theirs["is_same"] else "another one"
             table.append([row["text"], f"{row['factor']:.2f}", f"{factor(theirs):.2f}", same])
-        print("\nThe factor of each over itself without proposals:\n\n" + aligned(table))
+        print("\nThe speedup of each engine by its proposals:\n\n" + aligned(table))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m benchmarks.ways                appends to benchmarks/results/ways.jsonl, every sample kept
 
 A plain read, and gemv with a matrix in Q8_0 and in float32, are measured on all threads. Each thread has its own
-matrix, larger than the processor's cache. The two ways are measured alternately, round by round. MAX_WAYS is in
-`kernels/cpu/build/layout.py`.
+matrix, larger than the processor's cache. The two ways are measured alternately, round by round. MAX_WAYS, the most
+streams of a gemv, is in `kernels/cpu/build/layout.py`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from benchmarks.peers.loop import Answer, BatchPeer, Peer, Request, decode, fill
 
 
 def serve(module: str, lines: Iterable[str], out: TextIO) -> None:
-    """Reply to all lines. The first opens the engine; if its package is not installed, reply so and return."""
+    """Reply to all lines. The first opens the engine; if its package is not installed, reply "absent" and return."""
 
     def say(reply: Answer) -> None:
         print(json.dumps(reply), file=out, flush=True)

@@ -2,8 +2,8 @@
 
 llama.cpp's defaults are kept (batches of 2,048 tokens in micro-batches of 512, 16-bit KV cache), with three exceptions.
 Flash attention and the number of threads are set, because their fastest values depend on the machine. With several
-sequences, the KV cache has float32 on request, and each sequence has its own part of it. Separate parts are llama.cpp's
-default, and are faster: in a unified cache every sequence reads the cells of all sequences.
+sequences, the KV cache has float32 on request. By default, each sequence has its own part of the KV cache. This is
+faster than a unified cache, in which every sequence reads the cells of all sequences.
 
 `python -m benchmarks.peers.llama MODEL PROMPT` prints the next token, as `cli.py generate --max-tokens 1` does: load,
 tokenise, prefill, choose a token, print it.
@@ -51,7 +51,7 @@ def opened(model: str, flash_attention: bool | None, **settings: int) -> tuple[A
 
 
 def facts() -> Answer:
-    """Return the wrapper's version, which determines that of llama.cpp, and for which instructions it is built."""
+    """Return the wrapper's version, which determines llama.cpp's, and the instructions for which llama.cpp is built."""
     built_for = api.llama_print_system_info().decode()
     return {"versions": {"llama-cpp-python": metadata.version("llama-cpp-python")}, "built_for": built_for}
 

@@ -1,6 +1,6 @@
 """The interfaces of a measured engine, for one sequence and for several, and the loops that time all engines.
 
-This module imports nothing but the standard library, because an engine may have its own interpreter.
+This module imports only the standard library, because each engine may run in an interpreter with other packages.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Scheduled:
         return draws.choices(range(self._engine.config.vocab_size), k=n_tokens)
 
     def forget(self) -> None:
-        """Drop all cached prefixes, with the memory of the scheduler."""
+        """Drop all cached prefixes, by making a new scheduler."""
         del self._scheduler  # before the memory of the next one is allocated
         self._scheduler = self._new_scheduler()
 
@@ -163,7 +163,7 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"stream_options": {"include_usage": True}},
     {},
 )
-# Words that are one token in most vocabularies, with the space before them.
+# Words that, with the space before the word, are one token each in most vocabularies.
 WORDS = ("the", "of", "and", "to", "in", "is", "it", "for", "on", "with", "as", "by", "at", "from", "that", "this")
 
 
@@ -421,10 +421,11 @@ def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
 
 
 def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
-    """Return the rows per step, the bytes and operations per second of a run, and its shares of both limits.
+    """Return the rows per step of a run, its bytes and operations per second, and its limits in tokens per second.
 
-    There are two limits in tokens per second: the rate of the run if its steps took only the time to read all weights,
-    keys and values at the memory bandwidth, and the rate if they took only the time of all arithmetic at the peak.
+    `read_share` and `peak_share` are the bytes and operations per second, divided by memory bandwidth and peak.
+    `memory_limit_ts` is the rate of the run if its steps took only the time to read all weights, keys and values at the
+    memory bandwidth, and `arithmetic_limit_ts` the rate if they took only the time of all arithmetic at the peak.
     """
     found: Figures = {
         "n_steps": steps.n,

@@ -1,7 +1,7 @@
 """Compare measurements: two files of `bench`, or two bottleneck reports of the same model and machine.
 
-All values are times, so a factor above 1 means faster. If the ranges of both measurements overlap (in reports, the
-quartiles), the difference may be noise, and the table notes "within the spread".
+A factor is the old time divided by the new time, so above 1 means faster. If the ranges of both measurements overlap
+(in reports, the quartiles), the difference may be noise, and the table notes "within the spread".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _line(title: str, old: Sequence[float], new: Sequence[float], *, estimated: 
 
 
 def change(title: str, before: float | None, after: float | None, note: str = "") -> list[str]:
-    """Return a line with old and new milliseconds and the speedup factor; one of both times may be absent."""
+    """Return a line with old and new milliseconds and the speedup factor; either time may be None."""
     absent = "only new" if before is None else "only old" if after is None else ""
     times = ["-" if ms is None else milliseconds(ms) for ms in (before, after)]
     return [title, *times, f"x{figure(before / after)}" if before and after else "-", note or absent]

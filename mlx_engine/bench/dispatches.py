@@ -180,7 +180,10 @@ def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) ->
 
 
 def _counting(backend: MlxBackend, stock: Counter[str], around: Counter[str]) -> MlxBackend:
-    """Return a copy of `backend` that counts the dispatches of its operations, those outside of layers in `around`."""
+    """Return a copy of `backend` that counts the dispatches of MLX's operations in `stock`.
+
+    The dispatches outside of layers, also those of our kernels, are counted in `around`, too.
+    """
     kind = type(backend)
     methods = {name: _costing(name, getattr(kind, name), cost, stock) for name, cost in STOCK.items()}
     for name in AROUND:

@@ -35,7 +35,8 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 # The tests of a model: prefill and decode.
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
-# The types of activations that have their own kernels for prompts; and the kernels' names, with and without `matmul2d`.
+# The types of activations that have their own kernels for prompts. There are two such kernels; WAYS has the Metal
+# operation that each of them uses, by the value of `MLX_ENGINE_TENSORS`.
 ROUNDED = ("f16", "bf16")
 WAYS = {"on": "matmul2d", "off": "simdgroup_matrix"}
 # The backends to time, by executor: MLX alone, and this project's kernels.
@@ -46,6 +47,8 @@ def measure(
     model: str, executor: ExecutorName, *, vectors: int = 1, progress: Callable[[int, int], None] | None = None
 ) -> Row:
     """Measure all kernels of the ladder (`kernels/lab/ladder.py`) on a model's matrices, and describe the machine.
+
+    Each product multiplies a matrix with `vectors` input vectors.
 
     Raises:
         SourceError: there is no such model.
@@ -72,7 +75,7 @@ def measure(
 
 
 def model_sizes(model: str) -> dict[str, int]:
-    """Return the values of `SIZES`; for a shape, without writing its file."""
+    """Return the values of `SIZES`; for a model `shape:NAME`, without writing its file."""
     shape = SHAPES.get(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None
     if shape is None:
         checkpoint = open_checkpoint(resolve(model))
@@ -81,7 +84,7 @@ def model_sizes(model: str) -> dict[str, int]:
 
 
 def add_prompts(found: Row, model: str) -> None:
-    """Add the products and the attention of a prompt, in float16 and bfloat16: each of our kernels, and MLX's."""
+    """Add the times of matrix products and attention for a prompt, by our kernels and by MLX's."""
     from mlx_engine.kernels.lab.ladder import climb_attention, climb_prompts, products
     from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 
@@ -100,7 +103,7 @@ def add_models(
 ) -> None:
     """Add the model's tokens per second with MLX's operations, and with this project's kernels.
 
-    The rates are measured with float32 activations and, by the executor `metal`, with each 16-bit type. On a GPU with
+    The rates are measured with float32 activations and, with the executor `metal`, with each 16-bit type. On a GPU with
     neural accelerators, each 16-bit type is measured with both kernels for prompts.
     """
     names, executor = BACKENDS[found["executor"]], found["executor"]

@@ -69,7 +69,7 @@ def measured(rows: Sequence[Row]) -> list[Row]:
 def steps(rows: Sequence[Row], test: str) -> list[Speedup]:
     """Return the speedups of a test: from rung to rung for each type of weights, then from F32 to quantised weights.
 
-    A rung that dequantises all weights to F32 counts for every type of weights.
+    If a rung has only rows of F32, because it expands all weights, each type of the next rung is compared with F32.
     """
     cells: dict[str, dict[str, Row]] = {}
     for row in measured(rows):

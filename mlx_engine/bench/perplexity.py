@@ -3,9 +3,9 @@
 The definition is that of Hugging Face's guide to perplexity. A window has up to `context` tokens; the next window
 begins `stride` tokens later. Each token is scored once, in the first window that contains it, from the tokens before it
 in this window. A token that is the first one of its first window is not scored, unless a BOS is put before it. The
-perplexity is exp of the mean negative log-likelihood (NLL) of all scored tokens. The guide's code weights the mean of
-each window by its number of new tokens minus 1, which differs a little where windows overlap; `Result.guide` is that
-perplexity.
+perplexity is exp of the mean negative log-likelihood (NLL) of all scored tokens. The guide's code instead weights the
+mean of each window by its number of new tokens minus 1. The result, `Result.guide`, differs a little where windows
+overlap.
 
 The reference is another model, or a file with a model's log-probabilities. Such a file has a line of JSON, then a
 record per scored token: the token's exact log-probability, and 16 bits for every token of the vocabulary.
@@ -37,7 +37,7 @@ from mlx_engine.weights.model import Model
 Progress = Callable[[int, int], None]
 
 MAGIC = "mlx_engine log-probabilities 1"
-# The longest header of a reference file, which is read before its length is known.
+# The most bytes of the header, the first line of a reference file.
 MOST_HEADER = 1 << 16
 # Log-probabilities are stored down to this distance below the largest one at the same position; e**-24 is 4e-11.
 DEPTH = 24.0
@@ -233,8 +233,8 @@ def measure(
 ) -> Result:
     """Score a text with a model.
 
-    `reference` is another model with the same vocabulary, or a file that `save` has written: the model's
-    log-probabilities. `progress` is called with (tokens scored, tokens to score).
+    `save` is the file to which the log-probabilities are written. `reference` is another model with the same
+    vocabulary, or a file that an earlier run has saved. `progress` is called with (tokens scored, tokens to score).
 
     Raises:
         OptionError: the reference has another vocabulary, or its file was made with other tokens or windows.

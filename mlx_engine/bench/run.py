@@ -101,14 +101,14 @@ def engines(
     speculate: str = OFF,
     draft: str | None = None,
 ) -> Iterator[tuple[Row, str | None, Bench | None]]:
-    """Yield for each backend the fields of its rows, the reason why the backend is unavailable, and an engine.
+    """Yield for each backend the fields of its rows, and either the reason why it is unavailable or its `Bench`.
 
-    The sampler of an engine is closed when the next engine is asked for. `check` is called with each model before its
-    weights are read; `shared` has more fields of all rows; `shard` has the ranks that share the model with this
-    process, which is rank 0.
+    A `Bench` is closed when the next one is asked for. `check` is called with each model before its weights are read;
+    `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
-    # If one of several backends lacks these activations, its rows have the reason. For a single one, this is an error.
+    # If one of several backends lacks these activations, its rows have the reason. If it is the only one, `open_source`
+    # raises an error.
     if len(backends) > 1:
         reasons = {name: reason or refused(name, activations, jit=jit) for name, reason in reasons.items()}
     path = resolve(model)
@@ -148,7 +148,7 @@ class Bench:
         self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(be, type_), quant, be.kv_type)
         self.threads = threads_of(engine.backend)
         # Limits are measured on the processor, so they do not apply to other devices. They do not apply to a model on
-        # several machines either, because this one has only a part of the weights.
+        # several machines either, because this machine has only a part of the weights.
         on_cpu = engine.backend.device == "cpu" and not engine.model.is_shared
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 

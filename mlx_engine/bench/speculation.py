@@ -45,8 +45,8 @@ RECORDED = "recorded"
 class Recorded:
     """Proposes the tokens of a known answer, with some of them replaced by wrong ones.
 
-    Wrong tokens have random positions, which depend on `seed` alone. Their number is exact. If it were drawn at
-    random, too, the share could be far off: 76 % of the 256 tokens of one answer would be right instead of 80 %.
+    The positions of the wrong tokens are random, drawn with `seed`; their number is exact. If instead each token were
+    replaced with a fixed probability, 76 % of the 256 tokens of one answer would be right instead of 80 %.
     """
 
     def __init__(self, answer: Sequence[int], right: float, seed: int = 0) -> None:
@@ -79,7 +79,7 @@ class Recordings:
         return Recorded(self._answers[sequence.request], self._right, self._seeds[sequence.request])
 
     def end(self, sequence: AnswerSequence) -> None:
-        """Keep nothing."""
+        """Do nothing: no text is kept for other sequences."""
 
 
 class RecordedPasses:

@@ -109,7 +109,7 @@ MEMORY = 0.5
 
 
 def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title: None) -> Iterator[Row]:
-    """Yield rows as they are measured; `announce` is called before each with (rungs done, total, title).
+    """Yield rows as they are measured; `announce` is called before each test with (rungs done, total, title).
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.

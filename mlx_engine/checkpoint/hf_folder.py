@@ -28,7 +28,7 @@ def has_safetensors(folder: Path) -> bool:
 def shards(folder: Path) -> list[SafetensorsFile]:
     """Open the safetensors files of a folder.
 
-    These are the files in the index; without an index, model.safetensors; without both, the files with names of shards.
+    These are the files in the index; without an index, model.safetensors; without either, files with names of shards.
 
     Raises:
         SourceError: a file is missing.

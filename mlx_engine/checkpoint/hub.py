@@ -17,8 +17,8 @@ from mlx_engine.errors import SourceError, shown
 # fail, which is too long a wait when there is no network.
 TIMEOUT = 5.0
 
-# Errors by which the hub refuses a request. They are OSErrors, like other errors: a full disk, and in older versions of
-# huggingface_hub a missing network.
+# Errors by which the hub refuses a request. Other failures are OSErrors, too: a full disk and, in older versions of
+# huggingface_hub, a missing network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -26,7 +26,7 @@ FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "toke
 
 
 def download(repo: str, file: str | None) -> Path:
-    """Download a GGUF file of `repo`, or its safetensors folder, if it is not in the hub's cache. Return the path.
+    """Download a GGUF file of `repo`, or its safetensors folder, unless it is cached. Return the path.
 
     `file` is the name of a file, or a type such as Q4_K_M, which chooses the only GGUF file with this type in its name.
     Without `file`, choose the only GGUF file of the repository, or its only Q8_0 file; if it has no GGUF files, choose

@@ -31,7 +31,7 @@ SCALES = ("F32", "F16", "BF16", "F8_E8M0")
 
 @dataclass(frozen=True)
 class Layer:
-    """A quantised weight: its row-major shape, (N, K) or (X, N, K), the names of its tensors, and a read function."""
+    """A quantised weight: its shape, (N, K) or (experts, N, K), the names of its tensors, and a read function."""
 
     shape: tuple[int, ...]
     parts: tuple[str, ...]
@@ -281,8 +281,9 @@ def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
     `qweight` (K * bits / 32, N) int32 packs the quants of 32 / bits columns into a word, the first in the lowest bits.
     `scales` is (G, N). `qzeros` (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq" stores
-    every zero point minus one, "gptq_v2" stores the zero point itself. The ones are added to whole words, as in
-    GPTQModel: a zero point of 0 had borrowed from its neighbor in the word, and the carry of the sum repairs this.
+    every zero point minus one, "gptq_v2" stores the zero point itself. For "gptq", one addition per 32-bit word adds 1
+    to all zero points of the word, as in GPTQModel. When 1 was subtracted from a zero point of 0, it borrowed from its
+    neighbor in the word; the carry of the addition reverses this.
 
     Source: `QuantLinear.pack` and `forward`, github.com/AutoGPTQ/AutoGPTQ,
     auto_gptq/nn_modules/qlinear/qlinear_cuda.py; `convert_gptq_v1_to_v2_format_module`,

@@ -77,7 +77,8 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 ADDRESS = re.compile(r"https?://|(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
-# The first parts of hub addresses without models, and the parts of an address that come before branch and file.
+# The first parts of the hub's addresses that belong to no model; the parts of an address that precede branch and file;
+# the only branch that is read.
 NO_MODELS = ("datasets", "spaces", "collections", "papers", "docs", "blog")
 FILE_PAGES = ("resolve", "blob", "raw")
 BRANCH = "main"

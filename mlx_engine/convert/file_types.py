@@ -34,8 +34,8 @@ TABLES = (TABLE, "per_layer_token_embd.weight")
 # A small matrix that llama.cpp never converts. With a `--to` in KEEPING, the matrix keeps its type here, too, unless a
 # type is given for its layer type.
 KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
-# llama.cpp has a separate rule for "70B" models: those of these architectures with 80 layers, and for "llama" also with
-# grouped-query attention.
+# llama.cpp has a separate rule for "70B" models: models of these architectures with 80 layers. A model of "llama" must
+# also have grouped-query attention.
 LARGE, LARGE_LAYERS = ("llama", "qwen2"), 80
 # llama.cpp has separate rules for models with 8 experts, such as Mixtral 8x7B.
 FEW_EXPERTS = 8
@@ -125,9 +125,9 @@ def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLTy
 class Mix:
     """llama.cpp's rules for the types of a model's matrices in a mix.
 
-    The type of a matrix `attn_v`, `attn_qkv` or `ffn_down` depends on its index, in the order of layers: among all
-    matrices `attn_v` and `attn_qkv`, or among all matrices `ffn_down`. For `ffn_down` in models with experts, the index
-    is the layer's index.
+    The type of a matrix `attn_v` or `attn_qkv` depends on its index among all these matrices, in the order of layers.
+    The type of a matrix `ffn_down` depends on its index among all `ffn_down`; in models with experts, on the index of
+    its layer.
     """
 
     def __init__(self, names: Collection[str], metadata: Mapping[str, object], quant: str) -> None:
@@ -147,7 +147,7 @@ class Mix:
         self.values_seen = self.downs_seen = 0
 
     def type_of(self, name: str) -> GGMLType:
-        """Return the type of a matrix, before replacements. It must be called once per matrix, layer by layer."""
+        """Return the type of a matrix, before replacements. Call this method once per matrix, layer by layer."""
         is_few = self.n_experts == FEW_EXPERTS
         if name == f"{HEAD}.weight" or (name in TABLES and self.is_tied):
             return BY_NAME["Q6_K"]

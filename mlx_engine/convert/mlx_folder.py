@@ -1,7 +1,8 @@
 """Quantise a Hugging Face folder or a GGUF file into a folder for MLX, which mlx-lm and this engine load.
 
 Matrices of linear layers and embedding tables are quantised, as in mlx-lm. All other tensors keep their values, and so
-do matrices whose row length is not a multiple of the group size; GGUF's block types become MLX's groups or float32.
+do matrices whose row length is not a multiple of the group size. A folder cannot have GGUF's block types, so tensors of
+these types that keep their values are written in MLX's groups or in float32.
 
 The settings and the tokenizer of a GGUF file become the files of a Hugging Face folder. The result is verified by
 reading it back: config.json must give the same config as the GGUF file.

@@ -128,8 +128,8 @@ def _part(
 def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
     """Return the type of a tensor of the new folder before its conversion.
 
-    Return F32 if its parts have several types, or if their stored values differ from the model's (`is_shifted`) and are
-    not copied.
+    Return F32 if the model's tensors in it have several types, or if the new folder stores shifted values
+    (`TensorLayout.is_shifted`) that cannot be copied from the source.
     """
     types = {checkpoint.weight(tensor.stored(checkpoint.naming).name).type for tensor, _ in held}
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
@@ -139,7 +139,7 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
 
 
 def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
-    """Return whether the source has one tensor with the layout of the tensor of the new folder, names aside."""
+    """Return whether the source stores these tensors as one, in the layout of the new folder. Names may differ."""
     stored = [tensor.stored(checkpoint.naming) for tensor, _ in held]
     same = all(replace(before, name=form.name) == form for before, (_, form) in zip(stored, held, strict=True))
     return same and len({before.name for before in stored}) == 1

@@ -2,7 +2,7 @@
 
 The embedding table is quantised too, because it is a large part of a small model, and lookups in a quantised table are
 as fast. If the head is tied to the table, the table gets the type requested for the head. If not, the table gets the
-type of `--to`; with a mix, the type of most matrices.
+type of `--to`; with one of llama.cpp's mixes (`file_types.py`), the type of most matrices.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ gain is its measured time minus its time at the limit.
 
 In a profiled pass, each operation is a separate call from Python, and the weights have evicted the interpreter from the
 CPU caches before each call. So the operations together take longer than a plain pass, which is not profiled. To correct
-for this, the same time is subtracted from every call, so that the sum equals the time of a plain decode step. This time
-is at most twice the median of (time of a call - its time at the limit), and no operation is reduced below its limit. So
-an operation that is slow for another reason stays slow. Calls of prefill are reduced by the same time as calls of
-decode, because prefill has few and long calls, whose excess is mostly noise.
+for this, the same time is subtracted from every call, so that the sum equals the time of a plain decode step. The
+subtracted time is at most twice the median of (time of a call - its time at the limit), and no operation is reduced
+below its limit. So an operation that is slow for another reason stays slow. Calls of prefill are reduced by the same
+time as calls of decode, because prefill has few and long calls, whose excess is mostly noise.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ PHASES = ("embedding", "layers", "norm", "projection", "sampling")
 
 @dataclass
 class Operation:
-    """All calls of one role in the profiled passes.
+    """An operation in the profiled passes: all calls of one role, such as "attn_q+k+v".
 
     Attributes:
-        samples: for each pass, the milliseconds of all its calls in this pass.
+        samples: for each pass, the milliseconds of all calls in this pass.
         n_calls, needed: number of calls and their cost, summed over all passes.
     """
 
@@ -99,7 +99,7 @@ def phases(taken: Pass) -> dict[str, float]:
 def layers(passes: Sequence[Pass]) -> list[dict[str, float]]:
     """Return for each layer the median milliseconds per pass, of attention and feed-forward separately.
 
-    `jitter` is the layer's longest pass divided by its shortest.
+    `jitter` is the layer's longest time in a pass divided by its shortest.
     """
     halves: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for taken in passes:
@@ -157,12 +157,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Line:
-    """An operation of a pass with its limit.
+    """The times of an operation in milliseconds per pass.
 
     Attributes:
         measured: the median of the profiled passes.
         ms: `measured` without profiling overhead.
-        floor: time at the machine's limit, or None if the limit is unknown.
+        floor: the time at the machine's limit, or None if the limit is unknown.
         bound: "memory" or "arithmetic"; "calls" if the limit is negligible compared with the time; None if the limit
             is unknown, or the correction reduced the time to the limit.
     """
@@ -189,7 +189,7 @@ CALLS = 0.1
 
 
 def lines_of(ops: Sequence[Operation], limits: Limits | None, off: float) -> list[Line]:
-    """Return every operation with its limit, with `off` ms subtracted from each of its calls."""
+    """Return the times of every operation, with `off` ms subtracted from each of its calls."""
     return [_line(op, off, floor, limits) for op, floor in zip(ops, floors(ops, limits), strict=True)]
 
 
@@ -207,14 +207,17 @@ def _line(op: Operation, off: float, floor: float, limits: Limits | None) -> Lin
 
 
 def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much: float) -> float:
-    """Return the milliseconds to subtract from every call, if all operations exceed the plain pass by `too_much`."""
+    """Return the milliseconds to subtract from every call.
+
+    Together, the operations exceed the plain pass by `too_much` milliseconds.
+    """
     pairs = zip(ops, floors(ops, limits), strict=True)
     beyond = sorted((max(0.0, op.ms - floor) / op.calls, op.calls) for op, floor in pairs)
     off, calls = 0.0, sum(n for _, n in beyond)
     if too_much <= 0:
         return 0.0
     for most, n in beyond:
-        # Calls are sorted by how far they are above their limits: all later ones can be reduced by as much, too.
+        # Calls are sorted by how far they exceed their limits, so later calls can be reduced by as much as this one.
         if too_much <= (most - off) * calls:
             off += too_much / calls
             break
@@ -327,7 +330,10 @@ class Kind:
         return operations([taken for passes in self.profiled for taken in passes])
 
     def beyond(self) -> list[float]:
-        """The plain pass minus the sum of the operations in each round, where both are measured close in time."""
+        """For each round, the milliseconds of a plain pass minus the sum of the operations.
+
+        The two are compared within a round, because its plain and profiled passes are measured close in time.
+        """
         sums = [statistics.median(phases(taken)["sum"] for taken in passes) for passes in self.profiled]
         return [statistics.median(plain) - ms for plain, ms in zip(self.plain, sums, strict=True)]
 

@@ -183,7 +183,7 @@ def breakdown(phase: Report) -> str:
         noise = "may be noise" if by_round["q3"] >= 0 else slower
         text += f" The rest {noise}, {ms(by_round['q1'])} to {ms(by_round['q3'])} ms from round to round."
     if is_longer_apart(phase):
-        text += " Shares of operations are of their sum."
+        text += " Shares are of the sum of all operations."
     return f"{aligned(rows)}\n\n{text.strip()}"
 
 

@@ -159,7 +159,7 @@ def report(
 
 
 def loaded(load: Callable[[], Engine], clock: Clock = time.perf_counter) -> tuple[Engine, list[dict[str, float]]]:
-    """Load the engine repeatedly. Return the last one, and the seconds of each load."""
+    """Load the engine repeatedly. Return the last one, and for each load the seconds of its phases."""
     start, phases = clock(), []
     while True:
         engine = load()
