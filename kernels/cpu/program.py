@@ -110,7 +110,7 @@ def _out(values: int, n_tokens: int, step: Any, word: int) -> Any:
 
 @jit
 def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int, chosen: bool) -> None:
-    """Copy rows that are `row` elements apart to contiguous rows: the first rows, or if `chosen` those in `numbers`."""
+    """Copy rows that are `row` elements apart to contiguous rows: the first n_rows, or if `chosen` rows `numbers`."""
     x, y = floats(source), floats(out)
     for t in range(n_rows):
         r = numbers[t] if chosen else t

@@ -12,8 +12,8 @@ would multiply 16 columns in the time of 64, and there are twice as many sums.
 
 Sums can leave a tile register only through memory. A multiplication occupies the tile unit for 16 cycles, but its
 result is ready only after 52, and then has to be written. So the code is a pipeline: while 16 rows are multiplied, the
-sums of the other 16 are written, and sums that were written before are added to y, a quarter of the tokens between two
-instructions.
+sums of the other 16 rows are written, and sums that were written before are added to y, those of a quarter of the
+tokens between two AMX instructions.
 """
 
 from __future__ import annotations
