@@ -264,7 +264,7 @@ def run_steps(
         first: the first step.
         last: the step after the last one.
         forward_pass: address of the words of the forward pass.
-        layers: address of the words of each layer's keys and values, or states.
+        layers: address of the words of each layer's keys, values and states.
         values: address of the memory of all values, a multiple of 64.
         work: address of the memory that `project` and `run_experts` need (their `scratch`).
         parts: address of the memory that `attend` needs (its `parts`).

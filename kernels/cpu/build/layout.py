@@ -232,8 +232,8 @@ SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 # Words of a layer's keys and values. KV_STORE: address of the store; KV_SLOTS: the store's slots per head; KV_WINDOW:
 # the layer's window, 0 for none, or -C for chunks of C tokens (`attend`); KV_GROUP: address of the words of its group,
 # which are the addresses of the sequences' words and of the new tokens' slots (T,); KV_TYPE: type of the store;
-# KV_ARRAYS: 2, or 1 if the keys are also the values. A layer with a state has STATE_STORE and STATE_STORE_2 instead,
-# the addresses of the stores of its one or two arrays.
+# KV_ARRAYS: 2, or 1 if the keys are also the values. A layer with a state has STATE_STORE and STATE_STORE_2, the
+# addresses of the stores of its one or two arrays. A layer of Falcon-H1 has keys, values and a state.
 KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_TYPE, STATE_STORE, STATE_STORE_2, KV_ARRAYS, KV_WIDTH = range(9)
 GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 

@@ -1,6 +1,7 @@
 """Register tiles, generated for registers of any width: dot products, and sums of weighted rows.
 
-This is the order of summation of every float32 dot product, to the last bit (`order_numpy.py` defines it in NumPy):
+This is the order of summation of the float32 dot products of linear layers and attention scores, to the last bit
+(`order_numpy.py` defines it in NumPy):
 
     Columns are cut into stretches of STRETCH columns; the last one may be shorter. A stretch has 16 sums. Sum l adds
     columns l, l + 16, l + 32, ... of the stretch in this order, from zero, by `sum = fma(weight, x, sum)`. Halves of
