@@ -110,7 +110,7 @@ def _out(values: int, n_tokens: int, step: Any, word: int) -> Any:
 
 @jit
 def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int, chosen: bool) -> None:
-    """Copy rows that are `row` elements apart to contiguous rows: the first rows, or if `chosen` those in `numbers`."""
+    """Copy rows that are `row` elements apart to contiguous rows: the first n_rows, or if `chosen` rows `numbers`."""
     x, y = floats(source), floats(out)
     for t in range(n_rows):
         r = numbers[t] if chosen else t
@@ -264,7 +264,7 @@ def run_steps(
         first: the first step.
         last: the step after the last one.
         forward_pass: address of the words of the forward pass.
-        layers: address of the words of each layer's keys and values, or states.
+        layers: address of the words of each layer's keys, values and states.
         values: address of the memory of all values, a multiple of 64.
         work: address of the memory that `project` and `run_experts` need (their `scratch`).
         parts: address of the memory that `attend` needs (its `parts`).

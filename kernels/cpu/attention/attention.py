@@ -102,10 +102,10 @@ LEAST = np.float32(-np.inf)
 LOG2_E = np.float32(1.4426950408889634)
 # Prefetch distance in bytes, along the keys.
 _AHEAD = 2048
-# _TILES tiles of queries are multiplied with the same keys and values while these are in the L1 cache. A block of keys
-# is larger than the L1 cache, and a single tile would read 21 bytes from L2 per cycle of multiply-adds, nearly the L2
-# bandwidth of a Zen 3 core. _NEAR is the number of floats of keys or values that the tiles read at a time: half of an
-# L1 cache of 32 KB.
+# A tile is up to `tile_vectors()` queries. _TILES tiles are multiplied with the same keys and values while these are in
+# the L1 cache. A block of keys is larger than the L1 cache, and a single tile would read 21 bytes from L2 per cycle of
+# multiply-adds, nearly the L2 bandwidth of a Zen 3 core. _NEAR is the number of floats of keys or values that the tiles
+# read at a time: half of an L1 cache of 32 KB.
 _TILES, _NEAR = 2, 4096
 # In decode with several tiles of queries, keys and values that are not float32 are expanded in pieces of this number of
 # rows, so that the expanded rows stay in the L1 cache.
@@ -119,11 +119,11 @@ def _scores(
 ) -> None:  # fmt: skip
     """Write `dot(key j, query i)` to `scores[i * SCORES + j]` for keys j from `first` to `last - 1` and n queries i.
 
-    The queries are at most two tiles. Keys are rows of type `kind`. Up to three more scores may be written after that
-    of the last key.
+    The queries are at most two tiles. Keys are rows of type `kind`. Up to three more scores may be written after the
+    score of the last key.
 
-    `far` is for a sequence with few queries, whose keys and values are read from memory only once. So later keys are
-    prefetched, and at the same time the values at address `values`, which are read after the keys.
+    With `far`, prefetch later keys and the values at address `values`. `far` is for a sequence with few queries, whose
+    keys and values are read from memory only once.
     """
     row, middle, ahead = row_bytes(kind, width), _first_tile(n), _AHEAD if far else 0
     step = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -150,7 +150,7 @@ def _values(
     """Write `sum(scores[i * SCORES + j] * values[j * width + e])` to `found[i * row + e]` for n queries i.
 
     The sum is over keys j from `first` to `last - 1`, in order. The queries are at most two tiles. Values are rows of
-    type `kind` from address `values` on. If `begun` is not 0, the sums continue those in `found`.
+    type `kind` from address `values` on. If `begun` is not 0, the sums begin with the values in `found`, not with 0.
     """
     middle, stored = _first_tile(n), row_bytes(kind, width)
     keys = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -231,7 +231,7 @@ def attend_block(
     if first >= last:
         return False
     pages, kind = words(sequence[SEQ_PAGES]), KV_F32 if expanded != 0 else job[TYPE]
-    # Each tile converts rows to float32 in registers. For several tiles it is faster to expand the rows first.
+    # A tile converts rows to float32 in registers. For several tiles it is faster to expand the rows once, to memory.
     in_pieces = kind != KV_F32 and n > tile_vectors()
     by_value = 4 * width * BLOCK if expanded != 0 else _by_value(job)
     far, j = expanded == 0 and sequence[job[COLUMN]] <= SMALL_BATCH, first
@@ -267,7 +267,7 @@ def attend_block(
 
 @jit
 def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: int, by_value: int) -> None:
-    """Expand rows j to `stop - 1` (row 0 is at `rows`), and prefetch later rows.
+    """Expand rows j to `stop - 1` to floats at address `memory`, and prefetch later rows; row 0 is at address `rows`.
 
     If `by_value` is not 0, also prefetch the rows that begin `by_value` bytes after the expanded rows.
     """
@@ -310,13 +310,12 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
 
 @jit
 def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, expanded: int) -> Any:
-    """Find the longest run of keys of a head, from key j of a block to at most `last - 1`, contiguous in memory.
+    """Find the longest run of a head's keys that is contiguous in memory, from key j of a block to at most `last - 1`.
 
     The block begins at position `start`. If `expanded` is not 0, all keys of the block are contiguous at this address.
 
     Returns:
-        The address that key 0 of the block would have if the run were extended to it, and the number of the key after
-        the run.
+        The address of key j minus the bytes of j rows, and the number of the key after the run.
     """
     if expanded != 0:
         return expanded, last
@@ -345,7 +344,7 @@ def _visible(job: Any, position: int, start: int) -> Any:
 
 @jit
 def join(sums: Any, to: int, found: Any, at: int, width: int) -> None:
-    """Join a block's result `found[at:]` to the running result `sums[to:]`; both are rows as `attend_block` writes."""
+    """Join a block's result `found[at:]` to the running result `sums[to:]`, each E + 16 floats as in `attend_block`."""
     before, new = get(sums, to + width), get(found, at + width)
     largest = max(before, new)
     if new == LEAST:
@@ -386,7 +385,7 @@ def finish(job: Any, head: int, sums: Any, at: int, width: int, out: Any, to: in
 
 @jit
 def _copy_queries(job: Any, head: int, first: int, n_tokens: int, queries: Any) -> None:
-    """Copy the queries of the heads that share a KV head to (group, n_tokens, E), from row `first` of Q on."""
+    """Copy the queries of the heads that share a KV head, from row `first` of Q on; write (heads, n_tokens, E)."""
     width, group = job[E], job[H] // job[G]
     for g in range(group):
         for i in range(n_tokens):
@@ -418,7 +417,7 @@ def _sequence_of(job: Any, chunk: int) -> Any:
 def attend_decode(job: Any, chunk: int, scratch: int) -> None:
     """Compute attention over one block of keys, for all queries of a sequence and of the heads that share a KV head.
 
-    The results are written to OUT, from the sequence's row SEQ_PART on: (queries, H, blocks, E + 16).
+    The results (query tokens, H, blocks, E + 16) of a sequence are written to OUT, from row `sequence[SEQ_PART]` on.
     """
     sequence = _sequence_of(job, chunk)
     width, group, n_tokens, n_blocks = job[E], job[H] // job[G], sequence[job[COLUMN]], sequence[SEQ_BLOCKS]

@@ -88,7 +88,7 @@ def norm_rope_pair(
 ) -> None:  # fmt: skip
     """Norm the heads of queries (T, H, E) and keys (T, G, E), and rotate them by their tokens' positions.
 
-    A norm whose weight is 0 is left out.
+    A norm is left out if the address of its weight is 0.
 
     Args:
         address: address of the thread pool's control block.

@@ -148,7 +148,7 @@ def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
         inverse = builder.fdiv(ir.Constant(_F32, 1.0), scale)
         factor = builder.select(builder.fcmp_ordered("==", scale, nothing), nothing, inverse)
         products = builder.fmul(builder.bitcast(bits, vectors), everywhere(builder, factor, _BLOCK))
-        # Half is the largest float below 0.5, because 0.49999997 + 0.5 would be rounded up to 1.
+        # Half is the largest float below 0.5: with 0.5, the product 0.49999997 would be rounded to 1 and not to 0.
         half = ir.Constant(vectors, [0.49999997019767761] * _BLOCK)
         away = call_llvm(builder, f"llvm.copysign.v{_BLOCK}f32", vectors, [half, products])
         rounded = builder.fadd(products, away)

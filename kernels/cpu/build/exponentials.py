@@ -71,7 +71,7 @@ def tanh(x: Any) -> Any:
 
     `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. As in `exp`, 2 x = n ln 2 + r, so `y = 2**n (e**r - 1) + (2**n -
     1)`. For small x, n is 0 and y is `e**r - 1`, without cancellation. For |x| > 10, tanh(x) is 1 or -1 in float32, so
-    2 x is clamped to 20.
+    2 x is clamped to [-20, 20].
     """
     x = larger(splat(-20.0), smaller(splat(20.0), add(x, x)))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -92,7 +92,8 @@ def tanh(x: Any) -> Any:
 def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
     """Return `a * 2**n` for whole n: add n to the exponent bits of a.
 
-    The result must be a normal number. Only 2**-127 is also allowed; the function returns 0 for it.
+    The result must be at least 2**-127. If it is below 2**-126, the smallest normal number, the returned number is too
+    small: for 2**-127 it is 0.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -111,8 +112,8 @@ _2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2,
 def exp2_below(x: Any) -> Any:
     """Return `2**x` for x <= 0, within one unit in the last place for x >= -126.
 
-    For x < -126 the result is from 0 to 2**-126; for x <= -127 it is 0. This takes half the time of `exp`, because `x -
-    n` is exact and x needs a limit on one side only.
+    For x < -126 the result is from 0 to 2**-126; for x <= -127 it is 0. The function takes half the time of `exp`,
+    because `x - n` is exact and x needs a limit on one side only.
     """
     x = larger(splat(-127.0), x)
     n = _round(x)

@@ -49,7 +49,7 @@ def scratch_of(control: Any, thread: int) -> Any:
 
 @jit
 def work(control: Any, me: int) -> Any:
-    """Process chunks, first of this thread's range, then of the others, until none is left; return their number.
+    """Process chunks, first of this thread's range, then of other ranges, until none is left; return their number.
 
     A thread that comes too late finds no chunks. If the next job has begun by then, the thread processes chunks of the
     next job. This is safe, because a job is replaced only after all its chunks are done.

@@ -17,15 +17,15 @@ def whole_vectors(n: int) -> int:
 
 
 def input_row(n: int) -> int:
-    """Return the floats from one input row of n elements to the next in scratch memory: an odd number of vectors.
+    """Return the distance in floats between input rows of n elements in scratch memory: an odd number of vectors.
 
-    With K = 1024 the same column of all rows would otherwise be in one set of the L1 cache.
+    At a distance of 4,096 bytes (K = 1024), the same column of all rows would be in one set of the L1 cache.
     """
     return (n + LANES - 1) // LANES // 2 * 2 * LANES + LANES
 
 
 def product_floats(n: int) -> int:
-    """Return the floats of scratch memory that a product with n columns needs for each token.
+    """Return the number of floats of scratch memory that a product with n columns needs for each token.
 
     Tokens in fixed point for tiles of AMX take the space of 40 floats for 32 columns (`fixed_tile.TOKEN_WORDS`); other
     tokens take `input_row` floats at most.
@@ -78,7 +78,7 @@ SCRATCH_BYTES = 4 << 20
     HAND_OUT, MATRICES, POST_NORM_WEIGHT, POST_NORM_EPS, POST_NORM_BIAS, HAS_GEMV,
     FIXED, FIXED_GEMM, FIXED_PREPARE, FIXED_GEMV, FIXED_RECORDS,
 ) = range(22)  # fmt: skip
-# From OWN on, words that belong to a job: each job sets them itself.
+# The words from OWN on are set anew for each job (`linear_job.py`).
 OWN, TABLE = 22, 32
 WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
 # Words of a format (`format.py`): FOUR_ROWS and EXPAND, the addresses of its kernels; weights and bytes of a block;
@@ -111,8 +111,8 @@ SMALL_BATCH = 8
 # MAX_WAYS ranges of its matrix.
 MAX_WAYS = 4
 # A gemv chunk has about this number of bytes of stored rows. If the matrices of a block have at most this size
-# together, one thread alone multiplies a small batch with them.
-# benchmarks/chunks.py measured it: distributing smaller chunks costs more time than a more even distribution saves.
+# together, one thread alone multiplies a small batch with them. Measured by benchmarks/chunks.py: distributing smaller
+# chunks costs more time than a more even distribution saves.
 CHUNK_BYTES = 64 * 1024
 # Chunks of long jobs are larger: 1 / LONG_JOB of the job's bytes, up to MOST_CHUNK_BYTES. This makes decode of a 0.6B
 # model 3 to 5 % faster. With such chunks in all jobs, a small model would be slower, because threads would have too few
@@ -130,7 +130,7 @@ GEMM_NEAR = 48
 # ---- a block of query and key heads ----
 
 # Words: the task, the numbers of query heads and of key heads, their head dim, and the RMS norms of query and key
-# heads; a weight of 0 is no norm.
+# heads. There is no norm if the address of its weight is 0.
 HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT, K_NORM_EPS = range(8)
 
 # ---- a mixture of experts ----
@@ -148,8 +148,8 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # - EX_CHOICE_BIAS: address of a bias (X,) that affects only the choice of experts, or 0
 # - EX_GROUPS, EX_GROUPS_USED: the number of groups of experts, and in how many of them a row's experts may be; or 0
 # - EX_WEIGHS_INPUTS: whether the weight multiplies an expert's input, not its output (only with one expert per row)
-# - EX_STATE, EX_NEXT: 0, unless a thread reads the experts that are not in memory: address of the state (below), and of
-#   the words of the next layer's mixture or 0
+# - EX_STATE: address of the state (below) if a thread reads the experts that are not in memory, else 0
+# - EX_NEXT: address of the words of the next layer's mixture if its experts are guessed, else 0
 # From EX_TABLE on each expert has two words: the addresses of its block of gate and up, and of its block of down.
 (
     EX_PROJECT, EX_NORM_WEIGHT, EX_NORM_EPS, EX_NORM_BIAS, EX_ROUTER, EX_COUNT, EX_USED, EX_NORMALIZE, EX_WIDTH,
@@ -171,10 +171,10 @@ ANSWER_WORDS = 8
 STATE_ROWS = STATE_ANSWER + ANSWER_WORDS
 # An expert that is wanted may be replaced in memory until it is held.
 USE_NONE, USE_WANTED, USE_HELD = range(3)
-# A note is the number of the mixture times NOTE_KINDS plus one of these. NOTE_FEW: few tokens have chosen experts,
-# which are multiplied in the order in which they are read. NOTE_MANY: many tokens have chosen experts, which are
-# multiplied in ascending order. NOTE_GUESS: experts of the next mixture have been guessed. NOTE_WAITS: the kernel waits
-# for an expert. A negative note ends the thread.
+# A note is the number of the mixture times NOTE_KINDS, plus a kind. NOTE_FEW: few tokens have chosen experts, which are
+# multiplied in the order in which they are read. NOTE_MANY: many tokens have chosen experts, which are multiplied in
+# ascending order. NOTE_GUESS: experts of the next mixture have been guessed. NOTE_WAITS: the kernel waits for an
+# expert. A negative note ends the thread.
 NOTE_FEW, NOTE_MANY, NOTE_GUESS, NOTE_WAITS, NOTE_KINDS = range(5)
 
 
@@ -203,9 +203,9 @@ PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULT
 # Operations that Python runs between two calls of the kernels: sum the values of all ranks, or concatenate their
 # columns.
 ALL_SUM, ALL_COLUMNS = 12, 13
-# SPACE is the state space of Mamba2. HEAD_LINEAR multiplies each head with its own matrix: N_HEADS blocks at
-# STEP_BLOCK, which read N_KV_HEADS elements of a head and write ROW_WIDTH. JOIN concatenates, for each head, ROW_WIDTH
-# elements of A and N_KV_HEADS elements of B.
+# SPACE is the state space of Mamba2. HEAD_LINEAR multiplies each head with its own matrix: at STEP_BLOCK are the
+# addresses of N_HEADS blocks, each with N_KV_HEADS inputs and ROW_WIDTH outputs. JOIN concatenates, for each head,
+# ROW_WIDTH elements of A and N_KV_HEADS elements of B.
 SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 # Words of a step. A, B, C and D are its inputs; OUT and OUT_2 its outputs.
 # - All values are in one array: a value begins T * AT floats after the start of the array. If an input is some columns
@@ -232,8 +232,8 @@ SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 # Words of a layer's keys and values. KV_STORE: address of the store; KV_SLOTS: the store's slots per head; KV_WINDOW:
 # the layer's window, 0 for none, or -C for chunks of C tokens (`attend`); KV_GROUP: address of the words of its group,
 # which are the addresses of the sequences' words and of the new tokens' slots (T,); KV_TYPE: type of the store;
-# KV_ARRAYS: 2, or 1 if the keys are also the values. A layer with a state has STATE_STORE and STATE_STORE_2 instead,
-# the addresses of the stores of its one or two arrays.
+# KV_ARRAYS: 2, or 1 if the keys are also the values. A layer with a state has STATE_STORE and STATE_STORE_2, the
+# addresses of the stores of its one or two arrays. A layer of Falcon-H1 has keys, values and a state.
 KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_TYPE, STATE_STORE, STATE_STORE_2, KV_ARRAYS, KV_WIDTH = range(9)
 GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 
@@ -275,8 +275,8 @@ BLOCK = 128
 (
     SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
 ) = range(10)  # fmt: skip
-# The most queries of a prefill chunk, where each of the heads that share a KV head counts. These queries and their sums
-# take only a part of a core's L2 cache.
+# The most queries of a prefill chunk: its tokens, times the query heads that share a KV head. These queries and their
+# sums take only a part of a core's L2 cache.
 QUERIES = 192
 # Distance in floats between the scores of one query and those of the next query.
 SCORES = BLOCK + LANES
@@ -295,7 +295,7 @@ def attention_span(group: int) -> int:
 def attention_scratch(group: int, width: int, type_: int = KV_F32) -> int:
     """Return how many bytes of scratch memory a chunk needs, with `group` query heads of head dim `width` per KV head.
 
-    The keys and values of a block are expanded there if they are not float32.
+    If the store is not float32, the keys and values of a block are expanded in this memory.
     """
     prefill, decode = attention_span(group) * group * (2 * width + LANES), SMALL_BATCH * group * width
     expanded = 0 if type_ == KV_F32 else 2 * BLOCK * width

@@ -40,8 +40,8 @@ BASE = {
     ),
     "attention": ("attention.attention", "attention.heads", "program"),
 }
-# FIXED is the part that all products in fixed point need. A format's own kernels for them are the part FORMAT +
-# FIXED_END.
+# FIXED is the part that all products in fixed point need. The fixed-point kernels of a format are another part, whose
+# name is the format's name and FIXED_END.
 FIXED, FIXED_END = "fixed", ".fixed"
 # {part: modules} of all parts except formats.
 MODULES = {
@@ -116,8 +116,7 @@ def lacking() -> str | None:
     if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
     if chosen or told is not None:
-        # If NUMBA_CPU_FEATURES is not set: NUMBA_CPU_NAME implies the features of the named processor (`features`);
-        # without a name, the features of this processor are used.
+        # NUMBA_CPU_NAME without NUMBA_CPU_FEATURES implies the features of the named processor (`features`).
         own = "" if chosen else binding.get_host_cpu_features().flatten()
         name = chosen or binding.get_host_cpu_name()
         is_able = _widens(name, own if told is None else told)
@@ -131,8 +130,7 @@ def features() -> str:
     """Return the features of the processor to compile for, as LLVM names them.
 
     They are those of NUMBA_CPU_FEATURES. If this variable is not set, they are those of this processor, or "" if
-    NUMBA_CPU_NAME names a processor: its own features need not be listed. AMX is left out if the system does not permit
-    it.
+    NUMBA_CPU_NAME is set, because the name implies them. AMX is left out if the system does not permit it.
     """
     from llvmlite import binding
 
@@ -315,7 +313,7 @@ class Library:
         return all(part in self._parts for part in parts)
 
     def need(self, parts: Iterable[str]) -> None:
-        """Load these parts. Parts that have not been compiled yet are compiled, all at the same time.
+        """Load these parts. Parts that have not been compiled yet are compiled in parallel.
 
         Raises:
             ImportError: Numba is not installed.
@@ -397,14 +395,14 @@ def _silent(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
 
 
 # A hook to report progress. It is called with the parts to compile, before they are compiled. The context that it
-# returns yields a function, which is called with each part when it is compiled.
+# returns yields a function, which is called with each part after this part has been compiled.
 announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[str], None]]] = _silent
 
 
 def codes(parts: Iterable[str]) -> dict[str, bytes]:
     """Return {part: machine code} of these parts, from the folder of compiled code.
 
-    Parts that are missing there are compiled, all at the same time.
+    Parts that are missing there are compiled in parallel.
 
     Raises:
         ImportError: Numba is not installed.

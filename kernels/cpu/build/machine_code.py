@@ -50,7 +50,7 @@ def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Targ
         raise RuntimeError("the kernels are being compiled by this process, which was asked to compile them once more")
     if importlib.util.find_spec("numba") is None:
         raise ImportError(f"no machine code of {', '.join(parts)}, and {HOW_TO_COMPILE}")
-    # In a bundled application, sys.executable is the application, not Python: it would start itself again and again.
+    # In a bundled application, sys.executable is the application, which would start itself again and again.
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
     with contextlib.ExitStack() as stack:
@@ -105,11 +105,11 @@ def _started(
     path = [folder for folder in sys.path if isinstance(folder, str)]
     triple = target.triple if target else ""
     code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), triple=triple, alive=alive)
-    # Without this variable, Numba colours error messages, even of the many errors that it catches itself, which costs
-    # time.
+    # Without the last variable, Numba colours error messages, even of the many errors that it catches itself, which
+    # costs time.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
-    # The child compiles for the features of this process, which runs the code: the system may permit AMX to the child
-    # alone.
+    # The child compiles for the features that this process may use, because this process runs the code: the system may
+    # permit AMX to the child and not to this process.
     environment["NUMBA_CPU_FEATURES"] = target.features if target else features()
     if target:
         environment["NUMBA_CPU_NAME"] = target.processor
@@ -156,8 +156,9 @@ def _read(pipe: IO[bytes], n: int) -> bytes:
 # There is one lock per part of the kernels. If several processes need the same code, one compiles it and the others
 # wait.
 
-# The environment variable that marks a compiling process, which must not start compiling processes in turn. That could
-# happen: if a user's program has the name of a standard module, each compiling process imports and runs it.
+# The environment variable that marks a compiling process, which must not start compiling processes in turn. Without the
+# variable, a user's program with the name of a standard module would start more and more processes: each compiling
+# process would import and run the program.
 COMPILING = "MLX_ENGINE_COMPILING"
 # Seconds to wait for another process that compiles, which may have been suspended. On two busy cores, compilation took
 # 44 seconds.

@@ -39,7 +39,7 @@ def _array_of(kind: Any) -> Any:
     return array_at
 
 
-# The array at an address: of float32, float64, bytes, int64, int16 or int32.
+# Functions that return the array at an address: of float32, float64, bytes, int64, int16 or int32.
 _KINDS = (types.float32, types.float64, types.uint8, types.int64, types.int16, types.int32)
 floats, doubles, raw, words, shorts, ints = map(_array_of, _KINDS)
 

@@ -1,7 +1,7 @@
 """Load prebuilt machine code from a wheel: one shared library per kind of processor.
 
 `python -m tools.wheel` makes the libraries, and a manifest with the digests of the kernels' source and of each library.
-A library is used if the installed source and the library's file have their digests in the manifest, and if this
+A library is used if the installed source and the library's file match the digests in the manifest, and if this
 processor has all instructions that the library needs. This module needs neither Numba nor llvmlite.
 """
 

@@ -98,10 +98,10 @@ def has_tiles() -> bool:
     return TILES in cpu_target.target_context.codegen()._tm_features
 
 
-# When rows are expanded for tiles (`tile.py`), each 16 columns of a row are stored in contiguous parts of PART columns.
-# With AVX2 a part is the 8 columns of one register. A register of AVX-512 holds all 16. On NEON a part is also 16
-# columns: with smaller parts, LLVM would load the columns of two steps at once, and no registers would be left for
-# sums.
+# When rows are expanded for tiles (`tile.py`), a row is stored in parts: first the first PART of each 16 columns, then
+# the next PART of each 16 columns. With AVX2, PART is the 8 columns of one register. A register of AVX-512 holds all
+# 16. On NEON, PART is also 16: if it were smaller, LLVM would load the columns of two steps at once, and no registers
+# would be left for sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 

@@ -1,4 +1,4 @@
-"""NumPy references of the kernels that unpack blocks: per format, exact weights, and quants with scales."""
+"""NumPy references of the kernels that unpack blocks: scales, quants, offsets and weights of each format."""
 
 from __future__ import annotations
 
@@ -186,7 +186,10 @@ def _halves(packed: Bytes) -> Floats:
 
 @Reference
 def affine(blocks: Bytes, bits: int, size: int, scale: str) -> Parts:
-    """`scale * q + bias`, product and sum each rounded, (n, size); `scale` is the type of both, such as "bf16"."""
+    """`scale * q + bias`, product and sum each rounded, (n, size).
+
+    The argument `scale` is the type of scales and biases, such as "bf16".
+    """
     found = blocks.view(layout.group(size, bits, scale.upper(), has_biases=True))
     if bits == 4:
         quants = _halves(found["qs"].reshape(-1, 16)).reshape(len(blocks), size)

@@ -1,21 +1,23 @@
 """Gemv in fixed point (`--activations i16`): multiply a few tokens with rows as they are stored, 8 rows at a time.
 
-Activations are quantised to 16 bits per block of 32 columns; `products/fixed_numpy.py` defines the arithmetic. Within a
-block, the sum of the products of quants is an exact integer, so the order of its terms is free. The sums of 8 rows are
-then multiplied by the scales of the rows and of the token, and added to 8 floats, one lane per row.
+Activations are quantised to int16, with a scale per block of 32 columns; `products/fixed_numpy.py` defines the
+arithmetic. Within a block, the sum of the products of quants is an exact integer, so the order of its terms is free.
+The sums of 8 rows are then multiplied by the scales of the rows and of the token, and added to 8 floats, one lane per
+row.
 
 A register holds 16 columns of several rows, 16 bytes per row: two rows with AVX2, four with AVX-512, one with NEON. So
 the sums of a row are added within its 16 bytes. There are two forms of operands:
 
 - *pairs*: the bytes of a row become int16, those of even columns in one register and those of odd columns in another,
-  by a shift or a mask; on x86-64 one instruction multiplies the int16 and adds the products of each two
+  by a shift or a mask; on x86-64 one instruction multiplies the int16 and adds each two adjacent products
 - *digits*, on arm64 with sdot and on x86-64 with VNNI: the quants of rows stay bytes, and a token's quant is two bytes,
   `256 * high + low`
 
 A token's *record* has RECORD_BYTES for each 32 columns. First come the token's quants, for each 16 columns separately:
 the 8 quants of even and the 8 of odd columns, or with digits 16 high and 16 low bytes. Then come, as floats, the scale,
-the total (the scale times the sum of the quants) and the totals of the two halves; and as integers, the sums of the
-quants. Records of two tokens are interleaved block by block; the records of the next two tokens follow.
+the total (the scale times the sum of the quants) and the totals of the two halves; and as integers, the sum of the
+quants and the sums of the two halves. Records of two tokens are interleaved block by block; the records of the next two
+tokens follow.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
 # The most tokens that a kernel multiplies at a time.
 PAIR = 2
 # The most tokens that are multiplied with rows as they are stored; for more tokens, tiles (`fixed_tile.py`) are faster.
-# Measured on a Xeon, CPU time of one thread, tile divided by stored rows: for 8 tokens 0.65 for Q8_0, 0.75 for Q4_K and
-# 0.55 for Q6_K with VNNI, and 0.87 for Q8_0 with AVX2; for 4 tokens 1.23 for Q8_0 with AVX2.
+# Measured on a Xeon, CPU time of one thread, tile divided by stored rows. With VNNI and 8 tokens: 0.65 for Q8_0, 0.75
+# for Q4_K, 0.55 for Q6_K. With AVX2 and Q8_0: 0.87 for 8 tokens, 1.23 for 4 tokens.
 TOKENS = PAIR if QUADS else 4
 RECORD_BYTES = 96
 # Byte offsets in a record: as floats the scale, the total and the totals of each 16 columns; as integers the sum of the
@@ -63,8 +65,8 @@ RECORD_BYTES = 96
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
 
 # How the quants of rows are stored: BYTES and UNSIGNED_BYTES, 32 bytes; NIBBLES, 16 bytes with the first 16 columns in
-# the low four bits and the next 16 in the high four bits; NIBBLES_OF_64, 32 bytes with two blocks of 32 columns
-# likewise.
+# the low four bits and the next 16 in the high four bits; NIBBLES_OF_64, 32 bytes with the first 32 columns in the low
+# four bits and the next 32 in the high four bits.
 BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64 = range(4)
 # The kind of bytes whose signedness differs from what the multiply instruction expects: 128 is added to or subtracted
 # from them.
@@ -219,7 +221,7 @@ def _pair_products(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _operands(builder: Any, register: Any, stored: int) -> list[Any]:
-    """Return the quants of rows as operands: with digits bytes, as pairs int16 of the even and of the odd columns."""
+    """Return the quants of rows as operands: bytes (digits), or int16 of the even and of the odd columns (pairs)."""
     n = register.type.count
     if DIGITS:
         return [builder.xor(register, ir.Constant(register.type, [-128] * n)) if stored == _MOVED else register]
@@ -288,7 +290,7 @@ def _folded(builder: Any, registers: list[Any]) -> Any:
     while apart and len(registers) > 1:
         pairs = zip(registers[::2], registers[1::2], strict=True)
         registers, apart = [_joined_sums(builder, a, b, apart=apart) for a, b in pairs], apart // 2
-    if len(registers) > 1:  # NEON: two registers have a sum of four rows each
+    if len(registers) > 1:  # NEON: two registers have the totals of four rows each
         return shuffled(builder, registers[0], registers[1], list(range(ROWS)))
     if apart:  # AVX-512: one register has two sums of each row
         even, odd = (shuffled(builder, registers[0], registers[0], list(range(odd, 16, 2))) for odd in (0, 1))
@@ -433,10 +435,10 @@ def _put_products(n: int) -> Any:
 
 @jit
 def far_and_near(row_bytes: int, ahead: int) -> Any:
-    """Return the distances from a byte of a row to the byte that the same stream of memory reads `ahead` bytes later.
+    """Return prefetch distances, from a byte of a row to the byte that the same stream reads `ahead` bytes later.
 
     Two streams read adjacent rows, so a stream skips every second row. Return the distance for bytes of a row from
-    `edge` on, the distance for bytes before `edge`, and `edge`.
+    byte `edge` on, the distance for bytes before byte `edge`, and `edge`.
     """
     rows = ahead // row_bytes
     near = ahead + rows * row_bytes
@@ -447,7 +449,7 @@ def far_and_near(row_bytes: int, ahead: int) -> Any:
 def prefetch_lines(rows: Any, line: int, until: int, places: Any) -> int:
     """For each cache line of 8 rows from byte `line` to `until - 1`, prefetch the line that is read later.
 
-    Return the first byte of the next line.
+    `places` is the result of `far_and_near`. Return the first byte of the next line.
     """
     far, near, edge = places
     while line < until:

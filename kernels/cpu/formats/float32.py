@@ -39,7 +39,7 @@ def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int
 
 @jit
 def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-    """Copy weights first to last - 1, with the arguments of `format.expand`."""
+    """Copy weights `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`."""
     copy(floats(blocks.ctypes.data), first, last - first, out, to, step, apart)
 
 

@@ -4,8 +4,8 @@ A panel is expanded from stored blocks, some hundred columns at a time, and stay
 multiplied with it (`products/fixed_tile.py`). (In gemv, a panel is something else: packed input vectors,
 `products/gemv.py`.) A panel consists of words of 4 bytes. For each 32 columns it has 16 words of each row, transposed:
 word 0 of all rows, then word 1 of all rows, ... Then come ROWS scales and ROWS offsets. If the format has a scale for
-each 16 columns, these are for the first 16 columns, and ROWS scales and ROWS offsets for the last 16 follow. A weight
-is `scale * quant + offset`.
+each 16 columns, they are followed by ROWS scales and ROWS offsets of the last 16 columns. A weight is
+`scale * quant + offset`.
 
 To build a panel, 8 x 8 words of 4 bytes (four int8 quants) are transposed, so that a vector has the same 4 columns of 8
 rows. Shifts then make two words, with two int16 each, from each word: columns 4 i and 4 i + 2, and columns 4 i + 1 and
@@ -41,7 +41,7 @@ ROW_WORDS = 20
 QUADS = register_lanes() == 4 and has_quad_dot()
 TILES = register_lanes() == 16 and has_tiles()
 # Number of columns that are expanded together. As int16, the quants of ROWS rows then take half of an L1 cache of 32
-# KB. Processors with AMX have 48 KB, and four int8 take half as much.
+# KB. Processors with AMX have an L1 cache of 48 KB, and int8 takes half as much memory as int16.
 DEPTH = (16384 if TILES else 8192) // ROWS
 # Bits of the kind of a format. HALVES: it has a scale for each 16 columns; BIASED: weights have offsets; UNSIGNED:
 # quants are from 0 to 255.
@@ -320,7 +320,7 @@ def panel_by_parts(
 
 
 def _scale_writer(scales_of: Callable[..., Any], places: Sequence[int], minima: Sequence[int], kind: int) -> Any:
-    """Make the function that writes the scales and offsets of one row of a block to a panel."""
+    """Make the function that writes the scales and offsets of one block of a row to a panel."""
     of_scales, of_minima, by_halves = tuple(places), tuple(minima) or (0,), kind & HALVES != 0
     has_minima, has_two_vectors = bool(minima), max(minima, default=0) >= 16
 

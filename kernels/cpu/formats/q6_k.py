@@ -2,9 +2,9 @@
 
 A block is 128 bytes with the low four bits of 256 quants, 64 bytes with the high two bits, 16 signed 8-bit scales and
 their float16 factor d. Each half of a block, 128 weights, has 64 bytes of low bits and 32 bytes of high bits. Of the 64
-bytes, the low four bits belong to the first 64 weights, the high four bits to the last 64. Byte i of the 32 has the
-high bits of weights i, 32 + i, 64 + i and 96 + i, those of weight i in the lowest two bits. A weight is `(d * scale) *
-(q - 32)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+bytes, the low four bits belong to the first 64 weights, the high four bits to the last 64. Byte i of the 32 bytes has
+the high bits of weights i, 32 + i, 64 + i and 96 + i, those of weight i in the lowest two bits. A weight is `(d *
+scale) * (q - 32)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Activation functions of feed-forward networks, and soft caps of logits. References: `tests/cpu_reference.py`."""
+"""Activation functions of feed-forward networks, and soft caps of logits.
+
+`tests/cpu_reference.py` has references of SiLU, GELU and the squared ReLU.
+"""
 
 from __future__ import annotations
 

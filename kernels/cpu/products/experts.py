@@ -4,9 +4,9 @@ The rows that use an expert are multiplied together, so the expert's matrices ar
 row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other rows.
 
 If only some experts are in memory, a thread reads the others from the file (`EX_STATE`). The kernel tells this thread
-which experts it will multiply, and which the next layer will probably choose. A pass of few tokens multiplies the
-experts in memory first, and each other expert when it has been read. It keeps the outputs until the end, and adds them
-in ascending order of the experts, too.
+which experts have been chosen, and which experts the next layer will probably choose. A pass of few tokens multiplies
+the experts in memory first, and each other expert when it has been read. The pass keeps the outputs until the end, and
+adds them in ascending order of the experts, too.
 """
 
 from __future__ import annotations
@@ -111,10 +111,9 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups:
     """Write the score of each expert: the sigmoid of its logit, or `exp(logit - largest logit)` for a softmax.
 
     Afterwards `choose` takes the experts with the largest numbers in `logits`. So if the choice depends on other
-    numbers than the logits, replace the logits: with sigmoids by the sigmoids; with a softmax and a bias or groups by
-    the probabilities; and add the bias if there is one. `bias` is the address of a number for each expert, or 0;
-    `groups` is the number of groups, or 0. `logits` and `scores` have n_experts floats, rounded up to whole SIMD
-    vectors.
+    numbers, replace the logits by these: by the sigmoids, or for a softmax with a bias or groups by the probabilities.
+    Then add the bias if there is one. `bias` is the address of a number for each expert, or 0; `groups` is the number
+    of groups, or 0. `logits` and `scores` have n_experts floats, rounded up to whole SIMD vectors.
     """
     total = np.float32(1)
     if sigmoid != 0:
@@ -303,9 +302,9 @@ def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
 
 @jit
 def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, scores: int, ids: int, rest: int) -> None:
-    """Tell the thread which experts the router of mixture `of`, in the next layer, chooses for this layer's input x.
+    """Mark as guessed the experts that the router of mixture `of`, in the next layer, chooses for this layer's input x.
 
-    The next layer's own input is similar, so most of the experts that it will choose are among these.
+    The next layer's own input is similar, so most of the experts that it will choose are among the guessed ones.
     """
     n_experts, n_used = of[EX_COUNT], of[EX_USED]
     weight, bias, eps = of[EX_NORM_WEIGHT], of[EX_NORM_BIAS], np.float32(number(of[EX_NORM_EPS]))

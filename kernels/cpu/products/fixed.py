@@ -108,7 +108,7 @@ def _add_panel(
 ) -> None:
     """Add the products of the rows of one panel of matrix m over DEPTH columns, from `column` on.
 
-    The panel has PANEL_ROWS rows from row `first` on, but no rows from row `end` on. It is multiplied with the tokens
+    The panel has at most PANEL_ROWS rows: from row `first` to at most row `end - 1`. It is multiplied with the tokens
     of groups `group` to `last - 1`. `y` is the address of the products, PANEL_ROWS floats for each token. Scratch
     memory is FORMAT_SCRATCH bytes, then a panel of rows.
     """

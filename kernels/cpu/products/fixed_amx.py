@@ -5,15 +5,15 @@ token is two digits, `256 * high + low`. A tile register has 16 lines of 64 byte
 digits, a line of 32 columns for each token, with a tile of quants, in which a line has 4 columns of each of 16 rows.
 The result is a tile of sums, a line of 16 rows for each token. So a block of 32 columns takes four instructions: two
 digits of the tokens, each with the first and with the last 16 rows. Then `256 * (sum of high) + (sum of low)`, times
-both scales, is added to y.
+both scales, is added to the products y.
 
 Formats with a scale for 16 columns use the tile of `fixed_tile.py`, because AMX would not be faster: each instruction
 would multiply 16 columns in the time of 64, and there are twice as many sums.
 
 Sums can leave a tile register only through memory. A multiplication occupies the tile unit for 16 cycles, but its
 result is ready only after 52, and then has to be written. So the code is a pipeline: while 16 rows are multiplied, the
-sums of the other 16 are written, and sums that were written before are added to y, a quarter of the tokens between two
-instructions.
+sums of the other 16 rows are written, and sums that were written before are added to y, those of a quarter of the
+tokens between two AMX instructions.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Tile:
         return word_address(self.builder, self.rows, self.builder.mul(block, ir.Constant(_I64, ROW_WORDS * ROWS)))
 
     def _words_of_tokens(self, block: Any, word: int) -> Any:
-        """Return the address of these words of all tokens."""
+        """Return the address of the words number `word` of all tokens in a block."""
         at = self.builder.add(self.builder.mul(block, ir.Constant(_I64, TOKEN_WORDS)), ir.Constant(_I64, word))
         return word_address(self.builder, self.tokens, self.builder.mul(at, self.n))
 
@@ -163,7 +163,7 @@ class _Tile:
                 builder.store(y, self.y[t][side])
 
     def run(self, n_blocks: Any, *, biased: bool) -> None:
-        """Multiply all blocks: while a block is added to y, the one after it is multiplied."""
+        """Multiply all blocks: while a block is added to y, the next block is multiplied."""
         builder, order = self.builder, [(side, digit) for side in range(2) for digit in range(2)]
         for side, digit in order:
             self.multiply(ir.Constant(_I64, 0), side, digit)

@@ -58,7 +58,7 @@ def quantize(x: Floats) -> Fixed:
 
 
 def multiply(weights: Parts, n_rows: int, x: Fixed) -> Floats:
-    """Return the products (T, N) of N weight rows, given as the parts of their blocks, with tokens (T, K)."""
+    """Return the products (T, N) of N weight rows, given as the `Parts` of their blocks, with tokens (T, K)."""
     # A format whose groups have more than 32 columns has one scale for several blocks.
     size = min(BLOCK, weights.quants.shape[-1])
     repeated = weights.quants.shape[-1] // size

@@ -9,7 +9,8 @@ A lane is a row of the matrix. Weight rows are expanded to panels (`formats/pane
 of at most TOKENS tokens (`pack`), and a tile multiplies one panel of rows with one panel of tokens. Both panels consist
 of words of 4 bytes. They have, for each block of 32 columns:
 
-    a panel of rows: 16 words of each of ROWS rows, their scales and offsets, and the same for the last 16 columns
+    a panel of rows: 16 words of each of ROWS rows, their scales and offsets, and with a scale for each 16 columns the
+        scales and offsets of the last 16 columns
     a panel of n tokens: 16 words of each token, then for each token its scale, its total, its totals of the first and
         of the last 16 columns, and the sum of its quants as an integer; a total is the scale times the sum of the
         quants
@@ -47,9 +48,10 @@ _WIDTH = register_lanes()
 # AVX2 has 16, of which 12 have sums of 8 rows; NEON has 32, of which 24 have sums of 4 rows, separately for high and
 # low bytes.
 TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
-# Number of words per block and token: 16 of quants, with AMX 16 of their digits, the scale, the total, two totals of 16
-# columns, and the sum of the quants as an integer. Below: their positions. With AMX digits are at multiples of 32
-# bytes: tiles whose lines cross cache lines are loaded at half the speed.
+# Positions of a token's words in a block: 16 words of quants, with AMX 16 words of their digits, the scale, the total,
+# two totals of 16 columns, and the sum of the quants as an integer. TOKEN_WORDS is the number of words. With AMX it is
+# a multiple of 8, so that digits are at multiples of 32 bytes: tiles whose lines cross cache lines are loaded at half
+# the speed.
 DIGITS = 16
 SCALE = DIGITS + (16 if TILES else 0)
 TOTAL, HALF_TOTALS, WHOLE_TOTAL, TOKEN_WORDS = SCALE + 1, SCALE + 2, SCALE + 4, SCALE + (8 if TILES else 5)
@@ -265,7 +267,7 @@ if STEP is _pairs:
 
 
 def choice(n: int, step: Step) -> Any:
-    """Make the function that multiplies a panel of rows with a panel of 1 to n tokens, by the tile of this number."""
+    """Make the function that multiplies a panel of rows with a panel of 1 to n tokens, by the tile for their number."""
     own, fewer = tile_of(n, step), choice(n - 1, step) if n > 1 else None
 
     @jit
@@ -297,9 +299,10 @@ multiply_panels = choice(TOKENS, STEP)
 
 @intrinsic
 def _pack_block(typing: Any, quants: Any, to: Any, t: Any, n: Any) -> Any:
-    """Write 32 int16 at address `quants` as the 16 words of token t of n, and as digits, to the block at address `to`.
+    """Write 32 int16 at address `quants` as the 16 words of token t of n to the block at address `to`.
 
-    A pair is columns 4 i and 4 i + 2, or columns 4 i + 1 and 4 i + 3, as in a panel of rows (`formats/panels.py`).
+    With AMX also write their digits. A pair is columns 4 i and 4 i + 2, or columns 4 i + 1 and 4 i + 3, as in a panel
+    of rows (`formats/panels.py`).
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -100,8 +100,9 @@ def _add_stretch(
 ) -> int:  # fmt: skip
     """Add the products of n expanded rows and a span of tokens over the stretch that begins at `column`.
 
-    Memory for the sums between two sweeps follows the memory of GEMM_ROWS expanded rows. Meanwhile prefetch memory
-    from address `ahead` on, `step` bytes for each 16 columns of each tile; return the address after it.
+    Meanwhile, prefetch memory from address `ahead` on, `step` bytes for each 16 columns of each tile. Return the
+    address after the prefetched bytes. Memory for the sums between two sweeps follows the memory of GEMM_ROWS expanded
+    rows.
     """
     whole = ceil_div(min(STRETCH, job[K] - column), LANES) * LANES
     weights, kept, x = floats(expanded), floats(expanded + _EXPANDED), floats(job[X])

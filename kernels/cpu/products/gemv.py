@@ -49,8 +49,8 @@ _FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
 # Prefetch distance in bytes for a single input vector. It is short, because the hardware also prefetches the four rows.
 _AHEAD = 1024
 # For several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
-# the prefetch distance is a number of whole rows: so many that their parts in one stretch have at least this number of
-# bytes.
+# the prefetch distance is a whole number of rows, whose parts in one stretch have at least this number of bytes
+# together.
 _AHEAD_OF_PIECES = 2048
 
 

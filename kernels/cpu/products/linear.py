@@ -211,8 +211,8 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
     for i in range(TABLE + b[MATRICES] * WIDTH):
         job[i] = b[i]
     job[T] = n_tokens
-    # A norm of the output needs whole rows, which are complete only after the job. So the residual is then added after
-    # the norm.
+    # A norm of the output needs whole rows, which are complete only after the job. So if there is such a norm, the
+    # residual is added after the norm.
     added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     if b[FIXED] != 0:
         _keep(job, b, True)

@@ -1,4 +1,4 @@
-"""Jobs of linear layers: the words of a job, the mapping of chunks to matrices and rows, and the end of a product."""
+"""Jobs of linear layers: the words of a job, the rows of a chunk, and bias, activation and residual."""
 
 from __future__ import annotations
 

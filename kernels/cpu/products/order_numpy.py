@@ -158,8 +158,8 @@ def _attend_token(
 # e**LEAST replaces smaller exponentials, some of which would be subnormal numbers.
 LEAST = -700.0
 LOG2_E = 1.4426950408889634
-# Adding this number to a float64 rounds it to an integer, because the sum is so large that it has no fraction bits. The
-# low bits of the sum are the integer.
+# Adding this number to a float64 rounds the float64 to an integer, because the sum is so large that its last bit stands
+# for 1. The low bits of the sum are the integer, in two's complement.
 ROUNDER = 1.5 * 2.0**52
 
 # 2**r is computed as the Taylor polynomial of degree 6 of 2**(r / 8), squared three times. The relative error is below

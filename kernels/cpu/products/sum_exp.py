@@ -51,7 +51,10 @@ def widen(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def add_to_exponent(typing: Any, a: Any, n: Any) -> Any:
-    """Return `a * 2**n`, which must be a normal number. The integer n is the low 12 bits of each lane of `n`."""
+    """Return `a * 2**k`, which must be a normal number, given `n = ROUNDER + k` with an integer k.
+
+    The low 12 bits of n are k in two's complement. They are added to the high 12 bits of a, sign and exponent.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = (builder.bitcast(arg, _INTS) for arg in args)
@@ -84,7 +87,10 @@ def exp(x: Any) -> Any:
 
 @entry
 def sum_exp(row: int, n: int, top: float, out: int) -> None:
-    """Write `sum(exp(row - top))`, a float64, to address `out`; at `row` are n float32, `top` their largest."""
+    """Write `sum(exp(row - top))`, a float64, to address `out`.
+
+    `row` is the address of n float32, and `top` is the largest of them.
+    """
     x, largest, sums = floats(row), splat(top), splat(0.0)
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):

@@ -1,6 +1,7 @@
 """Register tiles, generated for registers of any width: dot products, and sums of weighted rows.
 
-This is the order of summation of every float32 dot product, to the last bit (`order_numpy.py` defines it in NumPy):
+This is the order of summation of the float32 dot products of linear layers and attention scores, to the last bit
+(`order_numpy.py` defines it in NumPy):
 
     Columns are cut into stretches of STRETCH columns; the last one may be shorter. A stretch has 16 sums. Sum l adds
     columns l, l + 16, l + 32, ... of the stretch in this order, from zero, by `sum = fma(weight, x, sum)`. Halves of
@@ -209,7 +210,7 @@ def _rows_of(builder: Any, first: Any, row: Any, n: int) -> list[Any]:
 
 
 def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Operand]:
-    """Return operands for float rows or vectors, from element `first` on; 16 columns take `step` floats of them."""
+    """Return operands for float rows or vectors, from element `first` on; 16 columns are stored as `step` floats."""
     kind = ir.VectorType(_F32, register_lanes())
 
     def operand(pointer: Any) -> Operand:
@@ -226,8 +227,8 @@ def _sweep(
 ) -> list[Any]:  # fmt: skip
     """Return one register of sums for each pair of a row and a vector; the pairs of the first vector come first.
 
-    For each LANES columns prefetch the bytes at each pointer of `after`, and advance it by `step` bytes. Prefetching
-    between the two steps of an iteration would make LLVM write sums of six vectors to the stack (AVX-512).
+    For each LANES columns prefetch the cache line at each pointer of `after`, and advance the pointer by `step` bytes.
+    Prefetching between the two steps of an iteration would make LLVM write sums of six vectors to the stack (AVX-512).
     """
     kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
@@ -276,7 +277,8 @@ def keep_dots(
 ) -> None:
     """Make the first of AVX2's two sweeps; `add_dots` with the same `kept` makes the second one.
 
-    Arguments are those of `add_dots`; `w` and `x` begin with the first parts. `kept` gets at most `KEPT` floats.
+    Arguments are those of `add_dots`, but w and x are the first parts of rows and vectors. At most `KEPT` floats are
+    written to `kept`.
     """
     if n_vectors == 1:
         _keep_1(w, at, w_row, x, x_at, x_row, n, kept, kept_at)
@@ -336,9 +338,9 @@ def dots_of(read: Read, *, widens: bool) -> Any:
     The kernel writes `dot(row r, vector t of x)` to `y[y_at + t * y_row + r]`, for n_rows rows and up to
     `tile_vectors()` vectors, in the order of `add_dots`. Rows are `w_row` bytes apart from address w on; vector t
     begins at element `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. Up to three
-    more products may be written after that of the last row. Each element is converted to float32 in a register, once
-    for all vectors; `widens` is False if rows are float32. `ahead` is the prefetch distance of rows in bytes, or 0 for
-    no prefetch. With a prefetch, a second array at address `also` is prefetched at the offsets of the current rows.
+    more products may be written after the product of the last row. Each element is converted to float32 in a register,
+    once for all vectors; `widens` is False if rows are float32. `ahead` is the prefetch distance of rows in bytes, or 0
+    for no prefetch. With a prefetch, a second array at address `also` is prefetched at the offsets of the current rows.
     """
 
     @intrinsic
@@ -505,7 +507,7 @@ def _weighted_part(
     builder: Any, weights: list[Any], element: Callable[[Any, Any], Any], n: Any, e: Any, targets: list[Any],
     together: int, more: Any,
 ) -> None:  # fmt: skip
-    """Sum `together` registers of all rows from element e on. If `more`, the sums continue those in the targets."""
+    """Sum `together` registers of all rows from element e on. If `more`, begin with the sums in the targets."""
     width = register_lanes()
     kind = ir.VectorType(_F32, width)
     sums = [_zeros(builder, kind, together) for _ in weights]

@@ -96,7 +96,7 @@ def _four(
         v: the values.
         v_at: index in v of the token's value in the first of these columns.
         decay: the factor of the matrix, in every lane.
-        strength: the factor of the correction (beta), in every lane.
+        strength: the factor of the correction, `sigmoid(beta)`, in every lane.
         out: the output.
         to: index in out of the first of these columns.
     """
@@ -152,7 +152,7 @@ def _one(
 
 @jit
 def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
-    """Write the scaled query and key of token t to qk[at:], then its decay and its beta (strength of correction)."""
+    """Write the scaled query and key of token t to qk[at:], then its decay and `sigmoid(beta)`."""
     n, n_keys = block[DELTA_KEY_DIM], block[DELTA_KEYS]
     row = 2 * n_keys * n + block[DELTA_VALUES] * block[DELTA_VALUE_DIM]
     x, of_head = floats(job[X]), head // block[DELTA_SHARED] % n_keys * n
@@ -226,7 +226,7 @@ def delta_net(
         gate_row: elements from one row of the gate to the next.
         beta: address of beta, (T, H).
         beta_row: elements from one row of beta to the next.
-        step: address of the time step, (T, H).
+        step: address of the time step before its bias and softplus, (T, H).
         step_row: elements from one row of the time step to the next.
         states: address of the states, (slots, H, E, P).
         runs: address of the runs, int64 (n, RUN_WIDTH).

@@ -148,7 +148,7 @@ def _prepare(job: Any, block: Any, head: int, t: int, of: Any, at: int) -> None:
 
 @jit
 def _piece(job: Any, block: Any, head: int, first: int, n: int, source: int, target: int, of: Any) -> None:
-    """Apply n tokens, from row `first` on, to one head; `source` and `target` are the indices of its matrices."""
+    """Apply n tokens, from row `first` on, to one head; read its matrix at index `source`, write it at `target`."""
     N, P, H, G = block[SPACE_STATE_DIM], block[SPACE_HEAD_DIM], block[SPACE_HEADS], block[SPACE_GROUPS]
     m, x, out = floats(job[STORE]), floats(job[X]), floats(job[OUT])
     row, width = (H * P + 2 * G * N), H * P
@@ -217,7 +217,7 @@ def state_space(
     address: int, block: int, n_rows: int, x: int, gate: int, gate_row: int, step: int, step_row: int, states: int,
     runs: int, n_runs: int, out: int,
 ) -> None:  # fmt: skip
-    """Compute the state space of Mamba2, multiply its output with the SiLU of its gate, and norm it.
+    """Compute the state space of Mamba2, multiply its output with the SiLU of its gate, and norm the product.
 
     If SPACE_NORM is 0, there is no norm.
 
@@ -228,7 +228,7 @@ def state_space(
         x: address of T contiguous rows, each with the inputs, B and C of a token.
         gate: address of the gate, (T, H * P).
         gate_row: elements from one row of the gate to the next.
-        step: address of the time step, (T, H).
+        step: address of the time step before its bias and softplus, (T, H).
         step_row: elements from one row of the time step to the next.
         states: address of the states, (slots, H, N, P).
         runs: address of the runs, int64 (n, RUN_WIDTH).
