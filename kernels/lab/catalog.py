@@ -38,7 +38,7 @@ _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
 # The references of fused kernels propagate the error of their products through the formula.
 _CARRIED = "the bound of its formula"
-# First the kernels of the ladder, from slow to fast.
+# First the kernels of the ladder (kernels of the same product, from slow to fast).
 _ABOUT = {
     "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
     "simd_per_row": About(_ANY, _LANES, _SUM),
@@ -125,13 +125,13 @@ class Entry:
 def check_entries(
     every: Sequence[Entry], executor: ExecutorName, orders: Orders, progress: Progress | None = None
 ) -> list[Verdict]:
-    """Check kernels in all shapes. CUDA's rules are checked, too, because the kernels also run on CUDA.
+    """Check kernels in all shapes. CUDA's rules are checked, too, because the backend `cuda` uses the same kernels.
 
     In the emulator, later kernels are compiled while earlier kernels run.
 
     Args:
         every: the kernels.
-        executor: where they run.
+        executor: the executor.
         orders: seeds and builds.
         progress: called after each shape with the number of finished shapes and the number of all shapes.
     """

@@ -88,7 +88,7 @@ def attention(
         owner: (R,) int32, the sequence of each row.
         position: (R,) int32, from 0 on: a row attends to positions up to its own.
         page: positions per page.
-        window: number of latest positions, including its own, that a row attends to; 0 for all positions; -C for the
+        window: a row attends to this number of positions, up to and including its own; 0 for all positions; -C for the
             positions of the row's chunk, where chunk i has positions [i * C, (i + 1) * C).
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; None for no soft cap.

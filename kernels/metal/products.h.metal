@@ -201,8 +201,7 @@ METAL_FUNC void multiply_rows(
 }
 
 // Add the sums of KS adjacent SIMD-groups, each of which has one segment, in the order of segments. Only the first
-// SIMD-group gets the result. `parts` has space for COUNT sums of each of the four groups of eight lanes of each
-// SIMD-group.
+// SIMD-group gets the result. `parts` has space for COUNT sums per eight lanes, 4 * COUNT per SIMD-group.
 template <int COUNT, int KS>
 METAL_FUNC void add_segments(thread float* sums, threadgroup float* parts, int simdgroup, int lane) {
   if (KS > 1) {
