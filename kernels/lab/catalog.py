@@ -30,14 +30,14 @@ class About(NamedTuple):
     unit: str
 
 
-_ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of norm_rows"
+_ROWS = "K a multiple of 32, 1 to 8 vectors, or any number after a launch of norm_rows"
 _ANY = "K a multiple of 32, any number of vectors"
 # Bounds in float32 epsilons (2^-23). The references count roundings (2^-24), which are half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
-# The references of fused kernels propagate the error of their products through the formula.
-_CARRIED = "the bound of its formula"
+# The references of fused kernels compute a bound per element: the products' error bounds, carried through the formula.
+_CARRIED = "the reference's bound"
 # First the kernels of the ladder (kernels of the same product, from slow to fast).
 _ABOUT = {
     "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
