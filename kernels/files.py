@@ -78,7 +78,7 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
             path.mkdir()
             try:
                 lock = os.open(path, os.O_RDONLY)
-            except FileNotFoundError:  # another process has removed the folder, which is not locked yet
+            except FileNotFoundError:  # another process has removed the folder, which was not locked yet
                 continue
         else:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)

@@ -19,6 +19,7 @@ from ..launch import Shape, Size
 from .arrays import Sizes, in_numpy
 from .experiment import check_names, check_parameters, check_switches, check_threadgroup, three
 
+
 @dataclass(frozen=True, eq=False)
 class MetalLaunch:
     """The arguments of one launch of a kernel in a complete .metal file.

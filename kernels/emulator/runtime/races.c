@@ -2,8 +2,8 @@
 // ThreadSanitizer's functions; the functions here have the same names.)
 //
 // Two accesses to the same byte race if different threads make them, at least one of them writes, and nothing orders
-// them. A threadgroup_barrier orders the accesses of a threadgroup's threads, and a simdgroup_barrier those of a
-// SIMD-group's lanes, to the memory that the mem_flags name. Other SIMD-group operations order nothing.
+// them. A threadgroup_barrier orders the accesses of a threadgroup's threads, and a simdgroup_barrier the accesses of a
+// SIMD-group's lanes. Both order only the memory that the mem_flags name. Other SIMD-group operations order nothing.
 // atomic_thread_fence orders the accesses of one thread before a fence and the accesses of another thread after a later
 // fence. Only outputs and threadgroup memory are watched, because other memory is read-only or private to a thread.
 #include "runtime.h"
