@@ -78,7 +78,7 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
             path.mkdir()
             try:
                 lock = os.open(path, os.O_RDONLY)
-            except FileNotFoundError:  # another process found it unlocked and removed it as a dead process's draft
+            except FileNotFoundError:  # another process has removed the folder, which was not locked yet
                 continue
         else:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -133,7 +133,8 @@ def _candidates(name: str, home: str, given: str | None) -> Iterator[Path]:
         yield Path(given)
     if Path(home).is_absolute():  # a relative path means that the home folder is unknown
         yield Path(home) / "mlx_engine" / name
-    # The name is fixed, so that later processes find the compiled files. Some systems have no temporary folder.
+    # The name is fixed, so that later processes find the compiled files. `gettempdir` is called last, because it raises
+    # an error on systems without a temporary folder.
     yield Path(tempfile.gettempdir()) / f"mlx_engine-{name}-{_user()}"
 
 

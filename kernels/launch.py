@@ -6,9 +6,10 @@ machine has.
 
 For `mx.fast.cuda_kernel`, a header (`cuda.cuh`) defines the Metal functions that the kernels use, and address spaces
 such as `device` are removed from the text. A macro could not remove them, because CUDA's own headers define
-`__device__` with the word `device`. The kernels use only features that Metal and CUDA share: threadgroups of one
-dimension, grids of whole threadgroups, arrays of one element instead of scalar arguments, shapes read one element at a
-time. A run on CUDA can reveal data races that the emulator misses; its speed does not predict speed on Metal.
+`__device__` with the word `device`. Except for `prompt_product_tensors`, which needs Metal's tensors, the kernels use
+only features that Metal and CUDA share: threadgroups of one dimension, grids of whole threadgroups, arrays of one
+element instead of scalar arguments, shapes read one element at a time. A run on CUDA can reveal data races that the
+emulator misses; the speed on CUDA does not predict the speed on Metal.
 """
 
 from __future__ import annotations
@@ -246,7 +247,7 @@ def cuda_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
 
     Raises:
         ValueError: the kernel needs a feature that `mx.fast.cuda_kernel` lacks.
-        RuntimeError: MLX was built without CUDA. (MLX without Metal raises only when a Metal kernel is called.)
+        RuntimeError: MLX was built without CUDA.
     """
     if kernel.atomic_outputs or kernel.math_mode != "safe":
         raise ValueError(f"kernel {kernel.name}: CUDA has no atomic outputs, and no math mode but 'safe'")

@@ -8,7 +8,7 @@ threads wait.
 
 A kernel can be compiled in three builds with different checks; a correct kernel passes in each of them. The `seed`
 chooses the order of threads; a correct kernel has the same bits for every seed, except in atomic sums and in products
-of tensors. README.md lists the mistakes that the emulator finds, and what it cannot show.
+of tensors (`matmul2d`). README.md lists the mistakes that the emulator finds, and those that it cannot find.
 
 Textures are not supported. In the body of a `metal_kernel`, two more constructs are not supported: copying a structure
 out of device memory, and calling a member function of an object outside the address space `thread`.

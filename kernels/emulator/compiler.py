@@ -277,8 +277,8 @@ def runtime_library() -> Path:
 
 
 # Text with tensors is compiled as C++23: `matmul2d` takes structures as template arguments, and `tensor[i, j]` has
-# several indices. For such text the SLP vectoriser is off, because that of Clang 22 fails on loads of bools, such as
-# attention masks.
+# several indices. For such text the SLP vectoriser is off, because Clang 22's SLP vectoriser fails on loads of bools,
+# such as attention masks.
 _TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|cooperative_tensor|d?extents\s*<)")
 
 

@@ -327,7 +327,7 @@ def located(fault: MemoryFaultError, repeat: Callable[[str], object]) -> MemoryF
 
 
 def _damage(name: str, buffer: Buffer, offset: int) -> Finding:
-    """Return the finding for a write outside of an output, which has changed a byte there."""
+    """Return the finding for a write outside of an output, `offset` bytes after the output's start."""
     where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
     if offset == buffer.bytes:
         where = "just past its end"

@@ -91,10 +91,10 @@ def emulate(
     """Within this context, replace `mx.fast.metal_kernel` in the whole process: its kernels run in the emulator.
 
     Each call of such a kernel runs once per build and seed, but in the build "races" only once. The call raises an
-    error for the first run with mistakes, or if the results of two runs differ, unless the outputs are atomic.
-    `mx.compile` is switched off, so compiled functions run op by op. Kernels made before the context, for instance by a
-    module that is already imported, are not emulated: import such modules within the context. Kernels made within the
-    context stay emulated after it.
+    error at the first run with mistakes. It also raises an error if the results of two runs differ; atomic outputs are
+    not compared. `mx.compile` is switched off, so compiled functions run op by op. Kernels made before the context, for
+    instance by a module that is already imported, are not emulated: import such modules within the context. Kernels
+    made within the context stay emulated after it.
 
     Args:
         builds: any of "spaces", "undefined" and "races"; see `MetalKernel.__call__`.

@@ -286,8 +286,8 @@ class MetalKernel:
             build: which checks are made besides those of bounds and convergence. "spaces": address spaces. "undefined":
                 also undefined behaviour. "races": data races; this build is several times slower.
             lanes: "active": SIMD-group operations are over the lanes that reach them, as in Metal. Reading a lane that
-                does not reach the operation is an error, except in shift operations such as `simd_shuffle_down`: they
-                return NaN (`statistics.undefined`), because a sum in pairs reads such values but does not use them.
+                does not reach the operation is an error. Shift operations such as `simd_shuffle_down` return NaN
+                instead (`statistics.undefined`), because a sum in pairs reads such values but does not use them.
                 "all": all 32 lanes must reach the operation, as CUDA requires.
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default "end" for even

@@ -107,7 +107,7 @@ def _threadgroup_memory(text: str) -> Iterator[Breach]:
 
 
 def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
-    """Return explanations of clang's errors that its messages do not make clear, one per line; "" for none."""
+    """Return explanations of those errors that clang's own messages do not explain, one per line; "" for none."""
     others = [hint.format(*found.groups()) for pattern, hint in _HINTS if (found := pattern.search(error))]
     return "".join(f"\nhint: {hint}" for hint in (*_attributes(error), *_tiny_inputs(error, inputs), *others))
 

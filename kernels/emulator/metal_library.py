@@ -192,7 +192,9 @@ class Library:
         return WholeKernel(self.name, self._text, found, values)
 
     def prepare(self, kernels: Sequence[WholeKernel], build: str = "spaces") -> None:
-        """Compile kernels of this file as one translation unit, which is faster. Function constants must be equal.
+        """Compile kernels of this file as one translation unit, which is faster than one unit per kernel.
+
+        The kernels must have the same function constants.
 
         Raises:
             CompileError: a kernel does not compile.

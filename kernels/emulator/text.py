@@ -44,7 +44,7 @@ _COMPARED = r"""
 
 
 def compares_numbers(text: str, arrays: Sequence[str]) -> bool:
-    """Return whether the text seems to compare floating-point numbers: elements of `arrays`, or its float variables."""
+    """Return whether the text seems to compare floating-point numbers: elements of `arrays`, or float variables."""
     code = code_only(text)
     names = "|".join(map(re.escape, sorted({*arrays, *_FLOAT.findall(code)})))
     compared = re.compile(_COMPARED.replace("NAMES", rf"\b(?:{names})"), re.VERBOSE)

@@ -216,7 +216,7 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
 
 
 def _split(type_: str, values: NDArray[Any]) -> StoredMatrix:
-    """Return the matrix with these blocks of a file, repacked."""
+    """Repack a file's blocks; raise ValueError for MLX's types, which have no blocks in GGUF."""
     modules = {"q8_0": split_q8_0, "q4_0": split_q4_0, "q4_k": split_q4_k, "q6_k": split_q6_k}
     if type_ not in modules:
         raise ValueError(

@@ -281,7 +281,7 @@ def seconds_per_launch(launch: Launch, sets: Sequence[list[mx.array]], executor:
 
 
 def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
-    """Return the seconds per call of functions that return lazy arrays: the median of samples, each of all calls."""
+    """Return the seconds per call of functions that return lazy arrays: the median of samples that run all calls."""
     rounds = -(-LEAST_LAUNCHES // len(calls))
     mx.eval([call() for call in calls])
     samples: list[float] = []

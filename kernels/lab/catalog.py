@@ -30,15 +30,15 @@ class About(NamedTuple):
     unit: str
 
 
-_ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of norm_rows"
+_ROWS = "K a multiple of 32, 1 to 8 vectors, or any number after a launch of norm_rows"
 _ANY = "K a multiple of 32, any number of vectors"
 # Bounds in float32 epsilons (2^-23). The references count roundings (2^-24), which are half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
-# The references of fused kernels propagate the error of their products through the formula.
-_CARRIED = "the bound of its formula"
-# First the kernels of the ladder, from slow to fast.
+# The references of fused kernels compute a bound per element: the products' error bounds, carried through the formula.
+_CARRIED = "the reference's bound"
+# First the kernels of the ladder (kernels of the same product, from slow to fast).
 _ABOUT = {
     "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
     "simd_per_row": About(_ANY, _LANES, _SUM),
@@ -125,13 +125,13 @@ class Entry:
 def check_entries(
     every: Sequence[Entry], executor: ExecutorName, orders: Orders, progress: Progress | None = None
 ) -> list[Verdict]:
-    """Check kernels in all shapes. CUDA's rules are checked, too, because the kernels also run on CUDA.
+    """Check kernels in all shapes. CUDA's rules are checked, too, because the backend `cuda` uses the same kernels.
 
     In the emulator, later kernels are compiled while earlier kernels run.
 
     Args:
         every: the kernels.
-        executor: where they run.
+        executor: the executor.
         orders: seeds and builds.
         progress: called after each shape with the number of finished shapes and the number of all shapes.
     """

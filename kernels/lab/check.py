@@ -42,7 +42,7 @@ class Failure:
         seed: seed of the order of threads, or on a GPU the number of the run; None if the mistake is that runs differ.
         build: the emulator's build that found the mistake; None on a GPU.
         text: description of the mistake.
-        findings: all mistakes of this run in the emulator, as values.
+        findings: all mistakes of this run in the emulator.
         rank: how specific the text is: 0, the most specific, for an access out of bounds or a kernel that did not run;
             the largest rank for wrong values of unknown cause.
     """
@@ -65,7 +65,8 @@ class Verdict:
         shapes: number of shapes.
         runs: number of runs with all seeds and builds.
         worst: the largest error found, in the unit of `bound`.
-        bound: the largest accepted error. For an experiment, its unit is a float32 epsilon (2^-23) of the magnitude.
+        bound: the largest accepted error. For an experiment, the unit is a float32 epsilon (2^-23) times
+            `Experiment.magnitude`.
         failures: the wrong shapes, the smallest first.
         notes: possible mistakes that the emulator found.
         seconds: duration, including compilation.
@@ -178,8 +179,8 @@ def check(
     """Run a kernel over many shapes and compare its outputs with its reference in float64.
 
     In the emulator, threads run in a different order with each seed. A result whose bits depend on the order is wrong,
-    however small the difference; exceptions are atomic outputs and products of tensors. A GPU chooses the order itself,
-    so there a shape simply runs as often as there are seeds.
+    however small the difference; exceptions are atomic outputs and kernels that use `matmul2d`. A GPU chooses the order
+    itself, so there a shape simply runs as often as there are seeds.
 
     Args:
         experiment: the kernel.
@@ -381,7 +382,7 @@ def _examine(
                 statistics = statistics_of(case.launch)
                 notes += notes_of(case.launch)
                 undefined = f"\n{statistics.undefined}" if statistics.undefined else ""
-                any_order |= statistics.tensor_operations > 0  # Metal does not define the order of a product's sums
+                any_order |= statistics.tensor_operations > 0  # Metal does not define the order of sums in `matmul2d`
         wrong = None if any_order else _unsteady(case.launch, results)
         if wrong is not None:
             return worst, runs, _wrong(case, None, build, wrong, undefined, orders), notes
@@ -424,7 +425,7 @@ def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None
 def _causes(
     launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong
 ) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
-    """Return possible causes of a wrong element: (a build, its error) or None; the notes and the last writer."""
+    """Return possible causes of a wrong element: (a build, its error) or None; notes, and the element's last writer."""
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])
     index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0

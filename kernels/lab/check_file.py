@@ -90,7 +90,7 @@ def check_file(
     Python file with `MetalExperiment` objects as the first of `arguments`.
 
     Args:
-        file: a Python file, or one that ends in .metal.
+        file: a Python file or a .metal file.
         arguments: arguments of the program; with a .metal file, the Python file first.
         orders: seeds for the order of threads, and builds and switches of the emulator; by default seeds 0 and 1, all
             builds and no switches.

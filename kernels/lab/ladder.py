@@ -103,9 +103,8 @@ def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[
     """Yield a prompt's results: one per product of a layer, type of weights, type of activations and kernel.
 
     On a GPU, each result has the operations per second. If the GPU refuses a kernel, the result has the reason instead;
-    for example, older versions of macOS have no `matmul2d`. In the emulator, results are operation counts, of only one
-    type of weights and one of activations. The head is left out, because a prompt needs only one row of
-    logits.
+    for example, older versions of macOS have no `matmul2d`. In the emulator, results are operation counts for one type
+    of weights and one type of activations. The head is left out, because a prompt needs only one row of logits.
     """
     emulated = executor == "emulator"
     vectors = COUNTED if emulated else PROMPT

@@ -19,12 +19,12 @@ from ..launch import Shape, Size
 from .arrays import Sizes, in_numpy
 from .experiment import check_names, check_parameters, check_switches, check_threadgroup, three
 
-# `check` uses a `MetalLaunch` like a `kernels.launch.Launch`; it has the same attributes as far as `check` needs them.
-
 
 @dataclass(frozen=True, eq=False)
 class MetalLaunch:
     """The arguments of one launch of a kernel in a complete .metal file.
+
+    The class has those attributes of `kernels.launch.Launch` that `check` reads.
 
     Attributes:
         kernel: the kernel, from `kernels.emulator.library`.
@@ -98,14 +98,14 @@ Buffers = Mapping[int, Any]
 class MetalExperiment:
     """A kernel of a .metal file with everything needed to run and check it in the emulator.
 
-    The names of a function's parameters choose its arguments: sizes; in `buffers` also `rng`; in `reference` also
-    `buffers`, a dict of the buffers by index, with floats as float64.
+    The functions below are called with the values that their parameters name: sizes; for `buffers` also `rng`, a random
+    generator; for `reference` also `buffers`, a dict of the buffers by index, with floats as float64.
 
     Attributes:
         file: the .metal file.
         function: the kernel's name, or its `host_name` if it has one.
-        buffers: function that returns the buffers in order or by index, as a call of `library`'s kernel takes them:
-            arrays, structures, numbers, and `Unwritten(shape, dtype)` for outputs.
+        buffers: function that returns a list of the buffers, or a dict by index: arrays, structures, numbers, and
+            `Unwritten(shape, dtype)` for outputs.
         reference: NumPy function that returns a dict of the expected outputs, by the index of the buffer.
         grid: total threads (not threadgroups) in each direction, or a function that returns them.
         threadgroup: threads of a threadgroup in each direction, or a function that returns them.

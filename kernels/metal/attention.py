@@ -1,4 +1,4 @@
-"""Softmax attention over pages of keys and values, which are read in place.
+"""Softmax attention over pages of keys and values, which are read without copying them.
 
 A row is one query token. A threadgroup computes one row for several query heads that share a KV head, so that each key
 is read once for all of them. The bits of a row depend only on its queries and on the keys and values that it attends
@@ -88,8 +88,8 @@ def attention(
         owner: (R,) int32, the sequence of each row.
         position: (R,) int32, from 0 on: a row attends to positions up to its own.
         page: positions per page.
-        window: number of latest positions, including its own, that a row attends to; 0 for all positions; -C for the
-            positions of the row's chunk, where chunk i has positions [i * C, (i + 1) * C).
+        window: a row attends to at most this number of positions, up to and including its own; 0 for all positions; -C
+            for the positions of the row's chunk, where chunk i has positions [i * C, (i + 1) * C).
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; None for no soft cap.
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.

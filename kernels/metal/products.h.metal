@@ -1,7 +1,7 @@
 // The loop of a matrix times vectors, which most kernels share, and its order of summation over the K columns.
 //
 // The order depends only on K. It does not depend on the number of rows, vectors or SIMD-groups, on the tile of a
-// SIMD-group, or on a norm before the product. So the bits of a result do not depend on them, either.
+// SIMD-group, or on a norm before the product. So the bits of a result do not depend on any of these, either.
 // The columns are cut into SEGMENTS segments, and a segment into groups of 16 columns. A segment has eight streams:
 // stream s sums the dot products of groups s, s + 8, s + 16, ... sequentially. The streams are added as a tree,
 // adjacent streams first, and then the segments in their order. Each stream belongs to one lane, so a SIMD-group
@@ -201,8 +201,7 @@ METAL_FUNC void multiply_rows(
 }
 
 // Add the sums of KS adjacent SIMD-groups, each of which has one segment, in the order of segments. Only the first
-// SIMD-group gets the result. `parts` has space for COUNT sums of each of the four groups of eight lanes of each
-// SIMD-group.
+// SIMD-group gets the result. `parts` has space for COUNT sums per eight lanes, 4 * COUNT per SIMD-group.
 template <int COUNT, int KS>
 METAL_FUNC void add_segments(thread float* sums, threadgroup float* parts, int simdgroup, int lane) {
   if (KS > 1) {

@@ -18,10 +18,11 @@ from .layout import StoredMatrix, expanded
 # The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
 # Roundings allowed where several lanes share a row. With eight lanes, a term passes through up to 15 additions within
-# its group of sixteen columns, one addition for each later group of its stream, and a few to add streams and segments.
+# its group of sixteen columns, one addition for each later group of its stream, and a few to add streams and segments
+# (products.h.metal).
 PRODUCT = 4
-# Roundings allowed where one thread or a matrix unit sums a row. If it sums blocks of 32 and then the blocks, a term
-# passes through up to 32 + K / 32 additions. The prompt kernels have no blocks, and a term passes through up to K.
+# Roundings allowed where one thread or a matrix unit sums a row. If a kernel first sums blocks of 32 columns, a term
+# passes through up to 32 + K / 32 additions. The prompt kernels have no such blocks: a term passes through up to K.
 SEQUENTIAL = 8
 # Roundings of the factor of an RMSNorm: 3 + 2. The sum of squares has 4, the division by K one, the addition of epsilon
 # one; the square root halves these 6. `rsqrt` itself has 2.

@@ -33,7 +33,8 @@ METAL_FUNC Sixteen load16(const device half* p) {
   return x;
 }
 
-// Convert four bfloat16 given as bits, which are the upper halves of floats, because not every GPU supports the type.
+// Convert four bfloat16, given as bits, to float: a bfloat16 is the upper half of a float. Not every GPU supports the
+// type bfloat.
 METAL_FUNC float4 upper_halves4(ushort4 v) {
   return float4(as_type<float>(uint(v.x) << 16), as_type<float>(uint(v.y) << 16), as_type<float>(uint(v.z) << 16),
                 as_type<float>(uint(v.w) << 16));

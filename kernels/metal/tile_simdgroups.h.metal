@@ -1,5 +1,5 @@
 // Multiply tiles with `simdgroup_matrix`, 8 x 8 elements at a time, on any GPU; for the kernel prompt_product. A
-// threadgroup has 64 vectors by 64 rows of sums, and each of its four SIMD-groups 32 vectors by 32 rows of them.
+// threadgroup computes the sums of 64 vectors by 64 rows; each of its four SIMD-groups computes 32 by 32 of these sums.
 
 // TILE_STRIDE is the distance in elements between the rows of a tile: 32 columns and 4 of padding, so that rows begin
 // in different memory banks. TILE_HELD is the number of floats of threadgroup memory that store_sums needs.
@@ -40,7 +40,7 @@ METAL_FUNC void add_tiles(
   }
 }
 
-// Write the sums whose row and vector exist to y. They pass through threadgroup memory, 64 at a time, because y has
+// Write to y the sums whose row and vector exist. The sums pass through threadgroup memory, 64 at a time, because y has
 // another type than the sums.
 template <typename T>
 METAL_FUNC void store_sums(

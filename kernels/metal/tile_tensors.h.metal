@@ -43,7 +43,7 @@ METAL_FUNC void add_tiles(thread Sums& sums, threadgroup TILE* vectors, threadgr
   operation.run(left, right, sums);
 }
 
-// Write the sums whose row and vector exist to y.
+// Write to y the sums whose row and vector exist.
 template <typename T, typename Sums>
 METAL_FUNC void store_sums(
     thread Sums& sums, device T* y, threadgroup float* held, int row0, int vector0, int N, int count, int simdgroup,

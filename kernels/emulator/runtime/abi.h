@@ -177,9 +177,9 @@ const msl_layout* msl_layout_of(int operand, int rows, int columns, unsigned sim
 unsigned msl_place_in_scope(unsigned simdgroups);  // the index of the running thread in its scope
 void msl_meet(unsigned simdgroups, const void* brought, const char* what, const char* file, unsigned line,
               msl_met* met);
-void* msl_room(unsigned which, unsigned long bytes);  // scratch memory `which` of four, until the next call for it
+void* msl_room(unsigned which, unsigned long bytes);  // scratch memory 0 to 3, valid until the next call for this one
 unsigned msl_rounds(void);  // whether relaxed precision drops bits in this dispatch
-// c = a * b + c, matrices by rows. The order of summation depends on the seed.
+// c = a * b + c; matrices are stored by rows. The order of summation depends on the seed.
 void msl_multiply_floats(const float* a, const float* b, float* c, unsigned m, unsigned n, unsigned k);
 void msl_multiply_ints(const int* a, const int* b, int* c, unsigned m, unsigned n, unsigned k);
 // End the threadgroup. The format is the text of the mistake, a new line, and advice. If `file` is NULL, the line of

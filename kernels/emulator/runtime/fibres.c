@@ -10,8 +10,8 @@
 // not accessible, so that an overflow faults.
 #define STACK_BYTES (128 * 1024ul)
 
-// In a SIMD-group, each lane's stack begins this number of bytes lower in its place than that of the lane before:
-// addresses a power of two apart share cache sets, so stacks of equal alignment would evict each other.
+// Each lane's stack begins this number of bytes lower in its 128 KiB than the stack of the lane before. Otherwise the
+// distance between stacks would be a power of two, so they would share cache sets and evict each other.
 #define STAGGER_BYTES 320ul
 
 static char* stacks;

@@ -196,7 +196,7 @@ static double inverse_hyperbolic_tangent(double x) {
 
 // ---- the functions that kernels call ----
 
-// Zero, and values that are flushed to zero (denormals.c), are returned with their sign.
+// Odd functions return zero, and values that are flushed to zero (denormals.c), with the sign of the argument.
 #define FUNCTION(NAME, RESULT) \
   float msl_##NAME##f(float x) { return (float)(RESULT); }
 #define ODD_FUNCTION(NAME, RESULT) \

@@ -2,8 +2,8 @@
 // ThreadSanitizer's functions; the functions here have the same names.)
 //
 // Two accesses to the same byte race if different threads make them, at least one of them writes, and nothing orders
-// them. A threadgroup_barrier orders the accesses of a threadgroup's threads, and a simdgroup_barrier those of a
-// SIMD-group's lanes, to the memory that the mem_flags name. Other SIMD-group operations order nothing.
+// them. A threadgroup_barrier orders the accesses of a threadgroup's threads, and a simdgroup_barrier the accesses of a
+// SIMD-group's lanes. Both order only the memory that the mem_flags name. Other SIMD-group operations order nothing.
 // atomic_thread_fence orders the accesses of one thread before a fence and the accesses of another thread after a later
 // fence. Only outputs and threadgroup memory are watched, because other memory is read-only or private to a thread.
 #include "runtime.h"
@@ -23,14 +23,14 @@ typedef struct {
 
 typedef struct {
   accessor by;               // .code is NULL: no access yet
-  unsigned phase, fence, when;  // counts at the access: barriers of the threadgroup, of the SIMD-group, all fences
+  unsigned phase, fence, when;  // number of earlier threadgroup_barriers, simdgroup_barriers, and fences of all threads
   enum { BY_ONE, BY_LANES, BY_SIMDGROUPS } readers;
 } access;
 
 typedef struct {
   access write, read;
   accessor also;  // another thread that has read
-  unsigned written_by;  // 0: never written (atomics count); threadgroup memory: 1 + the last group that wrote; else 1
+  unsigned written_by;  // 0: never written, not even by an atomic; else 1, in threadgroup memory 1 + the writer's group
 } history;  // of one byte
 
 typedef struct {
@@ -281,7 +281,7 @@ void races_note_unwritten(void) {
   for (unsigned i = 0; i < region_count; i++) {
     const region* where = &regions[i];
     if (where->of_group || !where->blank) continue;
-    msl_report found = {.kind = MSL_NOT_WRITTEN, .other = {NULL, NULL, i, 0}};  // one of each output
+    msl_report found = {.kind = MSL_NOT_WRITTEN, .other = {NULL, NULL, i, 0}};  // i: one report per output
     for (uintptr_t k = 0; k < where->bytes; k++) {
       if (where->bytes_of[k].written_by) continue;
       if (!found.count++) found.address = where->start + k;

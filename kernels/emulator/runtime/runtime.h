@@ -22,7 +22,7 @@ typedef struct {
   const char* what;  // the operation at which the thread waits
   const char* file;
   unsigned line;
-  const void* value;  // the value that it passes to a SIMD-group operation
+  const void* value;  // the value that the thread passes to a SIMD-group operation
   unsigned bytes;
   int argument;
   unsigned memory;  // the memory that is ordered by the barrier at which the thread waits
@@ -33,8 +33,8 @@ typedef struct {
   _Alignas(64) unsigned char slots[MSL_SIMD_WIDTH * MSL_SLOT_BYTES];
   _Alignas(64) unsigned char result[MSL_RESULT_BYTES];
   unsigned lanes, unfilled;
-  unsigned unfenced;              // whether no lane has passed the barrier at which all wait
-  unsigned fences[MSL_MEMORIES];  // how often lanes have passed a barrier for device and for threadgroup memory
+  unsigned unfenced;              // whether no lane has passed the current simdgroup_barrier yet
+  unsigned fences[MSL_MEMORIES];  // number of passed simdgroup_barriers: for device memory, for threadgroup memory
 } simdgroup;
 
 // fibres.c

@@ -185,7 +185,7 @@ void signals_restore(void) {
   sigaltstack(&stack_before, NULL);
 }
 
-// Convert addresses of instructions to offsets in their object, as its debug information has them.
+// Convert addresses of instructions to offsets in their shared object, as in the object's debug information.
 void signals_locate(msl_report* report) {
   Dl_info found;
   if (!report->code || !dladdr((void*)report->code, &found)) return;

@@ -1,8 +1,9 @@
 // Tensors: layouts of cooperative tensors, synchronisation of the threads of an operation, and matrix products.
 //
-// The specification defines neither which thread has which element of a cooperative tensor, nor the order of summation.
-// So both depend on the seed. With seed 0, or with the option `m5`, the layout is that of an M5; with seed 1 it is that
-// of simdgroup_matrix, as on older GPUs. Other seeds scatter the elements, and some of them add invalid elements.
+// The specification defines neither which thread has which element of a cooperative tensor (its layout), nor the order
+// of summation. So the layout and the order depend on the seed. With seed 0, or with the option `m5`, the layout is the
+// one of an M5; with seed 1 it is the one of simdgroup_matrix, as on older GPUs. Other seeds scatter the elements, and
+// some of them add invalid elements.
 #include "runtime.h"
 
 #include <stdarg.h>
@@ -179,7 +180,8 @@ const msl_layout* msl_layout_of(int operand, int rows, int columns, unsigned sim
     if (one->operand == operand && one->rows == rows && one->columns == columns && one->simdgroups == simdgroups)
       return &layouts[i];
   }
-  if (operand >= MSL_ROW_RESULTS) msl_layout_of(MSL_DESTINATION, rows, columns, simdgroups);  // its source, first
+  // `following` needs the destination's layout. Make it first, because both would otherwise take the same slot.
+  if (operand >= MSL_ROW_RESULTS) msl_layout_of(MSL_DESTINATION, rows, columns, simdgroups);
   if (layout_count == MAX_LAYOUTS)
     msl_tensor_wrong(NULL, 0, "more than %d sizes of cooperative tensors in one kernel\ndivide the kernel", MAX_LAYOUTS);
   msl_layout* layout = &layouts[layout_count];

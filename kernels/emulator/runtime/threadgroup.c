@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 // Bytes of unmapped memory (guard) on each side of an array. It is far larger than all arrays together, so that a wrong
-// index does not reach the next array. In a process with few addresses, the guard is one page.
+// index does not reach the next array. In a process with few addresses, the guard is 16 KiB.
 #define LARGE_GUARD (16ul << 20)
 #define SMALL_GUARD 16384ul
 #define ALIGNMENT 16ul

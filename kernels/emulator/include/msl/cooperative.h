@@ -19,7 +19,7 @@ MSL_FUNC bool msl_is_never_written(T value) {
   return __builtin_memcmp(&value, &never, sizeof(T)) == 0;
 }
 
-// Type of a cooperative tensor: the `matmul2d` operation for which it was made, and its operand in this operation.
+// The layout type of a cooperative tensor: for which `matmul2d` operation the tensor was made, and as which operand.
 template <int Operand, int Rows, int Columns, class Scope, class Left, class Right>
 struct msl_share {
   typedef Scope scope_t;
@@ -145,7 +145,7 @@ class cooperative_tensor {
   MSL_FUNC const_iterator begin() const { return {this, 0}; }
   MSL_FUNC const_iterator end() const { return {this, get_capacity()}; }
   // `other` is an iterator at an element of another cooperative tensor. Return an iterator at the corresponding element
-  // of this tensor: if this tensor has the results of rows, at the result of the row of that element.
+  // of this tensor: if this tensor has the results of rows, at the result of the row of `other`'s element.
   template <class Other>
   MSL_FUNC iterator map_iterator(Other other) {
     return {this, mapped(other)};

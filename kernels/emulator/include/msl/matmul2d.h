@@ -265,7 +265,7 @@ class matmul2d {
     return {};
   }
 
-  // Whether a destination can be an operand of the next product, which is so if both have the same layout.
+  // Whether a destination can be an operand of the next product: whether destination and operand have the same layout.
   template <class L, class R, class E, class S, class X, class Y>
   MSL_FUNC bool is_compatible_as_left_input(const cooperative_tensor<S, X, Y>& source) const {
     return is_same_v<S, L> && source.places->copies;

@@ -26,7 +26,8 @@ constexpr half operator""h(long double value) { return half(value); }
 constexpr half operator""H(long double value) { return half(value); }
 constexpr bfloat operator""bf(long double value) { return bfloat(float(value)); }
 
-// Packed vectors have the alignment of their elements. Those of 3 elements are missing, because clang's take the space of 4.
+// Packed vectors have the alignment of their elements. Those of 3 elements are in matrices.h, because clang's vectors of
+// 3 elements take the space of 4.
 #define MSL_VECTORS(ELEMENT, NAME)                                                           \
   typedef ELEMENT NAME##2 __attribute__((ext_vector_type(2)));                               \
   typedef ELEMENT NAME##3 __attribute__((ext_vector_type(3)));                               \
