@@ -379,10 +379,8 @@ def dots_of(read: Read, size: int) -> Any:
                         _prefetch_rows(builder, w, also, ahead, row, w_row)
                         after = _all_at(builder, rows, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
                         sums = _float_sums(builder, read, rows, vectors, n, after)
-                    for four, place in zip(
-                        _fours(builder, sums, register_lanes()), _rows_of(builder, _at(builder, y, first), y_row, count),
-                        strict=True,
-                    ):  # fmt: skip
+                    places = _rows_of(builder, _at(builder, y, first), y_row, count)
+                    for place, four in zip(places, _fours(builder, sums, register_lanes()), strict=True):
                         _store(builder, four, place, 0)
 
                 _for_tiles(builder, n_rows, w_row, tile)
@@ -445,9 +443,7 @@ def _parts_of(builder: Any, read: Read, rows: list[Any], first: int) -> list[Ope
     return [operand(row) for row in rows]
 
 
-def _float_sums(
-    builder: Any, read: Read, rows: list[Any], vectors: list[Any], n: Any, after: list[Any]
-) -> list[Any]:
+def _float_sums(builder: Any, read: Read, rows: list[Any], vectors: list[Any], n: Any, after: list[Any]) -> list[Any]:
     """Return the registers of sums of four rows of floats and some vectors, in the order of `_sweep`.
 
     In the last of several sweeps, the rows are in the L1 cache already, so this sweep prefetches the next rows,
