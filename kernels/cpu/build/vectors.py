@@ -344,7 +344,10 @@ larger, smaller = map(_choice, (">", "<"))
 
 @intrinsic
 def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
-    """Return a vector with lanes `first` to `last - 1` of `a`, and the other lanes of `b`; both fit in an int32."""
+    """Return a vector with lanes `first` to `last - 1` of `a`, and the other lanes of `b`.
+
+    `first` and `last` must fit in an int32.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = ir.Constant(_INTS, list(range(LANES)))
