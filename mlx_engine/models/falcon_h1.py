@@ -196,8 +196,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
     is_tied = all(tensor.name != "output.weight" for tensor in made.tensors)
     if mamba2.is_mlx(checkpoint):
         config = as_mlx_has_them(made.config, is_tied=is_tied)
-        head = "absent" if is_tied else "required"
-        made = replace(made, config=config, tensors=tensors(config, table(config, checkpoint), head))
+        found = tensors(config, table(config, checkpoint), "absent" if is_tied else "required")
+        made = replace(made, config=config, tensors=found)
     # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers. The
     # conversion to GGUF is then refused, unless all multipliers are 1.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)
