@@ -1,4 +1,4 @@
-"""A small, readable LLM inference engine on MLX arrays.
+"""A small, readable LLM inference engine; logits are returned as MLX arrays.
 
 The public names are `load`, `Engine`, `Constraint`, `Tensor`, `create_backend`, `open_gguf`, `load_tokenizer` and
 `errors`. Each is imported on first use, so that `import mlx_engine` is fast.

@@ -70,8 +70,8 @@ class AddressOptions:
     ] = None
     allow_host: list[str] | None = option(
         None,
-        "Serve requests to this host name, too; may be given several times. Without it, a server that only "
-        "this machine can reach has the names localhost, 127.0.0.1, [::1] and --host; any other has every name.",
+        "Accept requests to this host name; may be given several times. localhost, 127.0.0.1, [::1] and --host are "
+        "always accepted. Without this option, a server that other machines can reach accepts every host name.",
         metavar="NAME",
         is_rare=True,
     )

@@ -692,8 +692,8 @@ class Summary:
         chunk: the most tokens of the prompt that one pass computes.
         per_chunk: the messages of a pass with `chunk` tokens.
         rates: the expected rates.
-        smallest: the smallest number of ranks like the last one that hold the model as a pipeline; None if no number is
-            enough.
+        smallest: the smallest number of ranks with the last rank's memory that hold the model as a pipeline; None if no
+            number is enough.
         measured: "bandwidth" and "compute", if they were measured on this machine.
     """
 

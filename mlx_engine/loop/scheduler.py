@@ -1,7 +1,7 @@
 """The scheduler: decides which requests run, and which tokens each forward pass computes.
 
-The scheduler does no input or output. Its decisions depend only on the order of calls. It reads the clock only to
-record the times of requests.
+The scheduler does no input or output. It reads the clock only to record times; its decisions depend only on the order
+of calls, except the number of proposed tokens (`speculation.py`), which depends on measured times.
 
 A step runs one forward pass. The pass computes the next token of every answer that is being generated, and runs chunks
 of prompts. While answers are being generated, a pass has few tokens of prompts, so that no answer waits long for the

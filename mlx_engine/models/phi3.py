@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4, dense, with Phi-4-mini.
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini, dense.
 
 Papers: "Phi-3 Technical Report", arXiv 2404.14219; "Phi-4-Mini Technical Report", arXiv 2503.01743. Reference: Hugging
 Face transformers, models/phi3. Differences from Llama: files store queries, keys and values as one matrix, gate and up
