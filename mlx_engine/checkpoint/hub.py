@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -20,6 +21,8 @@ TIMEOUT = 5.0
 # Errors with which the hub refuses a request. They are OSErrors, but not every OSError is a refusal: it may be a full
 # disk or, in older versions of huggingface_hub, a missing network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
+# Errors of the file system, with which a download cannot be written to the cache.
+_LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                 "chat_template.jinja", "*.safetensors", "*.safetensors.index.json"]  # fmt: skip
@@ -50,6 +53,11 @@ def download(repo: str, file: str | None) -> Path:
         if isinstance(error, REFUSALS) and not isinstance(error, LocalEntryNotFoundError):
             raise SourceError(f"{name}: the hub refused: {_first_line(error)}; check the name, and HF_TOKEN") from error
         cached = _cached(repo, file)
+        if cached is None and error.errno in _LOCAL:
+            raise SourceError(
+                f"{name}: the hub's cache folder cannot be written ({error.strerror}); free space, or choose another "
+                "folder with HF_HOME"
+            ) from error
         if cached is None:
             raise SourceError(
                 f"{name}: the hub does not answer ({_first_line(error)}); "
