@@ -357,7 +357,12 @@ def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np
     """
     with path.open("rb") as file:
         line = file.readline(MOST_HEADER)
-    header = json.loads(line) if line.endswith(b"}\n") else {}
+    try:
+        header = json.loads(line)
+    except ValueError as error:
+        raise FormatError(
+            where=str(path), expected="a header in JSON", found=str(error), hint="make it again"
+        ) from error
     for name, wanted in {"vocab_size": n_vocab, **text.identity}.items():
         if header.get(name) != wanted:
             message = f"{path}: was made with another {name}, {header.get(name)}, not {wanted}; make it again"

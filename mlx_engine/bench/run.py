@@ -228,4 +228,6 @@ def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GG
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
-    return loaded if is_kept else BY_NAME.get(backend.activations.upper(), F32)
+    # I16 is also the name of a GGML type, but matrices that fixed point cannot multiply are expanded to float32.
+    expanded = F32 if backend.activations == "i16" else BY_NAME.get(backend.activations.upper(), F32)
+    return loaded if is_kept else expanded
