@@ -187,5 +187,5 @@ def test_ranks_as_processes(tmp_path: Path):
         expected = engine.generate(PROMPT, max_tokens=12).text
     assert code == 0, err
     assert out.strip() == PROMPT + expected
-    assert "the tensors of every layer on 2 ranks" in err
+    assert "tensor parallelism on 2 ranks" in err
     assert [(code, out) for code, out, _ in others] == [(0, "")]
