@@ -191,10 +191,16 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def version() -> str:
-    """Return the version of MLX and a digest of this package's source, because checkouts of one release may differ."""
-    hashed = hashlib.sha256()
-    for file in sorted(PACKAGE.rglob("*.py")):
-        hashed.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
+    """Return the version of MLX and a digest of the source of this package and of its kernels.
+
+    Checkouts of one release may differ. In a checkout, the package has a file `kernels.py`, and the kernels are in the
+    folder next to the package; in a wheel they are inside the package.
+    """
+    hashed, kernels = hashlib.sha256(), PACKAGE.parent / "kernels"
+    folders = [PACKAGE, kernels] if (PACKAGE / "kernels.py").exists() else [PACKAGE]
+    for file in sorted(file for folder in folders for file in folder.rglob("*")):
+        if file.suffix in {".py", ".metal", ".h"}:
+            hashed.update(f"{file.relative_to(PACKAGE.parent)}\n".encode() + file.read_bytes())
     return f"MLX {metadata.version('mlx')}, source {hashed.hexdigest()[:12]}"
 
 
