@@ -160,7 +160,7 @@ def test_logprobs_of_few_logits_are_refused():
     backend = create_backend("simd")
     pick = Sampler(backend, Sampling(), [1], logprobs=False)
     pick.settle(pick.add(3, cast(Array, np.zeros((1, 8), dtype=np.float32)), whole=False))
-    with pytest.raises(ValueError, match="expected all logits, found the largest alone"):
+    with pytest.raises(ValueError, match="expected all logits, found only the largest ones"):
         pick.logprobs()
 
 
