@@ -435,9 +435,9 @@ class Models:
         seconds = model.failed_at + RETRY_SECONDS - self._clock()
         if model.state == "failed" and seconds > 0:
             raise self._failure(model, seconds)
-        most = model.service.worker.queue
-        if len(model.waiting) >= max(1, most):
-            message = f"model {model.name!r} is not loaded, and {most} requests wait for it already; see Retry-After"
+        n = len(model.waiting)
+        if n >= max(1, model.service.worker.queue):
+            message = f"model {model.name!r} is not loaded; requests that wait for it already: {n}; see Retry-After"
             raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "5"})
 
     def _failure(self, model: ServedModel, seconds: float) -> ApiError:
