@@ -76,7 +76,8 @@ if TYPE_CHECKING:
     from .metal.thread_per_output import thread_per_output
     from .metal.tiles import tiles
 
-# The module of each public name. A name that is not listed, such as `matvec`, is in `kernels.metal.NAME`.
+# {public name: the module that defines it}, without the prefix `kernels.`. A public name that is not a key, such as
+# `matvec`, is defined in the module `metal.NAME`.
 _HOMES = {
     "Kernel": "kernel",
     **dict.fromkeys(("counted", "executors", "use"), "launch"),

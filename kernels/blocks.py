@@ -1,10 +1,16 @@
 """The binary layout of quantised blocks: one NumPy structured dtype per format, with fields in file order.
 
 A quantised tensor consists of rows of blocks. In GGUF's formats, a block holds 32, 64 or 256 consecutive weights of
-one row: `d` (and `m`, `dmin`) are float16 scales (and minima), `qs` (`ql`) the low bits of the quants, `qh` and `hmask`
-the high bits, `scales` the packed scales of sub-blocks, `e` the exponent of a power of two, and `signs` the signs of
-weights. The blocks of MLX's types are groups (`group`). `mlx_engine/quant` has one file per format or family of
-formats, which unpacks the quants.
+one row. Its fields are:
+
+- `d`: a float16 scale; `m`, `dmin`: float16 minima; `e`: a scale that is a power of two, as its exponent
+- `qs`, `ql`: the quants, or their low bits; `qh`, `hmask`: the high bits of the quants
+- `scales`, `scales_l`, `scales_h`: the packed scales of sub-blocks
+- `signs`: the signs of weights
+
+In IQ1 to IQ3, `qs`, `qh` and `grid` are bits of indices into a codebook, and may also have bits of signs and scales.
+The blocks of MLX's types are groups (`group`). `mlx_engine/quant` has one file per format or family of formats, which
+unpacks the quants.
 
 All numbers are little-endian, as on every machine that MLX runs on. Blocks are not padded, so they are unaligned.
 

@@ -110,10 +110,10 @@ def _remove(path: Path) -> None:
 
 
 def cache_folder(name: str, *, given: str | None = None) -> Path:
-    """Return the first usable folder of: `given`, `name` in the user's cache, a temporary folder.
+    """Return the first usable folder of: `given`, `name` in the user's cache, and a fixed name in the temporary folder.
 
-    A folder is usable if this user owns it and no other user can write to it. If none is usable, a new temporary folder
-    is made, which is removed at exit.
+    A folder is usable if this user owns it and no other user can write to it. If none is usable, return a folder with a
+    random name in the temporary folder, which is removed at exit.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
     return _first(name, home, given)

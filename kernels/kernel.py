@@ -42,9 +42,9 @@ class Kernel:
     def load(
         cls, name: str, inputs: Sequence[str], outputs: Sequence[str], *, headers: Sequence[str] = (), body: str = ""
     ) -> Kernel:
-        """Return the kernel with the body `metal/NAME.metal`, the headers that all kernels share, and `headers`.
+        """Return the kernel whose body is the file `metal/BODY.metal`. If `body` is "", `name` is used instead.
 
-        NAME is `body` if it is given, for kernels that share a body, and `name` otherwise.
+        The kernel's header joins the files `metal/PART.h.metal` of `HEADERS`, then of `headers`.
         """
         header = "\n".join(_text(f"{part}.h.metal") for part in (*HEADERS, *headers))
         return cls(name, tuple(inputs), tuple(outputs), _text(f"{body or name}.metal"), header)

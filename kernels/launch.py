@@ -96,8 +96,8 @@ def launch(
         The outputs. On a GPU they are lazy: errors of the kernel are raised when an output is evaluated.
 
     Raises:
-        ValueError: the grid does not consist of whole threadgroups (CUDA would run surplus threads in the last one), or
-            a template value is negative.
+        ValueError: the grid does not consist of whole threadgroups (CUDA would run too many threads in the last
+            threadgroup), or a template value is negative.
         ExecutorUnavailableError: the machine has none of the executors.
     """
     if grid[0] % threadgroup[0] or grid[1] % threadgroup[1] or grid[2] % threadgroup[2]:
@@ -107,8 +107,8 @@ def launch(
         counts[kernel.name] += 1
     if negative := [name for name, value in template if isinstance(value, int) and value < 0]:
         raise ValueError(
-            f"{kernel.name}: expected template values of 0 and above, because MLX writes them into the kernel's name, "
-            f"found a negative {', '.join(negative)}"
+            f"{kernel.name}: expected template values >= 0, found a negative {', '.join(negative)}; "
+            "MLX makes the values part of the kernel's name, where '-' is invalid"
         )
     planned = _planned.get()
     if planned is not None:

@@ -1,4 +1,4 @@
-"""A small, readable LLM inference engine on MLX arrays.
+"""A small, readable LLM inference engine; logits are returned as MLX arrays.
 
 The public names are `load`, `Engine`, `Constraint`, `Tensor`, `create_backend`, `open_gguf`, `load_tokenizer` and
 `errors`. Each is imported on first use, so that `import mlx_engine` is fast.
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 # the inputs to 10 bits of mantissa.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 if sys.platform == "darwin":
-    # By default MLX ends a Metal command buffer after about 50 operations, or after 50 MB of inputs, which include the
-    # weights. A token would need about a dozen command buffers, and each costs about 20 us.
+    # By default MLX ends a Metal command buffer after about 50 operations, or after 50 MB of inputs, including weights.
+    # A token would need about a dozen command buffers, of about 20 us each.
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "400")
 

@@ -1,4 +1,4 @@
-"""The result of `Engine.chat`: an answer to a conversation, split into text, reasoning and tool calls."""
+"""The result of `Engine.chat`, an answer split into text, reasoning and tool calls; and its option `tool_choice`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A constraint on the text of an answer: a JSON Schema, a regular expression, a grammar or a choice.
 
-`Constraint` says which texts are allowed. While an answer is generated, `loop/constraint.py` turns it into masks of the
-tokens that may come next. This module imports no third-party library, so that options can be declared and checked
-quickly.
+`Constraint` says which texts are allowed. While an answer is generated, `loop/constraint.py` turns the constraint into
+masks of the tokens that may come next, with the library llguidance. This module imports no third-party library, so
+that options can be declared and checked quickly.
 
 A JSON Schema is checked when its constraint is made. A keyword that the masks would ignore is an error, whose message
 has the keyword's path in the schema.
@@ -35,7 +35,7 @@ UNSUPPORTED = frozenset(
 )  # fmt: skip
 """Keywords of JSON Schema, OpenAPI and llguidance that change which values are valid, but that masks cannot enforce.
 
-`x-guidance`, llguidance's own settings, is refused, too, because `bounded` sets it.
+`x-guidance` has llguidance's own settings. It is refused, because `bounded` writes its own value.
 """
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -120,9 +120,9 @@ class Constraint:
     def grammar(cls, lark: str) -> Constraint:
         """Allow the texts of a grammar in llguidance's variant of Lark, whose first rule is `start`.
 
-        `<name>` is the special token of that name in the vocabulary. `%json {...}` is a JSON Schema. It is checked as
-        in `json_schema`, and allows at most one space between values. A schema with the keyword "x-guidance" is passed
-        to llguidance unchanged and unchecked.
+        `<name>` is the special token of that name in the vocabulary. `%json {...}` stands for the values of a JSON
+        Schema. The schema is checked as in `json_schema`, and allows at most one space after a comma or colon. A schema
+        with the keyword "x-guidance" is passed to llguidance unchanged and unchecked.
 
         Raises:
             OptionError: a schema in the grammar is invalid.
@@ -204,7 +204,7 @@ def _parts(root: object) -> Iterator[_Part]:
     """Yield a schema, then every schema inside it and every schema to which a `$ref` refers, each once.
 
     Raises:
-        OptionError: the root is no mapping, or there is another value where a schema is expected.
+        OptionError: the root is no mapping, or a value in the place of an inner schema is neither mapping nor boolean.
     """
     if not isinstance(root, Mapping):
         raise _wrong("a JSON Schema, which is an object", root)
@@ -248,7 +248,7 @@ def _why_not(name: object, value: Any, root: Any) -> str | None:
     if name != "$ref":
         return None
     if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
-        return f"{shown(value)} is no path in this schema; copy the schema it names into $defs, and write #/$defs/NAME"
+        return f"{shown(value)} is no path in this schema; copy its target into $defs, and write #/$defs/NAME"
     return None if target(value, root) is not None else f"{value!r} names nothing in this schema"
 
 
@@ -269,7 +269,7 @@ def target(reference: str, root: Any) -> Any:
 
 
 def _is_noop(name: str, value: object) -> bool:
-    """Return whether a keyword of `UNSUPPORTED` has a value that allows everything, so that it can be ignored."""
+    """Return whether a keyword of `UNSUPPORTED` has its default value, False, so that it changes nothing."""
     return name in ("uniqueItems", "nullable", "$recursiveAnchor") and value is False
 
 
@@ -303,7 +303,7 @@ def _text(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _wrong(f"values that JSON has ({error})", value) from None
+        raise _wrong(f"made of JSON values ({error})", value) from None
 
 
 def _checked_text(text: object, what: str) -> str:

@@ -124,8 +124,8 @@ Self = TypeVar("Self", bound="Engine")
 BATCH_SLOTS = 32
 # The values that `hidden_states` returns by default.
 LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
-# The memory for keys and values is divided between a model and its drafters in the ratio of the bytes that each of them
-# needs for this many tokens.
+# The memory for keys and values is divided among a model and its drafters, in proportion to the bytes of their keys and
+# values for this many tokens.
 COMPARED = 4096
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
@@ -165,8 +165,8 @@ def load(
         threads: number of threads of a CPU backend. None uses all cores that this process may use. A larger number is
             reduced to the number of these cores, with a warning.
         quant_min_dim: layers whose longer dimension is below this are not quantised, unless `quant_layers` names them.
-            "auto" is 32, with which every layer is quantised: in measurements, no layer was slower in Q8_0 than in
-            float32 (`mlx_engine.weights.conversion`).
+            "auto" is 32, the width of a block, so every layer is quantised. In measurements, no layer was slower in
+            Q8_0 than in float32 (`mlx_engine.weights.conversion`).
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
             names of layers, or the groups "attention", "mixer", "ffn" and "per_layer".
         allow_settings: names of settings that are ignored if they are not implemented. Results may then be wrong; the
@@ -182,12 +182,12 @@ def load(
             "f32", and "q8_0" takes about a quarter.
         speculate: the source of proposed tokens, which are verified in forward passes: "lookup" (earlier text), "draft"
             (the draft model), "mtp" (the model's own layer for multi-token prediction), "auto" (all that are available
-            and worth their time) or "off". No answer changes on backends whose results are bit-identical in every
-            batch, see docs/speculation.md.
+            and worth their time) or "off". Proposed tokens do not change an answer if the backend computes the same
+            bits in every batch, see docs/speculation.md.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model even if it needs more memory than is free.
         experts_memory: the largest number of bytes of experts in memory. All other experts are read from the file when
-            a token chooses them. None keeps all experts in memory. If they do not fit, CPU backends with compiled
+            a token chooses them. None keeps all experts in memory if they fit. If not, CPU backends with compiled
             kernels keep as many experts of a GGUF file as fit.
         prefix_dir: a folder for the keys and values of prompts. Later runs of the same model read them instead of
             computing them again, see docs/prefixes.md. None keeps no prefixes on disk.
@@ -252,7 +252,7 @@ class Engine:
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         self._files = opened.files
         self._draft = opened.draft
-        # About the time of the MTP layer and its head, divided by the time of a pass of the model.
+        # An estimate of the time of the MTP layer and its head, divided by the time of a pass of the model.
         n_head = 0 if model.extra is None else model.extra.n_vocabulary * self.config.hidden_size
         self._extra_share = (planned.n_extra + n_head) / self.n_parameters
         self.drafters = (*(() if model.extra is None else (MTP,)), *(() if opened.draft is None else (DRAFT,)))
@@ -290,8 +290,8 @@ class Engine:
         """Keep the keys and values of prompts in a folder, for schedulers made after this call and for later runs.
 
         Raises:
-            OptionError: several processes share the model, it has adapters, or its backend is `scalar`; or `max_nbytes`
-                is no whole number of at least 0.
+            OptionError: several processes share the model, the model has adapters, the backend is `scalar`, or
+                `max_nbytes` is not a whole number of at least 0.
         """
         be = self.model.backend
         self.check_kept("prefix_dir")
@@ -302,18 +302,18 @@ class Engine:
         identify = partial(_identified, self.path, about, self._files)
         made = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
         if self._prefixes is not None:
-            # Without files from `load_prefix`, the old identity may be empty. Do not let it overwrite the identity of
-            # `made`, which a thread may already have computed.
+            # `made` computes its own identity in a thread. Copy the old identity only with files from `load_prefix`:
+            # without them, the old identity may be empty, and would overwrite the computed one.
             if self._prefixes.saved:
                 made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
             self._prefixes.close()
         self._prefixes = made
 
     def prefix_identity(self) -> bytes:
-        """Return a digest of everything besides token ids that keys and values depend on.
+        """Return a digest of everything except token ids that determines keys and values.
 
-        This is the model, the types of weights, activations and cache, and the source code, which fixes the order of
-        sums.
+        The digest covers the model, the types of weights, activations and cache, and the source code, which fixes the
+        order of sums.
 
         Raises:
             OptionError: keys and values of this model cannot be saved.
@@ -331,8 +331,8 @@ class Engine:
         Args:
             path: the file. The text of the prompt can be recovered from it.
             prompt: text, token ids, or messages for the model's chat template.
-            scheduler: a scheduler with a prefix cache that has run the prompt, or a longer prompt that begins with it;
-                with None, the prompt is run by this call.
+            scheduler: a scheduler with a prefix cache, which has run this prompt or a longer one with the same
+                beginning. None runs the prompt in this call.
 
         Raises:
             OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
@@ -434,7 +434,7 @@ class Engine:
             return mx.array(self.backend.host(logits))
 
     def logprobs(self, prompt: Prompt) -> mx.array:
-        """Return the float32 log-probability (n - 1,) of each of a prompt's n tokens after the first.
+        """Return float32 log-probabilities (n - 1,) of a prompt's n tokens except the first.
 
         The prompt is run in chunks, and its logits are dropped as they are read. `generate(prompt, 0,
         prompt_logprobs=N)` also lists the N most likely tokens at each place.
@@ -462,8 +462,8 @@ class Engine:
 
         Args:
             texts: one string, or a sequence whose items are strings or lists of token ids, which are used unchanged.
-            dimensions: return only this many of the first dimensions, for models that are trained for shorter vectors;
-                None returns all.
+            dimensions: the number of first dimensions to return, for models that are trained for shorter vectors; None
+                returns all.
 
         Raises:
             OptionError: a text is empty, or `dimensions` is out of range.
@@ -517,14 +517,14 @@ class Engine:
     def hidden_states(self, prompt: Prompt, names: str | Sequence[str] = LAYER_OUTPUTS) -> dict[str, mx.array]:
         """Return intermediate values (T, ...) of all tokens of a prompt, float32, by name.
 
-        The values are bit-identical to those inside every other pass, with the exceptions of docs/exactness.md and of
-        `observed` (`backends/observed.py`). Long prompts are run in chunks, so that only the KV cache and the results
-        grow with the prompt. Values that are not finite are returned as they are.
+        The values are bit-identical to those in any other pass over the same tokens. docs/exactness.md and `observed`
+        (`backends/observed.py`) describe the exceptions. Long prompts are run in chunks, so that only the KV cache and
+        the results grow with the prompt. Values that are not finite are returned as they are.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            names: names that `tap_names` lists, or patterns of them such as "blk.*.attn_out"; by default the input
-                of the first layer and the output of every layer.
+            names: names that `tap_names` lists, or patterns such as "blk.*.attn_out"; by default the input of the first
+                layer and the output of every layer.
 
         Raises:
             OptionError: a name or pattern matches no value, or the prompt is empty.
@@ -543,7 +543,7 @@ class Engine:
     def session(self, prompt: Prompt, *, slots: int = 4, n_tokens: int | None = None) -> Session:
         """Return a session that begins with a prompt: `session.logits(next_ids)` runs further tokens step by step.
 
-        The prompt is run with the first call of `logits`.
+        The first call of `logits` runs the prompt.
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
@@ -719,7 +719,7 @@ class Engine:
         progress: Progress | None = None,
         scheduler: Scheduler | None = None,
     ) -> Stream:
-        """Do the same as `stream`, with an `Options` object. `scheduler` runs the request; None makes a new one."""
+        """Return the same stream as `stream`, from an `Options` object. None for `scheduler` makes a new scheduler."""
         request = self.request(prompt, options)
         return Stream(scheduler or self.scheduler_for([request]), request, progress=progress)
 
@@ -755,8 +755,8 @@ class Engine:
 
         Args:
             slots: the largest number of answers that run at the same time.
-            kv_memory: bytes for keys and values; None takes a share of the free memory, at most a full
-                context for each slot.
+            kv_memory: bytes for keys and values, including those of drafters; None takes half of the free memory. The
+                pool never has more memory than a full context for each slot needs.
             prefix_cache: keep the keys and values of prompts and answers for later requests with the same first tokens.
             whole_pages: reuse only whole pages of 64 tokens. So a client cannot learn, from the reported counts or from
                 the latency, exactly how many tokens its prompt has in common with the prompt of another client.
@@ -854,7 +854,10 @@ class Engine:
             message = "speculate is 'draft', but the model was loaded without a draft model; load it with draft=MODEL"
             raise OptionError(message, option="speculate", expected="a draft model", found=DRAFT)
         if MTP in asked and self.model.extra is None:
-            message = "speculate is 'mtp', but the model has no layer of multi-token prediction; use 'auto' or 'lookup'"
+            message = (
+                "speculate is 'mtp', but the model was loaded without a layer of multi-token prediction; load it with "
+                "speculate='mtp', or use 'auto' or 'lookup'"
+            )
             raise OptionError(message, option="speculate", expected="another value", found=MTP)
         own = {*asked} - {AUTO_SPECULATION, OFF}
         return [*own, *(self.speculation.names if AUTO_SPECULATION in asked else ())]
@@ -891,11 +894,11 @@ class Engine:
         return None if self._prefixes is None else DiskPrefixes(pool, self._prefixes)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
+        """Return the token ids of a prompt. Those of a text begin with a BOS token if the model's file asks for one."""
         return self.prompts.ids(prompt)
 
     def chat_prompt(self, messages: Sequence[Message] | ChatPrompt, history: History | None = None) -> list[int]:
-        """Return the token ids of a conversation by the model's chat template, up to the start of the answer.
+        """Render a conversation with the model's chat template; return its token ids, up to the start of the answer.
 
         Args:
             messages: the conversation, a list of messages such as `{"role": "user", "content": "Hello"}`. A control
@@ -934,14 +937,13 @@ class Engine:
 
 
 def _identified(path: Path, about: Mapping[str, str], files: str, kept: Path) -> dict[str, str]:
-    """Return everything besides token ids that keys and values depend on, by name.
+    """Return everything except token ids that determines keys and values, by name.
 
     Args:
         path: the model's file or folder.
         about: the digests of config, conversion and layers, and the properties of the backend.
         files: the `signature` of the files when they were loaded.
-        kept: the folder in which the digest of the model's files is kept for later runs, because computing it reads
-            whole files.
+        kept: a folder that keeps the digest of the model's files for later runs. Computing the digest reads all files.
     """
     return {**about, "model": kept_digest(path, kept, files), "source": source_digest()}
 
@@ -1003,7 +1005,7 @@ class RequestBuilder:
         """
         options.check_vocabulary(self.config.vocab_size)
         options = constrained(options, is_chat=is_chat(prompt))
-        # Before `metrics` is made: building the tokenizer adds its time to `self.phases`.
+        # This must precede `metrics`, because building the tokenizer adds its time to `self.phases`.
         texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.ids(prompt))
@@ -1021,7 +1023,7 @@ class RequestBuilder:
         )  # fmt: skip
 
     def adapter(self, name: str | None) -> int:
-        """Return the number of the adapter with this name; for None, the number of the default adapter.
+        """Return the number of the adapter with this name; for None, that of the default adapter, or 0 without any.
 
         Raises:
             OptionError: no adapter has this name.
@@ -1094,7 +1096,7 @@ class RequestBuilder:
         if ranking is None:
             raise ModelError(
                 f"{self._path.name}: is not known as a reranker: expected pooling type 4 (rank) in a GGUF file, or "
-                "classifier_from_token in config.json of a folder; use a model made for it, such as Qwen3-Reranker"
+                "classifier_from_token in config.json of a folder; use a reranker, such as Qwen3-Reranker"
             )
         for text in (query, document, instruction or ""):
             check(text)
@@ -1119,8 +1121,8 @@ class RequestBuilder:
         """Return a request that generates no tokens: it runs a prompt, and `reader` reads logits or hidden states."""
         self.fitting(len(ids), 0, None)
         output = Output(Options(0), max_tokens=0, text=NoText(), end_ids=())
-        phases = Metrics(phases=dict(self.phases))
-        return Request(ids, Options(0), [output], metrics=phases, reader=reader, adapter=self.adapter(adapter))
+        metrics = Metrics(phases=dict(self.phases))
+        return Request(ids, Options(0), [output], metrics=metrics, reader=reader, adapter=self.adapter(adapter))
 
     @property
     def grammars(self) -> Grammars:
@@ -1141,7 +1143,7 @@ class RequestBuilder:
         return self.grammars.matcher(constraint, free)
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
+        """Return the token ids of a prompt. Those of a text begin with a BOS token if the model's file asks for one."""
         if is_chat(prompt):
             return self.chat_ids(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, str):
@@ -1155,7 +1157,7 @@ class RequestBuilder:
         history: History | None = None,
         check: Callable[[str], None] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation by the model's chat template, as `Engine.chat_prompt` describes.
+        """Return the token ids of a conversation, as `Engine.chat_prompt` describes.
 
         `check(text)` is called before each piece of text is encoded, and may raise an exception to refuse the prompt.
         """
@@ -1192,7 +1194,8 @@ class RequestBuilder:
         """Return the largest number of new tokens after a prompt of `n_prompt` tokens.
 
         Return `max_tokens` itself if it is a number of tokens. For `UNTIL_FULL`, return the number of tokens that are
-        left in the context; for None, this number but at most 256.
+        left in the context; for None, this number but at most 256. `context_len` shortens the model's context, unless
+        it is None.
 
         Raises:
             ContextLengthError: prompt and `max_tokens` exceed the context.
@@ -1311,8 +1314,8 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
     """Check that `draft` and `speculate` agree: a draft model is given if and only if it will be used.
 
     Raises:
-        OptionError: `speculate` is "draft" and no draft model is given; or a draft model is given, and `speculate` is
-            neither "draft" nor "auto", or several processes share the model.
+        OptionError: `speculate` is "draft" and no draft model is given; or a draft model is given although `speculate`
+            is not "draft" or "auto"; or a draft model is given although several processes share the model.
     """
     if draft is None and speculate == DRAFT:
         message = "draft must be a small model with the same vocabulary if speculate is 'draft'; no model is given"
@@ -1329,7 +1332,7 @@ def check_experts_memory(nbytes: int | None, *, is_shared: bool) -> None:
     """Check the bound on the memory of experts.
 
     Raises:
-        OptionError: `nbytes` is no whole number above 0; or it is given, and several processes share the model.
+        OptionError: `nbytes` is given although several processes share the model, or is not a whole number above 0.
     """
     if nbytes is not None and not (is_whole(nbytes) and nbytes > 0):
         message = f"experts_memory must be a number of bytes above 0, not {shown(nbytes)}"
@@ -1435,13 +1438,14 @@ class CheckedCheckpoint:
     def check_memory(self, n_tokens: int = 1, *, kv: int | None = None, spare: int = 0) -> None:
         """Compare the memory that the model needs with the free memory; warn of weights that are expanded to float32.
 
+        If the model does not fit, but its experts can be read from the file, plan to hold only some of them in memory.
         Models with fewer than `FEW_PARAMETERS` parameters are not checked, nor are models whose weights are converted
         while they are read. With `allow_too_large`, a model that is too large is not an error.
 
         Args:
             n_tokens: number of tokens of all sequences in the KV cache.
-            kv: bytes of the KV cache; if given, `n_tokens` does not count for its size.
-            spare: bytes to leave free if not all experts fit, when the number of experts in memory is chosen.
+            kv: bytes of the KV cache; None computes them from `n_tokens`.
+            spare: bytes that experts must leave free if not all of them fit into memory.
 
         Raises:
             NotEnoughMemoryError: the free memory is too small for the model.

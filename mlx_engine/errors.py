@@ -1,20 +1,20 @@
 """The exceptions that mlx_engine raises for errors of a user's input, files or machine.
 
-    EngineError                        the root of all errors that a user's input can cause
+    EngineError                        the base class of all exceptions below
     ├── FormatError (ValueError)       a file does not follow its format
     │   └── UnsupportedTypeError       a tensor's type is known by name, but reading its values is not implemented
     ├── ModelError (ValueError)        the file is valid, but its model cannot be built
     │   ├── UnknownArchitectureError   no model file for this architecture
     │   ├── UnsupportedConfigError     a setting is not implemented; ignoring it would give wrong results
     │   ├── TensorMismatchError        tensors are missing, unexpected or misshapen
-    │   └── NotShardableError          a matrix cannot be cut into a part for each process that shares the model
+    │   └── NotShardableError          a matrix cannot be cut for the ranks (processes that share the model)
     ├── TokenizerError (ValueError)    the vocabulary cannot be turned into a tokenizer
     ├── ChatTemplateError (ValueError)  a chat template is missing, refuses the messages, fails or takes too long
     ├── BackendUnavailableError (RuntimeError)   this machine lacks what the backend needs
     ├── OptionError (ValueError)       an option's value is invalid
     │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
     ├── CacheFullError (RuntimeError)  the KV cache is full
-    ├── ConstraintError (ValueError)   no token of the vocabulary continues a text as its constraint demands
+    ├── ConstraintError (ValueError)   the constraint on an answer allows no token as the next one, or fails
     ├── ProcessorError (RuntimeError)  a function of the user that edits logits or chooses tokens has failed
     ├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
     ├── ClosedError (RuntimeError)     an engine or a session has been closed
@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
 
-# The largest number of names in a message; the attributes have all of them.
+# The largest number of names in a message; the attributes of the exception have all names.
 SHOWN = 20
 
 
@@ -73,16 +73,16 @@ def size(n_bytes: int | None) -> str:
 
 
 class EngineError(Exception):
-    """The root of every error that a user's input can cause. It can be pickled, so that process pools can return it."""
+    """The base class of our exceptions. They can be pickled, so that process pools can return them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the message and the attributes, but not the constructor's arguments, which the error does not keep."""
-        return _again, (type(self), self.args), vars(self)
+        """Pickle `args` and the attributes. The constructor is not called again: its arguments are not kept."""
+        return _unpickled, (type(self), self.args), vars(self)
 
 
-def _again(kind: type[EngineError], args: tuple[Any, ...]) -> EngineError:
+def _unpickled(kind: type[EngineError], args: tuple[Any, ...]) -> EngineError:
     error = kind.__new__(kind)
-    error.args = args  # set here, because `__new__` of an OSError leaves them to `__init__`
+    error.args = args  # not passed to `__new__`, because that of an OSError ignores them
     return error
 
 
@@ -112,7 +112,7 @@ class UnknownArchitectureError(ModelError):
             where: the file.
             architecture: the unknown architecture.
             supported: the implemented architectures.
-            lacks: the feature that the architecture needs and that is not implemented; None if it is not known.
+            lacks: the feature that the architecture needs and that is not implemented; None if unknown.
         """
         self.where, self.architecture, self.supported, self.lacks = where, architecture, tuple(supported), lacks
         expected = f"expected an architecture among {', '.join(supported)}, found {shown(architecture)}"
@@ -170,7 +170,7 @@ class TensorMismatchError(ModelError):
 
 
 class NotShardableError(ModelError):
-    """A matrix cannot be cut into as many parts as there are ranks, or cutting its layer is not implemented."""
+    """A matrix cannot be cut into as many parts as there are ranks, or there is no rule how to cut a tensor."""
 
     def __init__(self, *, where: str, name: str, expected: str, found: str, hint: str) -> None:
         self.where, self.name, self.expected, self.found, self.hint = where, name, expected, found, hint
@@ -185,8 +185,8 @@ class ChatTemplateError(EngineError, ValueError):
     """A model's chat template is missing, refuses the messages, fails, or takes too much time or memory.
 
     Attributes:
-        is_refusal: whether the template refused the messages or failed, and exceeded no limit. The template may then
-            accept the same conversation in another form.
+        is_refusal: whether the template may accept the same conversation in another form. False if the template is
+            missing or damaged, or has exceeded a limit.
     """
 
     def __init__(self, *, where: str, found: str, hint: str, is_refusal: bool = False) -> None:
@@ -220,8 +220,8 @@ class OptionError(EngineError, ValueError):
 def again(error: E) -> E:
     """Return a copy of an exception, with its traceback so far; `error` itself if it cannot be copied.
 
-    Used for an error that ends several requests, so that each request raises an exception of its own. If one exception
-    were raised in several threads or tasks, their tracebacks would be joined.
+    Used for an error that ends several requests, so that each request raises an exception of its own. If several
+    threads or tasks raised the same exception, each would append its frames to the one traceback.
     """
     try:
         made = type(error).__new__(type(error), *error.args)
@@ -260,7 +260,7 @@ class ContextLengthError(OptionError):
 
 
 class ConstraintError(EngineError, ValueError):
-    """No token of the vocabulary continues the text of an answer as its constraint demands."""
+    """The constraint on an answer allows no token as the next one, forbids a given token, or fails."""
 
 
 class ProcessorError(EngineError, RuntimeError):
@@ -279,8 +279,8 @@ class CacheFullError(EngineError, RuntimeError):
         Args:
             length: number of tokens that the sequence has.
             wanted: number of new tokens.
-            capacity: the largest number of tokens that the sequence can have: its own limit, or the number for which
-                the pool has free pages.
+            capacity: the largest number of tokens that the sequence can have: its own limit; with `pool_is_full`, its
+                tokens and those that fit into the pool's free pages.
             pool_is_full: whether the pool has too few free pages. If false, the sequence's own limit is reached.
         """
         self.length, self.wanted, self.capacity = length, wanted, capacity
@@ -296,7 +296,7 @@ class DistributedError(EngineError, RuntimeError):
     Attributes:
         where: the rank, or "ring" for MLX's connections.
         expected: if ranks have different values of a setting, the value of rank 0; otherwise None.
-        found: that value of the rank `where`, or a description of the error.
+        found: the value of the same setting on the rank `where`; otherwise a description of the error, or None.
         hint: what to do.
     """
 

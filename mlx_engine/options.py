@@ -22,15 +22,15 @@ from mlx_engine.kernels.cached import cached_property
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The values of the option `speculate`, which `load` and docs/speculation.md describe.
+# The values of the option `speculate`. `load` and docs/speculation.md describe these values.
 OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION = "off", "lookup", "draft", "mtp", "auto"
 SPECULATE = (OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION)
 
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
 
-# Below this temperature, sampling is greedy. At so low a temperature, a draw could only choose among tokens with almost
-# equal logits.
+# Below this temperature, sampling is greedy, because only tokens whose logits almost equal the largest one could be
+# drawn.
 COLDEST = 1e-7
 
 # The largest penalty and bias, as in the OpenAI API. In effect, a bias of -100 bans a token, and 100 forces the token.
@@ -41,8 +41,8 @@ MOST_PENALTY, MOST_BIAS = 2, 100
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_ALTERNATIVES = 20
 
-# Command-line names of arguments of `load`, with the names of the arguments. For other names of the options of a run,
-# see `About.aliases`.
+# A map from command-line names of arguments of `load` to the arguments' names in Python. Options of a run have their
+# other names in `About.aliases`.
 LOAD_ALIASES = {"model": "source", "no_jit": "jit"}
 
 # A user's function of (ids, logits), which is called for each new token: `ids` are all token ids before this token, and
@@ -59,8 +59,8 @@ class About:
 
     Attributes:
         help: the help of the command line, of Python and of the OpenAPI document.
-        kind: the type of a value: float, int or bool. If it is None, `__post_init__` of the declaring class checks the
-            values, and on the command line typer checks the bounds.
+        kind: float, int or bool, if the function `check` checks the value. If it is None, typer checks the bounds on
+            the command line, and the declaring class may check the value in `__post_init__`.
         least: the smallest value.
         most: the largest value.
         above: an exclusive lower bound.
@@ -129,9 +129,9 @@ def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> 
 
 
 def declared(*kinds: Any) -> Iterator[tuple[Field[Any], About]]:
-    """Yield the fields that declare options, with their `About`, of these classes or objects.
+    """Yield the fields of these classes or objects that declare options, each with its `About`.
 
-    Without arguments, yield those of `Options` and then those of `Sampling`.
+    Without arguments, yield the fields of `Options` and then those of `Sampling`.
     """
     for kind in kinds or (Options, Sampling):
         for f in fields(kind):
@@ -360,7 +360,7 @@ class Options:
         int, least=0, most=MOST_ALTERNATIVES, unset="off", metavar="N", parameter=None, is_rare=True,
     )  # fmt: skip
     constraint: Constraint | None = option(
-        None, "Generate only text that a JSON Schema, an expression, a grammar or a choice allows.",
+        None, "Generate only text that a JSON Schema, a regular expression, a grammar or a list of choices allows.",
         unset="none", parameter=None, has_flag=False,
     )  # fmt: skip
     prediction: str | None = option(
@@ -503,7 +503,7 @@ def _wrong_stop(rule: str, found: object) -> OptionError:
 
 
 class OptionValues(TypedDict, total=False):
-    """The keywords of `Options.of`, for type checkers. A test checks that they are the declared options."""
+    """The keywords of `Options.of` except `max_tokens`, for type checkers. A test compares them with the options."""
 
     temperature: float
     top_k: int | None

@@ -4,11 +4,11 @@
 fixed order of sums (docs/exactness.md), logits and log-probabilities are bit-identical to those of `Engine.logits` and
 `Engine.generate`, however the tokens are divided among passes.
 
-Hidden states are the named intermediate values of forward passes. On backends with a fixed order of sums they are
-bit-identical to those inside every other pass, with the exceptions that `observed` in `backends/observed.py` names. The
+Hidden states are the named intermediate values of forward passes. On backends with a fixed order of sums, hidden states
+are bit-identical to the values inside ordinary passes; `observed` in `backends/observed.py` lists the exceptions. The
 name of a value is the GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm", "blk.0.ffn_down"), or
-a name from the code in `models/` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). To compute all values, the
-layers run op by op, because fused blocks and compiled programs keep some of them in registers.
+a name from the code in `models/` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The layers run op by op,
+because fused blocks and compiled programs keep some values in registers only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mlx_engine.weights.model import Model
 if TYPE_CHECKING:
     import mlx.core as mx
 
-# The largest numbers of texts and of rows of logits in one pass of `choose`. 128 rows of 152,000 float32 logits take
+# In one pass of `choose`, the largest number of texts, and of rows of logits. 128 rows of 152,000 float32 logits take
 # 74 MiB.
 MOST_TEXTS, MOST_ROWS = 32, 128
 
@@ -139,7 +139,7 @@ class Session:
         return mx.array(self.row(next_ids))
 
     def row(self, next_ids: int | Sequence[int] = ()) -> np.ndarray:
-        """Do the same as `logits`, but return a NumPy array, which later calls may return again: do not change it."""
+        """Do the same as `logits`, but return a NumPy array. Do not change it: later calls may return it again."""
         self._check_open()
         more = self._checked([next_ids] if is_whole(next_ids) else next_ids)  # type: ignore[arg-type]
         n = len(self._ids)
@@ -158,7 +158,7 @@ class Session:
 
         Raises:
             OptionError: all `slots` are in use.
-            CacheFullError: no page is free for the copy of a partly used page.
+            CacheFullError: no page is free. The last page is copied if it is only partly used.
             ClosedError: the session or its engine has been closed.
         """
         self._check_open()
@@ -180,8 +180,9 @@ class Session:
         self._check_open()
         most = len(self._ids) - 1
         if not is_whole(n) or not 0 <= n <= most:
-            expected = f"from 0 to {most:,}, which leaves a token"
-            raise OptionError(f"rewind: n must be {expected}, not {shown(n)}", option="n", expected=expected, found=n)
+            expected = f"from 0 to {most:,}"
+            message = f"rewind: n must be {expected}, not {shown(n)}; at least one token must be left"
+            raise OptionError(message, option="n", expected=expected, found=n)
         if n:
             self._cut(len(self._ids) - n)
             self._row = None
@@ -245,7 +246,7 @@ class Session:
                 logits = forward(model, SequenceInput(self._ids[start:end], self._kv, wanted=int(end == n)))
                 if end == n:
                     break
-                be.wait(pool.stores.arrays)  # or a lazy backend would keep the graphs of all chunks in memory
+                be.wait(pool.stores.arrays)  # otherwise a lazy backend would keep the graphs of all chunks in memory
             found = wanted_logits(logits)
             check_logits(model, found, self._ids)
             return np.array(be.host(found)[0])
@@ -452,7 +453,7 @@ def taps(model: Model) -> list[Tap]:
 
 
 def matching(names: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the known names that are listed or match a pattern, such as "blk.*.ffn_down" or "blk.[0-3].attn_out".
+    """Return the names in `known` that match an item of `names`: a name, or a pattern such as "blk.[0-3].attn_out".
 
     Raises:
         OptionError: a name or pattern matches no known name.
@@ -485,9 +486,10 @@ def hidden_states(model: Model, ids: Sequence[int], names: Collection[str]) -> d
 def _run(
     model: Model, ids: Sequence[int], names: frozenset[str] | None, note: Callable[[str, np.ndarray], None]
 ) -> None:
-    """Run tokens op by op, in chunks. For each chunk, call `note(name, array)`; the array is (chunk length, ...).
+    """Run tokens op by op, in chunks of at most LONGEST_PASS.
 
-    `note` gets only the values with these names, or all values if `names` is None.
+    For each chunk, call `note(name, array)` for each value in `names`, or for each value if `names` is None. The array
+    is (chunk length, ...).
     """
     if model.is_shared:
         expected, found = "a model that one process runs alone", "one that several processes share"
@@ -513,5 +515,5 @@ def _run(
 
 
 def _no_head(x: Array, best: int | None = None) -> Array:
-    """Stand in for the head: return the hidden states, which nothing reads."""
+    """Replace the head, if its values are not wanted: return the hidden states, which nothing reads."""
     return x

@@ -1,9 +1,9 @@
 """Programs: run the steps of a model's layers in one call, without Python code between them.
 
-Returning to Python between jobs would take an eighth of the time of a token, because reading the weights evicts the
-interpreter from the CPU caches. Each step of a program is one backend operation. The CPU backend records the steps
-once, by running the definition of the layers (`mlx_engine/models/layer.py`) on symbolic values. There is no NumPy
-reference: running the definition op by op must give the same bits.
+Each step of a program is one backend operation. Returning to Python between steps would take an eighth of the decode
+time, because reading the weights evicts the interpreter from the CPU caches. The CPU backend records the steps once, by
+running the definition of the layers (`mlx_engine/models/layer.py`) on symbolic values. Running this definition op by op
+must give the same bits, so there is no NumPy reference.
 """
 
 from __future__ import annotations
@@ -98,19 +98,25 @@ from .products.linear_job import ceil_div
 
 @jit
 def _at(values: int, n_tokens: int, step: Any, word: int) -> Any:
-    """Return the address of the input that `word` and the next word of a step describe; 0 if the input is absent."""
+    """Return the address of an input of a step; 0 if the input is absent.
+
+    `step[word]` (A_AT, ...) is the offset of the value in floats per token, and `step[word + 1]` the first column.
+    """
     return 0 if step[word] < 0 else values + 4 * (n_tokens * step[word] + step[word + 1])
 
 
 @jit
 def _out(values: int, n_tokens: int, step: Any, word: int) -> Any:
-    """Return the address of the output that `word` describes. An output is a whole value, never columns of another."""
+    """Return the address of an output of a step; `step[word]` is the offset of the value in floats per token."""
     return values + 4 * n_tokens * step[word]
 
 
 @jit
 def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int, chosen: bool) -> None:
-    """Copy rows that are `row` elements apart to contiguous rows: the first n_rows, or if `chosen` rows `numbers`."""
+    """Copy the first n_rows rows, or if `chosen` the rows `numbers[:n_rows]`, to contiguous rows.
+
+    The rows of the source are `row` elements apart.
+    """
     x, y = floats(source), floats(out)
     for t in range(n_rows):
         r = numbers[t] if chosen else t
@@ -120,7 +126,7 @@ def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int
 
 @jit
 def _multiply(a: int, a_row: int, b: int, b_row: int, n_rows: int, width: int, out: int) -> None:
-    """Write the elementwise product of rows that are `a_row` and `b_row` elements apart to contiguous rows."""
+    """Write `a * b` to contiguous rows; the rows of a are `a_row` elements apart, the rows of b `b_row` elements."""
     x, y, z = floats(a), floats(b), floats(out)
     for t in range(n_rows):
         for i in range(width):
@@ -147,7 +153,11 @@ def _move(source: int, row: int, n_rows: int, width: int, out: int, out_row: int
 
 @jit
 def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, work: int, out: int) -> None:
-    """Multiply the first N_KV_HEADS elements of each head with the head's own matrix, for all rows at a time."""
+    """Multiply the first K elements of each head with the head's own matrix (N, K), for all rows at a time.
+
+    The step has K at N_KV_HEADS and N at ROW_WIDTH. `work` has space for a head's inputs and products, and the scratch
+    of `project`.
+    """
     n_heads, k, n = step[N_HEADS], step[N_KV_HEADS], step[ROW_WIDTH]
     width, blocks = step[A_ROW] // n_heads, words(step[STEP_BLOCK])
     results = work + 4 * n_rows * ceil_div(k, LANES) * LANES
@@ -160,7 +170,7 @@ def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, wor
 
 @jit
 def _join(step: Any, n_rows: int, a: int, b: int, out: int) -> None:
-    """Concatenate two values per head: write each head's elements of `a`, followed by the head's elements of `b`."""
+    """Write n elements of `a` and then m elements of `b` for each head; the step has m at N_KV_HEADS."""
     n_heads, n, m = step[N_HEADS], step[ROW_WIDTH], step[N_KV_HEADS]
     for h in range(n_heads):
         to = out + 4 * h * (n + m)
@@ -170,7 +180,7 @@ def _join(step: Any, n_rows: int, a: int, b: int, out: int) -> None:
 
 @jit
 def _append(address: int, entries: Any, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
-    """Write the keys and values of the new tokens to their slots. A store of one array gets only the keys."""
+    """Write the keys and values of the new tokens to their slots; if the keys are also the values, only the keys."""
     values = 0 if kv[KV_ARRAYS] == 1 else v
     arguments = (
         address, entries[TASK_PUT_SPAN], n_tokens, step[N_KV_HEADS], step[ROW_WIDTH], k, step[A_ROW], values,
@@ -181,6 +191,7 @@ def _append(address: int, entries: Any, step: Any, kv: Any, n_tokens: int, k: in
 
 @jit
 def _run_step(address: int, program: int, step: Any, of: Any, layers: int, values: int, work: int, parts: int) -> None:
+    """Run one step; `of` has the words of the forward pass (PASS_TOKENS, ...)."""
     entries, n_tokens = words(program), of[PASS_TOKENS]
     n_rows = of[PASS_ROWS] if step[WANTED] != 0 else n_tokens
     a, b = _at(values, n_tokens, step, A_AT), _at(values, n_tokens, step, B_AT)
@@ -249,27 +260,27 @@ def run_steps(
     address: int,
     program: int,
     first: int,
-    last: int,
+    end: int,
     forward_pass: int,
     layers: int,
     values: int,
     work: int,
     parts: int,
 ) -> None:
-    """Run steps first to last - 1 of a program.
+    """Run the steps from `first` to before `end` of a program.
 
     Args:
         address: address of the thread pool's control block.
         program: address of the program's words (`layout.py`).
         first: the first step.
-        last: the step after the last one.
+        end: the step after the last one.
         forward_pass: address of the words of the forward pass.
         layers: address of the words of each layer's keys, values and states.
         values: address of the memory of all values, a multiple of 64.
-        work: address of the memory that `project` and `run_experts` need (their `scratch`).
-        parts: address of the memory that `attend` needs (its `parts`).
+        work: address of the scratch memory of `project`, `run_experts` and `_head_linear`.
+        parts: address of the memory for the argument `parts` of `attend`.
     """
     of = words(forward_pass)
-    for i in range(first, last):
+    for i in range(first, end):
         step = words(program + 8 * (STEPS + i * STEP_WIDTH))
         _run_step(address, program, step, of, layers, values, work, parts)

@@ -17,10 +17,10 @@ from .build.jit import entry, jit
 from .build.memory import floats, words
 from .build.vectors import call_llvm, put, register_lanes
 
-# Number of floats of a sum: those of one register, at least 8.
+# Number of floats of an accumulator: those of one SIMD register, at least 8.
 LANES = max(8, register_lanes())
-# Number of independent sums. Two FMA units with a latency of four cycles need at least 8 sums. Sixteen registers must
-# hold all sums and two constants.
+# Number of independent accumulators. Two FMA units with a latency of four cycles need at least 8. The 16 registers of
+# AVX2 must hold all accumulators and two constants.
 CHAINS = 12
 
 
@@ -38,9 +38,9 @@ def read_in_order(array: Any) -> int:
 
 @jit
 def read(array: Any) -> Any:
-    """Return the result of `read_in_order`, but read eight streams at the same time, which is faster than one stream.
+    """Read an array of int64s in eight streams at the same time; return the exclusive or of all.
 
-    `benchmarks/ways.py` measures the speed of different numbers of streams.
+    Eight streams are faster than one: `benchmarks/ways.py` compares this function with `read_in_order`.
     """
     n = array.size // 8
     a, b, c, d = array[:n], array[n : 2 * n], array[2 * n : 3 * n], array[3 * n : 4 * n]
@@ -53,7 +53,7 @@ def read(array: Any) -> Any:
 
 @intrinsic
 def _burst(typing: Any, rounds: Any) -> Any:
-    """Run `rounds` fused multiply-adds x = x / 2 + 1 in each of CHAINS sums; return a lane of their total."""
+    """Run `rounds` fused multiply-adds x = x / 2 + 1 in each of CHAINS accumulators; return a lane of their sum."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(ir.FloatType(), LANES)
@@ -74,7 +74,7 @@ def _burst(typing: Any, rounds: Any) -> Any:
 
 @jit
 def compute(rounds: int) -> float:
-    """Run `rounds` multiply-adds in each of CHAINS sums, without memory access; return a lane of the total."""
+    """Run `rounds` multiply-adds in each of CHAINS accumulators, without memory access; return a lane of their sum."""
     return _burst(rounds)  # type: ignore[no-any-return]
 
 
@@ -92,6 +92,6 @@ def read_words_in_order(address: int, n: int, out: int) -> None:
 
 @entry
 def run_rounds(rounds: int, out: int) -> None:
-    """Run `compute(rounds)`; write the number of its operations, an int64, to `out` and the float32 result after it."""
+    """Run `compute(rounds)`; write the number of its operations (int64) to `out`, its result (float32) to `out + 8`."""
     words(out)[0] = 2 * rounds * CHAINS * LANES
     put(floats(out), 2, compute(rounds))

@@ -1,11 +1,11 @@
-"""Find clang, in the `ziglang` package or the system, compile kernels with it, and cache the compiled libraries.
+"""Find clang, compile kernels with it, and cache the compiled libraries.
 
 Kernels are linked without libraries, so that no C++ library has to be built or found. They call only functions that the
 process has already loaded: those of the emulator's runtime, and functions of the C library with exact results, such as
 `fmodf`.
 
-Kernels are compiled for a fixed instruction set per architecture, never for the current processor, so that results,
-findings and reported lines are equal on all processors. Three rules make results bit-identical on different
+Kernels are compiled for a fixed instruction set per architecture, not for the current processor. So results, findings
+and reported lines are equal on all processors of an architecture. Three rules make results bit-identical on different
 architectures, too: multiplications and additions are not contracted to fma, functions such as `exp` are the runtime's
 own (`runtime/math.c`), and half precision is rounded after every operation. There is one exception: the sign of a NaN
 that an operation produces is negative on x86-64 and positive on arm64.
@@ -45,9 +45,11 @@ class Build(NamedTuple):
 # Alignment is checked in every build: a CPU can access a misaligned address, but a GPU may access another address
 # instead.
 _ALIGNMENT = ("-fno-sanitize=all", "-fsanitize=alignment", "-fno-sanitize-recover=all")
+# The checks of undefined behaviour, besides alignment. Findings of _CHECKS are mistakes, those of _NOTES only notes.
 _CHECKS = "bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
 _NOTES = "implicit-integer-truncation"
 
+# Every build checks the address spaces of a `metal_kernel`, because they are part of the types in `include/`.
 SPACES = Build("spaces", _ALIGNMENT)
 UNDEFINED = Build("undefined", (*_ALIGNMENT, f"-fsanitize={_CHECKS},{_NOTES}", f"-fsanitize-recover={_NOTES}"))
 _INSTRUMENTED = (
@@ -62,8 +64,8 @@ _INSTRUMENTED = (
 # flag is passed by -Xclang, because zig treats a plain -O1 as -O2.
 RACES = Build("races", (*_INSTRUMENTED, "-Xclang", "-O1"))
 BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
-# The optimiser moves loads, and merges loads of several lines. Without optimisation, the access that faults first is
-# the first wrong access in the kernel's text, on every processor.
+# The optimiser moves loads, and merges loads of several lines. Without optimisation, a fault is reported at the line of
+# the thread's first wrong access, on every processor.
 UNOPTIMIZED = Build("unoptimized", (*_ALIGNMENT, "-O0"))
 # The builds of `BUILDS` without optimisation, with the same checks. Kernels compile in a tenth of the time and run
 # several times slower.
@@ -76,8 +78,8 @@ QUICK = {
 
 # The environment variable that chooses another clang: a command or a path, with options if needed.
 VARIABLE = "MLX_ENGINE_CLANG"
-# The environment variable that replaces the instruction set, to test that results do not depend on the instruction set:
-# x86-64-v2, native, or any other value of clang's -march. The processor must have the instructions.
+# The environment variable that chooses another instruction set, to test that results do not depend on this choice. Its
+# value is x86-64-v2, native, or another value of clang's -march. The processor must have the instructions.
 INSTRUCTIONS = "MLX_ENGINE_MARCH"
 _OLDEST = 17
 _HERE = Path(__file__).parent
@@ -109,7 +111,7 @@ _KERNEL_FLAGS = (
     "-fno-delete-null-pointer-checks",  # an access through a null pointer must fault, and not be optimised away
     "-flax-vector-conversions=none",  # Metal has no implicit conversion of vectors
     "-fno-stack-protector",
-    "-fstack-clash-protection",  # a private array that is too large for the stack faults in the page below it
+    "-fstack-clash-protection",  # a private array that is too large for the stack faults in the page below the stack
     "-fno-threadsafe-statics",
     "-ftrivial-auto-var-init=pattern",  # NaN in uninitialised variables
     "-fsigned-char",
@@ -138,10 +140,10 @@ _RUNTIME_FLAGS = (
     "-Wall",
     "-Wextra",
 )
-# The flags of the instruction set, by architecture. On x86-64 the instruction set is x86-64-v3: AVX-512 makes kernels
-# no faster and changes the lines that faults report, and without the half-precision conversions of v3, kernels take
-# twice as long. The flag names "haswell", a processor with x86-64-v3, because clang and zig spell the name of the level
-# differently. All arm64 processors have the instructions of "generic". There, atomics must not be calls of library
+# The flags of the instruction set, by architecture. On x86-64 the instruction set is x86-64-v3. Without its
+# half-precision conversions, kernels take twice as long. AVX-512 makes kernels no faster, and changes the lines that
+# faults report. The flag names "haswell", a processor with x86-64-v3, because clang and zig spell "x86-64-v3"
+# differently. All arm64 processors have the instructions of "generic". On arm64, atomics must not be calls of library
 # functions, because kernels are linked without libraries.
 BASELINES = {
     "x86_64": ("-march=haswell",),
@@ -174,7 +176,7 @@ def compiler() -> Compiler:
     if missing := _lacking():
         raise CompilerMissingError(
             f"the kernel emulator compiles for x86-64-v3 (Intel since 2013, AMD since 2015): expected a processor with "
-            f"{', '.join(_NEEDED_ON_X86)}, found in {_CPUINFO} one without {', '.join(missing)}; use another machine"
+            f"{', '.join(_NEEDED_ON_X86)}, found one without {', '.join(missing)} in {_CPUINFO}; use another machine"
         )
     return _compiler(os.environ.get(VARIABLE), os.environ.get("PATH"))
 
@@ -220,7 +222,7 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 @cache
 def _surroundings(*, runtime: bool) -> bytes:
-    """Return a digest of the files on which compiled kernels, or with `runtime` the compiled runtime, depend."""
+    """Return a digest of the architecture and of the runtime's source (`runtime`), or of the headers of kernels."""
     digest = hashlib.sha256()
     kernels = [*(_HERE / "include").rglob("*"), _HERE / "runtime" / "abi.h"]
     for file in sorted((_HERE / "runtime").glob("*.[ch]") if runtime else kernels):
@@ -237,7 +239,7 @@ def _architecture() -> str:
 
 
 def _baseline() -> tuple[str, ...]:
-    """Return clang's flags for the instruction set; none on an unknown architecture, which uses clang's default."""
+    """Return clang's flags for the instruction set. On an unknown architecture, return none: clang has a default."""
     if chosen := os.environ.get(INSTRUCTIONS):
         is_zig = compiler().command[0].endswith("zig")  # zig writes x86_64_v3 where clang writes x86-64-v3
         return (f"-march={chosen.replace('-', '_') if is_zig else chosen}",)
@@ -264,7 +266,7 @@ def runtime_library() -> Path:
 
     def compile_in(folder: Path) -> None:
         def compile_one(source: Path) -> Path:
-            # Each file is compiled without linking, because with -nostdlib zig does not find the C library's headers.
+            # Linking is a separate command: it needs -nostdlib, with which zig finds no headers of the C library.
             item = folder / f"{source.stem}.o"
             _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder)
             return item
@@ -292,7 +294,7 @@ def _language(text: str) -> tuple[str, ...]:
 
 
 def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = None) -> Path:
-    """Return the path of the library of a translation unit of kernels; compile the unit if it is not cached.
+    """Return the path of the compiled library of a translation unit; compile the unit if it is not cached.
 
     Args:
         text: the translation unit.
@@ -314,8 +316,9 @@ def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = 
     return _built(name, compile_in)
 
 
-# Flags for text with included files. There, literals without a suffix are floats by -cl-single-precision-constant, but
-# in templates clang treats them as doubles, so the warning about promotion to double is off.
+# Further flags for a complete .metal file. In included files, literals without a suffix must be floats:
+# -cl-single-precision-constant. In templates, clang still treats them as doubles, so the warning about promotion to
+# double is off.
 _FILE_FLAGS = ("-Dkernel=", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion", "-O0")
 
 
@@ -357,8 +360,9 @@ def preprocess(text: str, folders: Sequence[Path], standard: Path) -> str:
 
     Args:
         text: the file's text.
-        folders: folders for includes in quotes.
-        standard: the folder of Metal's own headers, for includes in angle brackets.
+        folders: folders to search for included files.
+        standard: a temporary folder with empty files in place of Metal's own headers. Source and result are written
+            there, too.
 
     Raises:
         CompileError: an included file is missing, or a preprocessor directive is wrong.
@@ -379,14 +383,15 @@ def _link(items: Sequence[Path], file: Path) -> None:
 
 
 def _digest(text: bytes, flags: Sequence[str]) -> str:
-    # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache.
+    # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache. If
+    # the text is empty, the digest is for the runtime.
     used = [flag for flag in flags if not flag.startswith("-I")]
     known = repr((text, used, compiler().version, _surroundings(runtime=not text)))
     return hashlib.sha256(known.encode()).hexdigest()[:24]
 
 
 def _built(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the cached file of this name. If needed, create it atomically: other processes may create it, too."""
+    """Return the cached file of this name. If it is missing, create it; another process may do so at the same time."""
     file = cache_folder("emulator") / name
     if file.exists():
         return file

@@ -1,4 +1,4 @@
-"""Run a compiled kernel once: convert arrays to memory, fill buffers, run the grid, return arrays or raise an error."""
+"""Run a compiled kernel once: copy arrays to guarded buffers, run the grid, return the outputs or raise an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     """The memory of an array.
 
     Attributes:
-        dtype: the MLX name of its type.
+        dtype: the MLX name of the elements' type.
         shape: elements per axis.
         strides: per axis, the distance in elements from one index to the next.
         origin: the address of element 0.
@@ -101,13 +101,12 @@ def _bytes_at(address: int, size: int) -> np.ndarray[Any, Any]:
     return np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address))
 
 
-POISON = 0xFF  # the byte that fills buffers without a value: NaN in every floating type
-# At most this number of bytes of all outputs is checked for races, because each checked byte takes 88 bytes of memory.
+POISON = 0xFF  # the byte that fills buffers without an initial value: NaN in every floating type
+# The number of bytes of all outputs together that are checked for races: each checked byte takes 88 bytes of memory.
 _WATCHED = 8 << 20
 # The largest alignment of a Metal type in bytes: that of four 64-bit numbers.
 _WIDEST = 32
-# To find the thread that wrote one byte (`Run.trace`) of an output that is too large to be checked as a whole, only
-# this number of bytes on each side of the byte is checked.
+# In an output larger than _WATCHED, `Run.trace` checks only this number of bytes on each side of the traced byte.
 _TRACED = 1024
 
 
@@ -121,19 +120,17 @@ class Run:
     threadgroup: Sequence[int]
     init_value: float | None
     options: Options
-    # The alignment of buffers placed before unmapped memory; with 1, no bytes lie between a buffer's end and the
-    # unmapped memory.
+    # The alignment in bytes of the start of a buffer. With 1, a buffer can end exactly where unmapped memory begins.
     alignment: int = ALIGNMENT
     trace: tuple[int, int] | None = None  # (output, byte): the last thread that wrote the byte is reported in a note
 
 
-# {parameter number: alignment in bytes}, for buffers that the kernel accesses with wider loads or stores than
-# `Run.alignment` allows.
+# {parameter number: alignment in bytes}, for buffers with wide loads or stores that need more than `Run.alignment`.
 Alignments = dict[int, int]
 
 
 def until_aligned(attempt: Callable[[], R | None]) -> R:
-    """Return the result of a run; repeat a run that returns None because buffers need larger alignments."""
+    """Call `attempt`, which runs a kernel, until it returns a result. None means: repeat with larger alignments."""
     with turn:
         while True:
             with pool.lending():
@@ -187,10 +184,14 @@ def dispatch(
 
 
 def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignments:
-    """Return the alignments that the faults of wide loads and stores ask for, by the number of the buffer.
+    """Return the alignments that misaligned loads and stores need, if only the place of their buffer is misaligned.
 
-    In the emulator a buffer ends at unmapped memory, so its start may have a small alignment. A fault of a wide
-    load or store is then not the kernel's mistake: the start of MLX's buffers is aligned for every type.
+    In the emulator a buffer may end at unmapped memory, and its start then has a small alignment. A misaligned wide
+    load or store is then not the kernel's mistake: MLX aligns the start of its buffers for every type.
+
+    Args:
+        failed: the reports of a run.
+        buffers: the buffers by their number, which is also the key of the result.
     """
     needs: Alignments = {}
     for one in failed:
@@ -218,7 +219,7 @@ def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]
 
 
 def around(buffer: Buffer, byte: int) -> tuple[int, int, bool]:
-    """Return the memory to check in order to find the thread that wrote a byte of a buffer, or wrote near it."""
+    """Return the part of a buffer to check for the last write to a byte or near it, in the form of `_watched`."""
     if buffer.bytes <= _WATCHED:
         return buffer.start, buffer.bytes, False
     first = max(0, byte - _TRACED)
@@ -276,6 +277,7 @@ def note(statistics: Statistics, failed: Sequence[Failed]) -> None:
     statistics.writer = writers[0] if writers else None
 
 
+# Values of `MemoryFaultError.seen` by kind; all other kinds are seen "at once".
 _SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
     Failure.THREADGROUP_CANARY: "afterwards",
     Failure.BOUNDS: "exactly",
@@ -283,7 +285,7 @@ _SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
 
 
 def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
-    """Raise an error if there are mistakes. The most specific mistake is first and determines the error's class."""
+    """Raise an error if there are mistakes. The most severe one begins the message and determines the error's class."""
     wrong = [one for one in failed if not one.kind.is_note]
     wrong.sort(key=lambda one: severity(one.finding))
     found = [one.finding for one in wrong]
@@ -305,10 +307,10 @@ def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tupl
 def located(fault: MemoryFaultError, repeat: Callable[[str], object]) -> MemoryFaultError:
     """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
 
-    A fault that was seen "exactly" is returned as it is. A run whose fault was seen "afterwards" (by changed canaries)
-    is repeated in the build "races", which checks every access. Any other run is repeated in the build without
-    optimisation, so that the line is the same on all machines. If the repeated run has no fault, because the fault
-    depends on the order of memory accesses, return the first fault.
+    A fault that was seen "exactly" is returned as it is. A run whose fault was seen "afterwards" (by changed bytes
+    beside an array) is repeated in the build "races", which checks every access. Any other run is repeated in the build
+    without optimisation, so that the line is the same on all machines. If the repeated run has no fault, because the
+    fault depends on the order of memory accesses, return the first fault.
 
     Args:
         fault: the fault.

@@ -76,17 +76,15 @@ class OrderError(EmulatorError):
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:
-    """Return the error about an index beyond a private array if there is one, because it probably caused `error`.
+    """Repeat a failed run in the build "undefined". If an index is beyond a private array, return that error.
 
-    Without such an index, return `error`.
-
-    Only the build "undefined" checks indices of private arrays. In other builds, a write beyond a private array damages
-    other variables, and the reported error is only a consequence.
+    Otherwise return `error`. Only the build "undefined" checks indices of private arrays (variables of a thread). In
+    other builds, a write beyond a private array damages other variables, and `error` may be a consequence.
 
     Args:
         error: the error of a run.
         build: the build of this run.
-        repeat: function that repeats the run in another build.
+        repeat: function that repeats the run in the build with this name.
     """
     if build == "undefined" or not error.findings or isinstance(error, HangError | RaceError):
         return error
@@ -111,7 +109,7 @@ class Place:
     Attributes:
         threadgroup: the position of the thread's threadgroup in the grid.
         thread: the position of the thread in its threadgroup.
-        file: "body" or "header"; None if the line is unknown.
+        file: "body" or "header", or the name of a .metal file; None if the line is unknown.
         line: the line, counted from 1; 0 if it is unknown.
     """
 
@@ -147,23 +145,23 @@ class Finding:
 
 
 # Kinds of findings, from causes to consequences: an access out of bounds may be the cause of all others.
-_SPECIFIC = ("fault", "race", "divergence", "unwritten", "undefined")
+_CAUSES_FIRST = ("fault", "race", "divergence", "unwritten", "undefined")
 
 
 def severity(finding: Finding | None) -> int:
-    """Return the rank of a finding, or of a wrong value (None). A finding may cause others of a higher rank."""
+    """Return the rank of a finding, or of a wrong value (None). Rank 0 is the most severe: it may cause all others."""
     if finding is None:
-        return len(_SPECIFIC) + 1
-    return _SPECIFIC.index(finding.kind) if finding.kind in _SPECIFIC else len(_SPECIFIC)
+        return len(_CAUSES_FIRST) + 1
+    return _CAUSES_FIRST.index(finding.kind) if finding.kind in _CAUSES_FIRST else len(_CAUSES_FIRST)
 
 
 def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings, merging those that differ only in the instruction or the thread."""
+    """Return the findings, merging those of the same kind at the same line; without a line, those of the same text."""
     first: dict[object, Finding] = {}
     for one in findings:
         other = one.other and (one.other.file, one.other.line)
         what = one.text if one.place.file is None else ""
-        if one.kind == "not written":  # one finding per output, for all its sizes
+        if one.kind == "not written":  # one finding per output, also if its shape differs between calls
             what = one.text.partition(" elements ")[2].partition(" were ")[0]
         key = (one.kind, one.place.file, one.place.line, other, what)
         first[key] = replace(first[key], times=first[key].times + one.times) if key in first else one

@@ -23,7 +23,8 @@ from .kernel import MetalKernel, check_switches, metal_kernel
 class PretendedGPU(mx.Device):
     """MLX's CPU device with the name and `type` of a GPU; MLX's functions compute on the CPU.
 
-    The device equals the GPU type and the CPU type, because within `emulate`, `mx.gpu` is `mx.cpu`.
+    The device equals both device types: it pretends to be a GPU, and `mx.gpu`, which is `mx.cpu` within `emulate`, must
+    be equal to it.
     """
 
     def __init__(self) -> None:
@@ -103,8 +104,8 @@ def emulate(
         suffixes: as in `MetalKernel.__call__`.
         layout: as in `MetalKernel.__call__`.
         pretend: on a machine without a Metal GPU, pretend that there is one, so that programs choose their code for
-            GPUs: `mx.metal.is_available` returns True, `mx.gpu` is `mx.cpu`, `mx.device_info` has the keys of an Apple
-            GPU, and `mx.default_device` returns a device with the name and type of a GPU, even after
+            GPUs. `mx.metal.is_available` returns True, `mx.gpu` is `mx.cpu`, and `mx.device_info` has the keys of an
+            Apple GPU. `mx.default_device` returns a device with the name and type of a GPU, even after
             `mx.set_default_device(mx.cpu)`.
 
     Returns:
@@ -245,8 +246,8 @@ class CheckedKernel:
         return f"  {found.text.splitlines()[0]}\n" if found else ""
 
 
-# The largest accepted difference between results of tensor products, whose order of summation is undefined, relative to
-# the largest number.
+# The largest accepted difference between two results of a kernel with tensor products, relative to the largest absolute
+# value. Their order of summation is undefined.
 _NEARLY = 2**-6
 
 
@@ -315,7 +316,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 def _compiles() -> bool:
-    """Return whether `mx.compile` is on: MLX does not report this, but arrays in a compiled function have no values."""
+    """Return whether `mx.compile` is on. MLX does not report this, so compile a function and test for values in it."""
     has_values = []
 
     def look(x: mx.array) -> mx.array:

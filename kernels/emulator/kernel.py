@@ -52,9 +52,9 @@ def defined_at(header: str, name: str) -> int:
     return next((line_of(code, match.start()) for match in _DEFINED.finditer(code) if match[1] == name), 1)
 
 
-def recursive(assembly: str, names: Iterable[str]) -> str | None:
-    """Return the first of `names` whose function calls itself in the LLVM IR of a unit, or None."""
-    pieces = _FUNCTION.split(assembly)
+def recursive(ir: str, names: Iterable[str]) -> str | None:
+    """Return one of `names` whose function calls itself in the LLVM IR of a unit, or None."""
+    pieces = _FUNCTION.split(ir)
     calls = {name: set(_CALL.findall(body)) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
     for mangled in _in_cycles(calls):
         for name in names:
@@ -84,7 +84,7 @@ InputSpec = Any
 
 
 class Instance(NamedTuple):
-    """An instantiation of a kernel: everything besides the kernel's text that determines its machine code."""
+    """An instantiation of a kernel: the types, template arguments and checks with which its text is compiled."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
@@ -207,9 +207,10 @@ def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequ
 LANES = ("active", "all")
 # Values of `layout`, the layout of cooperative tensors: any layout, chosen by the seed, or the layout of an M5.
 LAYOUTS = ("any", "m5")
-# The byte that fills threadgroup memory at first, chosen by the seed and the build: NaN, or numbers that are large in
-# every type. If a result depends on unwritten memory, it then differs between runs.
+# The bytes that may fill threadgroup memory before a run: NaN, or numbers that are large in every type. The seed and
+# the build choose one of them, so that a result that depends on unwritten memory differs between runs.
 POISONS = (0xFF, 0x7B, 0xFB)
+# The default limit of a threadgroup in seconds of CPU time.
 TIME_LIMIT = 10.0
 _MATH_MODES = ("safe", "relaxed", "fast")
 
@@ -226,7 +227,7 @@ class MetalKernel:
         self._text = text
         self._row_contiguous = ensure_row_contiguous
         self._compiled: dict[Instance, Compiled] = {}
-        self._alignments: dict[Instance, Alignments] = {}  # the same for all builds
+        self._alignments: dict[Instance, Alignments] = {}  # keys have no build: all builds share them
 
     @property
     def name(self) -> str:
@@ -270,7 +271,7 @@ class MetalKernel:
         trace: tuple[str, int] | None = None,
         layout: str = "any",
     ) -> list[mx.array]:
-        """Run the kernel over the grid and return its computed results.
+        """Run the kernel over the grid and return its outputs.
 
         Args:
             inputs: arrays of MLX or NumPy, or numbers.
@@ -279,16 +280,17 @@ class MetalKernel:
             grid: total threads (not threadgroups) per axis.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             template: name and value (int, bool, dtype) of each template parameter.
-            init_value: initial value of outputs; without it they are filled with NaN.
+            init_value: initial value of outputs; by default they are filled with bytes 0xFF, which are NaN in floats.
             verbose: print the generated text.
             stream: ignored; accepted because MLX accepts it.
             seed: the order of threads: 0 ascending, 1 descending, others shuffled. Results must not depend on it.
-            build: which checks are made besides those of bounds and convergence. "spaces": address spaces. "undefined":
-                also undefined behaviour. "races": data races; this build is several times slower.
-            lanes: "active": SIMD-group operations are over the lanes that reach them, as in Metal. Reading a lane that
-                does not reach the operation is an error. Shift operations such as `simd_shuffle_down` return NaN
-                instead (`statistics.undefined`), because a sum in pairs reads such values but does not use them.
-                "all": all 32 lanes must reach the operation, as CUDA requires.
+            build: which checks are made. All builds check bounds, convergence, alignment and address spaces. "spaces"
+                makes no further checks, "undefined" checks other undefined behaviour, and "races" checks data races
+                and exact bounds, several times slower.
+            lanes: "active": SIMD-group operations are over the lanes that reach them, as in Metal. Reading another lane
+                is an error. A shift such as `simd_shuffle_down` instead returns NaN and sets `statistics.undefined`,
+                because a tree reduction reads other lanes without using their values. "all": all 32 lanes must reach
+                the operation, as CUDA requires.
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default "end" for even
                 seeds and "start" for odd seeds.
@@ -362,7 +364,7 @@ class MetalKernel:
                 "values yet: the emulator needs values\n"
                 "  for mx.compile: call mx.disable_compile() first\n"
                 "  for mx.vmap: call the function once per element; MLX has no vmap of a metal_kernel\n"
-                "  for mx.export_function: export with the GPU, outside of the emulator; the file would have no kernel"
+                "  for mx.export_function: export on a GPU, without the emulator; emulated kernels cannot be exported"
             ) from None
 
     def prepare(
@@ -494,7 +496,7 @@ def options_of(
     seed: int, build: str, lanes: str, guard: str | None, time_limit: float, layout: str,
     print_from: Sequence[int] = (0, 0, 0),
 ) -> Options:  # fmt: skip
-    """Return a call's options for the runtime; they must have passed `check_switches`."""
+    """Return the runtime's options for a call whose arguments have passed `check_switches`."""
     races = build == "races"
     return Options(
         seed=seed,

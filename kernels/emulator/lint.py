@@ -27,9 +27,9 @@ _REFUSED = (
         "threadgroup memory cannot be static; write `threadgroup T name[n];` in the body",
     ),
 )
-# (pattern of clang's error, explanation). The first error is about a declaration that `threadgroup_declarations` does
-# not recognise.
+# (pattern of clang's error, explanation)
 _HINTS = (
+    # clang reports this error for a declaration that `threadgroup_declarations` does not recognise.
     (
         re.compile(r"automatic variable qualified with an address space"),
         "threadgroup memory needs a declaration such as `threadgroup float name[n];`; write it in this form",
@@ -47,10 +47,10 @@ _UNDECLARED = re.compile(r"use of undeclared identifier '(\w+)'")
 
 
 def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
-    """Refuse a kernel that breaks a rule of Metal. With `suffixes`, also refuse literals that are doubles in CUDA.
+    """Raise an error if a kernel breaks a rule of Metal or, with `suffixes`, has a float literal without a suffix.
 
     Raises:
-        LintError: the message has all findings.
+        LintError: the message lists all broken rules.
     """
     found: list[str] = []
     for part, text in ((HEADER, header), (BODY, source)):
@@ -107,7 +107,12 @@ def _threadgroup_memory(text: str) -> Iterator[Breach]:
 
 
 def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
-    """Return explanations of those errors that clang's own messages do not explain, one per line; "" for none."""
+    """Return hints for errors that clang's messages do not explain, one per line; "" for none.
+
+    Args:
+        error: clang's messages.
+        inputs: name and properties of each input.
+    """
     others = [hint.format(*found.groups()) for pattern, hint in _HINTS if (found := pattern.search(error))]
     return "".join(f"\nhint: {hint}" for hint in (*_attributes(error), *_tiny_inputs(error, inputs), *others))
 
@@ -124,5 +129,5 @@ def _tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> Iterator[st
     if tiny and re.search(r"constant|address space '2'", error):
         yield (
             f"{', '.join(tiny)}: fewer than 8 elements, so MLX passes this as `constant`, not as `device`; "
-            "use larger inputs, or text that takes both"
+            "use larger inputs, or functions that accept both address spaces"
         )

@@ -33,9 +33,9 @@ _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _NONE, _READ, _READ_WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 # Bytes of unmapped memory (a guard) on either side of a buffer, so that a wrong index reaches no other buffer. A guard
-# takes addresses but no memory. A 32-bit index of 16-byte elements cannot reach beyond LARGE_GUARD, even if it is
-# unsigned and was meant to be negative. Large guards are used in processes with 2**47 addresses, of which they take at
-# most a quarter.
+# takes addresses but, except in QEMU, no memory. A 32-bit index of 16-byte elements cannot reach beyond LARGE_GUARD,
+# even if an unsigned index has wrapped below 0. Large guards are used only in processes with 2**47 addresses, and only
+# while all buffers and guards take at most a quarter of these addresses.
 LARGE_GUARD, SMALL_GUARD = 64 << 30, 64 << 20
 _SPACE = 1 << 47
 
@@ -57,7 +57,7 @@ def _mapped(size: int) -> int | None:
 
 @cache
 def _has_large_space() -> bool:
-    """Return whether the process has 2**47 addresses. In QEMU it has fewer, and there unmapped pages take memory."""
+    """Return whether the process has 2**47 addresses. In QEMU, it has fewer, and guards take memory."""
     base = _mapped(PAGE)
     if base is not None:
         _libc.munmap(base, PAGE)
@@ -67,7 +67,7 @@ def _has_large_space() -> bool:
 class Buffer:
     """Mapped pages with a guard (unmapped memory) before and after them.
 
-    The usable bytes are adjacent to the guard at the end or at the start of the pages.
+    The usable bytes are at the start or at the end of the pages, next to a guard; see `place`.
 
     Attributes:
         start: the address of the first usable byte.
@@ -86,7 +86,10 @@ class Buffer:
         self.bytes = 0
 
     def _reserve(self, capacity: int) -> tuple[int, int]:
-        """Return the address of the first guard, followed by the pages and another guard, and the size of a guard."""
+        """Reserve addresses for a guard, `capacity` bytes and another guard.
+
+        Return the address of the first guard, and the size of one guard.
+        """
         for guard in (LARGE_GUARD, SMALL_GUARD):
             size = capacity + 2 * guard
             if guard == LARGE_GUARD and (Buffer._reserved + size > _SPACE // 4 or not _has_large_space()):
@@ -118,8 +121,8 @@ class Buffer:
     def place(self, size: int, *, at_end: bool, alignment: int = ALIGNMENT) -> None:
         """Choose the place of `size` usable bytes, set canaries around them, and make the pages writable.
 
-        With `at_end`, the bytes are at the end of the pages, at the last start that is a multiple of `alignment`. With
-        an alignment of 1, they end exactly at the guard.
+        Without `at_end`, the bytes begin where the pages begin. With `at_end`, they begin at the last multiple of
+        `alignment` at which they fit into the pages; with an alignment of 1, they end exactly at the guard.
         """
         self.allow(write=True)
         self.bytes = size
@@ -205,7 +208,10 @@ class Pool:
     def readable(
         self, address: int, size: int, owner: Any = None, *, at_end: bool, alignment: int = ALIGNMENT
     ) -> Buffer:
-        """Return a read-only copy of `size` bytes at `address`; a large copy is kept while `owner` exists."""
+        """Return a read-only copy of `size` bytes at `address`.
+
+        A copy of at least RESIDENT bytes is kept for later calls, at most until `owner` is deleted.
+        """
         if size < RESIDENT:
             buffer = self.writable(size, at_end=at_end, alignment=alignment)
             ctypes.memmove(buffer.start, address, size)
@@ -232,7 +238,7 @@ class Pool:
         return buffer
 
     def _forget(self) -> None:
-        """Drop copies whose owner no longer exists, and above the total, the least recently used copies."""
+        """Drop copies whose owner no longer exists. While over `total` bytes are left, drop the least recently used."""
         while self._dead:
             self._resident.pop(self._dead.popleft(), None)
         size = self.resident_bytes
@@ -240,5 +246,5 @@ class Pool:
             size -= self._resident.popitem(last=False)[1].capacity
 
 
-# The only pool of the process. Calls use it one at a time, because the caller holds `runtime.turn`.
+# The only pool of the process. It is used by one thread at a time: the one that holds the lock `runtime.turn`.
 pool = Pool()

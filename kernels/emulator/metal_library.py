@@ -52,7 +52,7 @@ _SCALARS = {metal: dtype for dtype, metal in TYPES.items() if dtype not in ("bfl
 
 @dataclass(frozen=True)
 class Unwritten:
-    """A buffer without a value, filled with NaN, for an output of a kernel.
+    """A buffer for an output of a kernel. Before the kernel runs, floats in it are NaN.
 
     Attributes:
         shape: elements per axis.
@@ -84,11 +84,14 @@ class Contents:
         return max(1, self.size // max(1, math.prod(shape))) if shape is not None else 1
 
     def is_same(self, other: Contents) -> bool:
-        """Return whether the caller passed the same array for both; one buffer is then used for both parameters."""
+        """Return whether the caller passed the same array for two parameters, which then share one buffer."""
         return self.like is other.like and isinstance(self.like, mx.array | np.ndarray | Unwritten | bytearray)
 
     def array(self, address: int) -> Any:
-        """Return the bytes at an address as a value of the same kind, shape and dtype as the caller's."""
+        """Return a copy of the memory at an address, as an array of the same kind, shape and dtype as `like`.
+
+        Return bytes if `like` is bytes, a bytearray or a number of Python.
+        """
         if isinstance(self.like, mx.array | Unwritten) and dtype_name(self.like.dtype) in TYPES:
             found = array_at(address, self.like.shape, dtype_name(self.like.dtype))
             return found if isinstance(self.like.dtype, mx.Dtype) else np.array(found)
@@ -253,6 +256,8 @@ class WholeKernel:
     ) -> dict[int, Any]:
         """Run the kernel over the grid.
 
+        `MetalKernel.__call__` describes the values of `seed`, `build`, `lanes`, `guard`, `time_limit` and `layout`.
+
         Args:
             buffers: buffers by index: arrays of MLX or NumPy (also structured ones), bytes of structures, numbers for
                 parameters of a simple type, `Unwritten(shape, dtype)` for outputs, None for a buffer that the kernel
@@ -260,17 +265,18 @@ class WholeKernel:
             grid: total threads (not threadgroups) per axis.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             threadgroup_memory: {n: bytes} for parameters with `[[threadgroup(n)]]`.
-            seed: as in `MetalKernel.__call__`, as are `build`, `lanes`, `guard`, `time_limit` and `layout`.
+            seed: the order of threads.
             build: "spaces", "undefined" or "races".
             lanes: "active" or "all".
-            guard: "end" or "start".
+            guard: "end", "start" or None.
             time_limit: seconds.
             layout: "any" or "m5".
             trace: (index of a buffer, offset of a byte). After the call, `statistics.writer` has the last thread that
                 wrote the byte, and the line. Only in the build "races".
 
         Returns:
-            {index: contents} of each buffer that the kernel may write to, with the type and shape of the argument.
+            {index: contents} of each buffer that the kernel may write to. The contents are an array with the kind,
+            shape and dtype of the argument, or bytes if the argument was bytes, a bytearray or a number.
 
         Raises:
             EmulatorError: the kernel or its call is wrong; see `errors`.
@@ -309,7 +315,10 @@ class WholeKernel:
     def _dispatched(
         self, entry: Entry, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> dict[int, Any] | None:
-        """Return the buffers that the kernel may write; None if it needs larger alignments, which are then recorded."""
+        """Run the kernel; return the buffers that the kernel may write.
+
+        If the kernel needs larger alignments, add them to `_alignments` and return None.
+        """
         placed = self._place(given, run.options)
         shapes = {one.slot: self._shape(one, given[one.slot]) for one in self.parameters if one.is_tensor}
         addresses = []
@@ -344,7 +353,7 @@ class WholeKernel:
         return {i: value.array(buffer.start) for i, value, buffer in written}
 
     def _shape(self, one: MetalParameter, value: Contents | None) -> Any:
-        """Return the number of axes of an array, then its extents in the order of Metal's tensors: last axis first."""
+        """Return a C array: the number of axes, then the extents, last axis first, as in Metal's tensors."""
         shape = getattr(value.like, "shape", None) if value is not None else None
         if not shape:
             raise LaunchError(
@@ -439,7 +448,8 @@ class WholeKernel:
             else:
                 arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
-        # The kernel is called by a pointer, so that C++ does not deduce template arguments from the arguments' types.
+        # The kernel is called through a function pointer, so that C++ does not deduce template arguments from the types
+        # of the function's arguments.
         function, pointed = self._function.function, ""
         if not self._function.is_typed:
             pointed, function = f"  decltype({function})* msl_function = {function};\n", "msl_function"
@@ -511,7 +521,8 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
         folders: further folders to search for included files.
 
     Raises:
-        CompileError: the file cannot be preprocessed, has no kernels, does not compile at all, or is refused by `lint`.
+        CompileError: the file cannot be preprocessed, has no kernels, breaks a rule of `lint`, or all its kernels fail
+            to compile with the same error.
     """
     try:
         lint.check(file.name, "", file.read_text(encoding="utf-8", errors="replace"), suffixes=False)
@@ -532,7 +543,10 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
 
 
 def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
-    """Return {kernel: error} of the kernels that do not compile. Try all as one unit first, which is faster."""
+    """Return {key in `kernels`: error} of the kernels that do not compile.
+
+    Compile all kernels as one unit first, which is faster. If this fails, compile each kernel alone.
+    """
     try:
         if kernels:
             compile_together(list(kernels.values()), build)
@@ -549,9 +563,9 @@ def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
 def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Finding, ...]:
     """Return a note for each line of a file in which clang reports a wrong address space.
 
-    When a kernel of a .metal file runs, all address spaces are one memory. For these notes the file is compiled with
-    address spaces. They are only notes, because clang refuses some valid text: it has no member functions for objects
-    in other address spaces than `thread`.
+    The builds that run kernels of a .metal file treat all address spaces as one memory. This function compiles the file
+    with separate address spaces. It returns notes, not mistakes, because clang refuses some valid text: calls of member
+    functions of objects in other address spaces than `thread`.
     """
     text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
     head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'
@@ -565,8 +579,8 @@ def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Findi
 
 
 def _note(file: str, line: int, what: str) -> Finding:
-    for ours, metal in (("__local", "threadgroup"), ("__global", "device"), ("__constant", "constant")):
-        what = what.replace(ours, metal)
+    for opencl, metal in (("__local", "threadgroup"), ("__global", "device"), ("__constant", "constant")):
+        what = what.replace(opencl, metal)
     advice = "check the pointer's address space: Metal does not convert between address spaces"
     return Finding(
         "address space", True, f"{file}, line {line}: {what}\n{advice}", Place((0, 0, 0), (0, 0, 0), file, line)

@@ -53,7 +53,7 @@ _BRACKETS = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 
 
 def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
-    """Yield the parameters of a kernel's signature.
+    """Yield the parameters of a kernel, from the text of its parameter list.
 
     Buffers and threadgroup memory without an index get the lowest free index, in order.
 
@@ -122,20 +122,20 @@ def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
     return found[1], " ".join(plain.split()), "*" in kind or bool(found[2]), "&" in kind
 
 
-# ---- conversions to vectors: Metal converts values, but clang would keep the bits or refuse ----
+# ---- conversions to vectors: Metal converts each element's value; clang would reinterpret the bits, or refuse ----
 
 _ELEMENTS = "bool|u?char|u?short|u?int|u?long|half|b?float"
 _VECTOR = rf"(?:(?:packed_)?(?:{_ELEMENTS})[234])"
 _QUALIFIERS = ("const", "constant", "device", "thread", "threadgroup")
 _SIZED = r"(?:(?:metal\s*::\s*)?vec\s*<[^<>]*>)"
-_PARAMETER = re.compile(r"\b(?:typename|class)\s+(?!\.)(\w+)\b(?=\s*[,>=])")
+_TYPE_PARAMETER = re.compile(r"\b(?:typename|class)\s+(?!\.)(\w+)\b(?=\s*[,>=])")
 _ALIAS = re.compile(r"\busing\s+(\w+)\s*=|\btypedef\b[^;{}]*?\b(\w+)\s*;")
 
 
 def type_names(text: str) -> list[str]:
     """Return the names of types that a file declares: type parameters of templates, and aliases."""
     code = code_only(text, directives=False)
-    found = [match[1] for match in _PARAMETER.finditer(code)]
+    found = [match[1] for match in _TYPE_PARAMETER.finditer(code)]
     found += [match[1] or match[2] for match in _ALIAS.finditer(code)]
     return sorted({name for name in found if name not in ("type", "value", "value_type")})
 
@@ -163,8 +163,8 @@ class Rewriter:
         self._declaration = re.compile(
             rf"(?P<type>\b(?:{_VECTOR}|{_SIZED}))(?P<space>\s+)(?P<name>\w+)\s*\((?=\s*[^\s)])"
         )
-        # `T(*p)` constructs a T and is rewritten; `T (*)`, `T (&a)`, `device T (*a)[4]` and `T (*f)(int)` are
-        # declarations.
+        # `T(*p)` constructs a T and is rewritten. `T (*)`, `T (&a)`, `device T (*a)[4]` and `T (*f)(int)` are parts of
+        # declarations and stay as they are.
         before = "".join(f"(?<!{word} )" for word in ("typename", *_QUALIFIERS))
         declares = r"\)|[*&]+\s*\)|&\s*\w+\s*\)|\*+\s*\w+\s*\)\s*\("
         self._call = re.compile(rf"(?<![\w:.~>]){before}(?P<type>{kind})\s*\((?!\s*(?:{declares}))")
@@ -273,11 +273,10 @@ _SPACES = re.compile(r"\b(?:thread|device|threadgroup)\b")
 
 
 def without_twins(text: str) -> str:
-    """Return the text with only the first of several functions that differ only in address spaces.
+    """Return the text with only the first of several functions or specialisations that differ only in address spaces.
 
-    In the converted text all address spaces are one memory. So functions and specialisations that differ only in
-    `thread`, `device`, `threadgroup` and `constant` would be redefinitions, which clang refuses. Line numbers do not
-    change.
+    In the converted text all address spaces are one memory, so the others would be redefinitions, which clang refuses.
+    Address spaces after the parameters of member functions are removed, too. Line numbers do not change.
     """
     text = _QUALIFIER.sub(lambda match: match[1] + re.sub(r"[^\n]", " ", match[2]), text)
     seen: set[tuple[int, str]] = set()
@@ -299,8 +298,8 @@ def _normal(head: str) -> str:
     return " ".join(word for i, word in enumerate(words) if not (word == "const" and words[i - 1 : i] == ["const"]))
 
 
-# Headers of Metal's library, which are empty when a file is preprocessed: msl/all.h, which is included later, has their
-# declarations.
+# Headers of Metal's library. While a file is preprocessed, these headers are empty; msl/all.h, which is included later,
+# has their declarations.
 _STANDARD = (
     "assert", "array", "atomic", "common", "compute", "cooperative_tensor", "extended_vector", "geometric", "graphics",
     "integer", "limits", "logging", "math", "matrix", "numeric", "pack", "packed", "quadgroup", "relational",
@@ -342,7 +341,7 @@ class MetalText:
     """A preprocessed file.
 
     Attributes:
-        code: C++ text, in which function constants still have their attributes.
+        code: C++ text, in which `msl_function_constant(i);` stands for the declaration of `constants[i]`.
         functions: the kernel functions by name.
         constants: the function constants in order.
         sources: the text of the file and of each included file, by the name that findings use.
@@ -370,7 +369,7 @@ class MetalText:
 
 
 def read_metal(file: Path | None, text: str, folders: Sequence[Path]) -> MetalText:
-    """Preprocess a file, or text without a file, and find its kernels.
+    """Preprocess the text of a .metal file and find its kernels. `file` is None for text that is in no file.
 
     Raises:
         CompileError: the text cannot be preprocessed, or has no kernels.
@@ -460,17 +459,18 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
 
 # Pragmas are removed: they have no effect here, and the preprocessor leaves macros in them unexpanded.
 _PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")
-_SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")  # also on parameters of helper functions
+# Matches `[[threadgroup(n)]]` at parameters of functions that are not kernels.
+_SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 
 
-# Matches declarations such as `thread half2 (&pairs)[4]`, which the macro `half2(...)` would take for a call.
-# `half2(*pair)` is a call.
+# Matches the type in declarations such as `thread half2 (&pairs)[4]`, where the preprocessor would expand the macro
+# `half2(...)` of msl/constructors.h. Does not match the constructor `half2(*pair)`.
 _REFERENCE = re.compile(rf"\b((?:{'|'.join(_QUALIFIERS)})\s+)({_VECTOR})(?=\s*\(\s*[&*]\s*\w+\s*\))")
 
 
 def _legal(text: str) -> str:
-    """Return the text in a form that clang accepts: float literals with suffix, no pragmas, Metal's `static_cast`."""
+    """Return the text in a form that clang accepts: for instance, with suffixes at float literals and no pragmas."""
     text = _REFERENCE.sub(r"\1__typeof__(\2)", text)
     return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 
@@ -506,7 +506,10 @@ def _plain_lines(text: str) -> str:
 
 
 def _instantiated(head: str) -> tuple[str, str]:
-    """Return `softmax<float>` from `template decltype(softmax<float>) softmax<float>;`, and its parameters or ""."""
+    """Return the name and the repeated parameters ("" if none) of an instantiation.
+
+    For `template decltype(softmax<float>) softmax<float>;`, return ("softmax<float>", "").
+    """
     plain, listed = _plain(head).rstrip("; "), ""
     if plain.endswith(")"):  # the instantiation repeats the parameters
         opened = _opening(plain, "(", ")")

@@ -23,7 +23,7 @@ from .errors import (
 from .memory import LARGE_GUARD, Buffer
 from .runtime import Failure, Report, Site
 
-# ---- the source line of an instruction: the line table of an ELF file, in the format DWARF 4 ----
+# ---- find the source line of an instruction, in the line table (DWARF 4) of an ELF file ----
 #
 # Only the part of the format that clang writes is supported. Source: DWARF Debugging Information Format, version 4,
 # section 6.2, https://dwarfstd.org/doc/DWARF4.pdf
@@ -40,7 +40,7 @@ class _Row(NamedTuple):
     address: int
     file: int
     line: int
-    ends: bool
+    ends: bool  # whether the row ends a sequence of rows; it has no instruction
 
 
 @lru_cache(4096)
@@ -205,7 +205,7 @@ _INSIDE = "expected an address inside; check the index, or guard it"
 
 
 def _bounds(failed: Failed) -> list[str]:
-    """Return the text of an access that the build "races" found out of bounds, completely or in part."""
+    """Return the text of an access that is out of bounds, completely or in part, in the build "races"."""
     report, region = failed.report, failed.nearest
     where, end = region.place(report.address), region.start + region.bytes
     if not distance(region, report.address):
@@ -215,7 +215,7 @@ def _bounds(failed: Failed) -> list[str]:
 
 
 def _tensor(failed: Failed) -> list[str]:
-    """Return the text of a wrong use of a tensor. The runtime writes the mistake and, on a second line, advice."""
+    """Return the text of a wrong use of a tensor. `Report.detail` has the mistake and, on a second line, advice."""
     report, site = failed.report, failed.report.site
     what, _, advice = report.detail.decode(errors="replace").partition("\n")
     where = failed.line(site.file.decode(), site.line) if site.file else failed.line_of(report.code - 1)
@@ -276,11 +276,11 @@ _DIVISOR = "check the divisor"
 _ADVICE = {
     "signed": "use a wider or an unsigned type, or check the range first",
     "integer": _DIVISOR,
-    "shift": "expected an amount from 0 on, below the bits of the type, and no negative value; check or mask it",
+    "shift": "expected an amount from 0 to the type's bits - 1, and no negative value; check or mask the amount",
     "index": "make the array larger, or check the index",
     "cast": "clamp the value to the range of the type first",
     "misaligned": "check the offset, or use a packed type or single elements",
-    "access": "check that the call gives this buffer",
+    "access": "check that the call passes this buffer",
 }
 
 
@@ -288,12 +288,12 @@ def _undefined(failed: Failed) -> list[str]:
     report, site = failed.report, failed.report.site
     lines = [f"{failed.what}, at {failed.line((site.file or b'').decode(), site.line)}", failed.thread]
     if report.address and failed.regions:
-        lines.append(f"{failed.nearest.place(report.address)}: expected an address that {report.count} divides")
+        lines.append(f"{failed.nearest.place(report.address)}: expected an address divisible by {report.count}")
     return [*lines, _ADVICE[failed.what.split()[0]]]
 
 
 def _arithmetic(failed: Failed) -> list[str]:
-    return [f"integer division by zero, or its overflow, {failed.stopped}", failed.thread, _DIVISOR]
+    return [f"integer division by zero, or of the lowest integer by -1, {failed.stopped}", failed.thread, _DIVISOR]
 
 
 def _impossible(failed: Failed) -> list[str]:
@@ -304,8 +304,8 @@ def _impossible(failed: Failed) -> list[str]:
     ]
 
 
-# What the two threads of a race did, in the order of this run. If a thread reads memory that has no value yet, the race
-# is reported when another thread writes it: "read first".
+# {hazard: what the two threads of the race did, in the order of this run}. "read first": a thread read memory that had
+# no value yet, and then another thread wrote the value.
 _HAZARDS = {
     "read after write": ("wrote", "read"),
     "read after write, read first": ("read", "wrote"),
@@ -318,7 +318,8 @@ def _accesses(failed: Failed) -> list[str]:
     """Return the two accesses of a race, in their order."""
     report = failed.report
     before, now = _HAZARDS[failed.what]
-    # The recorded address is the return address of the access's call, so the call is before it.
+    # In the build "races", each access calls the runtime. `code` is the return address of this call, so `code - 1` is
+    # in the call.
     return [
         f"{failed.other_thread}, {before} it at {failed.line_of(report.other_code - 1)}",
         f"{failed.thread}, then {now} it at {failed.line_of(report.code - 1)}",
@@ -367,7 +368,7 @@ def _shifted(failed: Failed) -> list[str]:
 def _writer(failed: Failed) -> list[str]:
     no_thread, thread, _ = range(3)
     if failed.report.count == no_thread:
-        return ["no thread wrote any of it: check the grid, the guards, and the index of the store"]
+        return ["no thread wrote this element or one near it: check the grid, the guards, and the index of the store"]
     wrote = f"{failed.thread} wrote"
     line = failed.line_of(failed.report.code - 1)
     if failed.report.count == thread:
@@ -386,14 +387,14 @@ def _spinning(failed: Failed) -> list[str]:
     return [
         f"a threadgroup does not end: one of its threads is {failed.stopped}{after}",
         failed.thread,
-        "check the loop's condition; a thread must not wait for another one except at a barrier, because Metal does "
-        "not promise that others run meanwhile; if the loop ends, raise time_limit",
+        "check the loop's condition; a thread may wait for other threads only at a barrier, because Metal does not "
+        "promise that they run meanwhile; if the loop does end, raise time_limit",
     ]
 
 
 def _threadgroup_bytes(failed: Failed) -> list[str]:
     where = failed.line("body", failed.report.site.line)
-    return [f"threadgroup memory takes {failed.report.count:,} bytes with {where}", "expected at most 32,768"]
+    return [f"threadgroup memory takes {failed.report.count:,} bytes, including {where}", "expected at most 32,768"]
 
 
 def _threadgroup_canary(failed: Failed) -> list[str]:
@@ -426,7 +427,7 @@ _divergent = _lanes_apart(
     "all 32 lanes must reach the same operation; move it out of code that depends on the lane",
 )
 _unordered = _lanes_apart(
-    "lanes of one SIMD-group are at different operations, and the emulator cannot tell the first",
+    "lanes of one SIMD-group are at different operations, and the emulator cannot tell which is first",
     "this may be right on a GPU; to check it here, let all lanes take part in both, or write both into the body",
 )
 _barrier_and_simd = _lanes_apart(
@@ -492,13 +493,13 @@ class Region(NamedTuple):
 
 
 def distance(of: Region | Buffer, address: int) -> int:
-    """Return 0 for an address inside, and for other addresses the distance in bytes."""
+    """Return the distance in bytes between an address and the memory `of`; 0 for an address inside."""
     return max(of.start - address, address - (of.start + of.bytes - 1), 0)
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A report of the runtime, with the kernel's text and memory, which are needed to describe it."""
+    """A report of the runtime, with the kernel's text and memory."""
 
     texts: Mapping[str, str]  # "header" and "body"; for a .metal file, the text of each file
     report: Report
@@ -511,7 +512,7 @@ class Failed:
 
     @property
     def error_class(self) -> type[EmulatorError]:
-        """The class of the exception."""
+        """The class of the exception for this kind of report."""
         return KINDS[self.kind].error
 
     @property
@@ -536,17 +537,17 @@ class Failed:
 
     @property
     def thread(self) -> str:
-        """The thread that failed."""
+        """The thread of the report; for a race, the thread of the later access."""
         return _thread(self.report.group, self.report.thread, self.report.lane)
 
     @property
     def other_thread(self) -> str:
-        """The thread of the earlier access."""
+        """For a race, the thread of the earlier access."""
         return _thread(self.report.other_group, self.report.other_thread, self.report.other_lane)
 
     @property
     def site(self) -> str:
-        """The operation that the thread was at, with its line, if it was recorded."""
+        """The operation that the thread was at, with its line."""
         return self.at(self.report.site)
 
     @property
@@ -556,7 +557,7 @@ class Failed:
 
     @property
     def other(self) -> str:
-        """The operation that the other thread was at, with its line."""
+        """For threads at different operations, the second operation, with its line."""
         return self.at(self.report.other)
 
     @property
@@ -586,7 +587,7 @@ class Failed:
 
     @property
     def stopped(self) -> str:
-        """The line of the instruction that faulted: "near ...", because the compiler may move instructions."""
+        """Where the thread stopped: "near LINE", because the compiler may have moved the instruction."""
         return f"near {self.line_of(self.report.code)}"
 
 

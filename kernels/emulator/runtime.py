@@ -22,7 +22,7 @@ _Three = ctypes.c_uint * 3
 
 
 class Failure(IntEnum):
-    """The kind of a report of a dispatch (the run of a kernel over its grid)."""
+    """The kind of a `Report`. runtime/abi.h describes each kind; the kinds from SAME_VALUE on are notes."""
 
     FINE = 0
     FAULT = 1
@@ -74,7 +74,7 @@ class Site(ctypes.Structure):
 
 
 class Report(ctypes.Structure):
-    """A mistake or possible mistake that the runtime found in a dispatch."""
+    """A mistake or possible mistake that the runtime found in a dispatch (the run of a kernel over its grid)."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -144,9 +144,10 @@ class Statistics(ctypes.Structure):
         threadgroup_bytes: bytes of threadgroup memory.
         tensor_operations: operations on tensors, counted once per execution scope (a thread, SIMD-group or
             threadgroup).
-        undefined: description of the first shuffle that read an inactive lane and got NaN; None if there was none.
+        undefined: description of the first shift operation (such as `simd_shuffle_down`) that read a lane which took no
+            part, and got NaN; None if there was none.
         notes: possible mistakes.
-        writer: the last thread that wrote the element that `trace` names; None if it is unknown.
+        writer: a finding with the last thread that wrote the element of `trace`; None without `trace`.
     """
 
     NAMES = (
@@ -214,11 +215,15 @@ class Entry:
         watched: Sequence[tuple[int, int, bool]] = (),
         bounds: Sequence[Bounds] = (),
     ) -> tuple[Statistics, list[Report]]:
-        """Run the grid on buffers at these addresses. The caller must hold `turn`.
+        """Run the kernel over the grid; return statistics and reports. The caller must hold `turn`.
 
-        `watched` and `bounds` are for the build "races". `watched` has each memory range that is checked for races: its
-        start, its size in bytes, and whether it has no values yet. `bounds` has all buffers; accesses outside of them
-        are reported.
+        Args:
+            buffers: the values that the entry point receives, most of them addresses of buffers.
+            grid: total threads per axis.
+            threadgroup: threads per axis of a threadgroup.
+            options: options of the dispatch.
+            watched: in the build "races", the memory to check for races: (address, bytes, whether it has no value yet).
+            bounds: in the build "races", all buffers; accesses outside of all buffers are reported.
         """
         for start, size, blank in watched:
             self._runtime.msl_watch(start, size, blank)

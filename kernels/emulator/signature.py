@@ -1,8 +1,8 @@
-"""Generate the text that MLX passes to Metal for a `metal_kernel`: the signature, from names, arrays and template.
+"""Generate the signature that MLX writes for a `metal_kernel`, from names, arrays and template arguments.
 
-The text equals the output of MLX's generator byte for byte; the tests compare both. As in MLX, a shape such as
-`x_shape` or a thread attribute becomes a parameter if its name occurs in the body (also in a comment), but not if it
-occurs only in the header.
+The text equals the output of MLX's generator byte for byte; the tests compare both. As in MLX, a thread attribute, or a
+shape such as `x_shape`, becomes a parameter if its name occurs in the body, even in a comment. Names that occur only in
+the header do not become parameters.
 
 Source: `write_signature` and `metal_kernel` in mlx/backend/common/metal_kernel.cpp,
 https://github.com/ml-explore/mlx/blob/846d17622/mlx/backend/common/metal_kernel.cpp
@@ -85,7 +85,7 @@ class Parameter(NamedTuple):
     name: str
     role: str  # input, shape, strides, ndim, output
     place: int  # the index of the input or output
-    dtype: str
+    dtype: str  # of this input or output
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Signature:
         return f'\ntemplate [[host_name("{self.function}")]] [[kernel]] decltype({whole}) {whole};\n'
 
     def text(self, header: str, source: str) -> str:
-        """Return the text that MLX compiles, without its own preamble."""
+        """Return the text that MLX compiles, without MLX's preamble."""
         return f"{header}{self.head}{source}\n}}\n{self.tail}"
 
 

@@ -27,7 +27,10 @@ class Part(NamedTuple):
 
 
 def unit(parts: Sequence[Part]) -> str:
-    """Return the text of a translation unit; its function `msl_entry_i` calls part i. Equal headers occur only once."""
+    """Return the text of a translation unit, in which the function `msl_entry_i` calls `parts[i]`.
+
+    A header that several kernels share occurs only once.
+    """
     bodies = {source: with_suffixes(place_threadgroup_memory(source)) for source in {part.source for part in parts}}
     of_header: dict[str, list[str]] = {}
     for i, part in enumerate(parts):
@@ -75,7 +78,10 @@ def _entry(index: int, function: str, signature: Signature) -> str:
 
 
 def place_threadgroup_memory(source: str) -> str:
-    """Return the body with threadgroup variables as references to the runtime's memory. Line numbers do not change."""
+    """Return the body, in which threadgroup variables become references to memory of the runtime.
+
+    Line numbers do not change.
+    """
     pieces, last, ordinal = [], 0, 0
     for declared in threadgroup_declarations(source):
         pieces.append(source[last : declared.start])

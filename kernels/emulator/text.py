@@ -12,7 +12,7 @@ _DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.MULTILINE)
 
 
 def code_only(text: str, *, directives: bool = True) -> str:
-    """Return the text with comments, strings and characters replaced by spaces, so that positions do not change.
+    """Return the text with comments, string literals and character literals replaced by spaces; positions stay.
 
     With `directives=False`, preprocessor lines are replaced by spaces, too.
     """
@@ -35,7 +35,8 @@ def casts_pointers(text: str) -> bool:
 
 _LARGEST = re.compile(r"\b(?:simd_|quad_|f)(?:max|min)\s*\(")
 _FLOAT = re.compile(r"\b(?:float|half|bfloat|float16_t|bfloat16_t|T)[234]?\b[\s*&]*(\w+)")
-# One of NAMES, or an element of an array with this name, beside a comparison or as an argument of max, min or clamp.
+# Matches a variable or array element as operand of a comparison or argument of max, min or clamp. NAMES stands for the
+# names of the variables and arrays.
 _COMPARED = r"""
     (?:NAMES)\b(?:\[[^\]]*\])*\s*(?:[<>=!]=|[<>](?![<>]))
     | (?<![<>-])(?:[<>=!]=|[<>])\s*(?:NAMES)\b(?!\s*>)
@@ -141,5 +142,5 @@ def _declaration(found: re.Match[str], depth: int) -> Declaration:
     variables, position, text = [], 0, found["variables"].rstrip(";").split("=")[0]
     while variable := _VARIABLE.match(text, position):
         variables.append((variable[1], variable[2].strip()))
-        position = variable.end() + 1  # and the comma
+        position = variable.end() + 1  # after the comma
     return Declaration(found.start(), found.end(), depth, found["element"], tuple(variables))

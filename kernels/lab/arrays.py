@@ -36,10 +36,9 @@ Sizes = Mapping[str, int]
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-# The name of the type parameter in a kernel's text; a check runs it as float32 and as float16.
+# The type parameter in a kernel's text. A check runs the kernel with T as float32 and with T as float16.
 CHOSEN = "T"
-# Quantised types that a kernel gets as two arrays, packed quants and scales, like the kernels of this package.
-# AS_BLOCKS has the quantised types that a kernel gets as one array, the blocks of a file.
+# Layouts of the quantised types that a kernel gets as two arrays: packed quants, and scales.
 SPLIT = {
     layout.name.lower(): layout
     for layout in (
@@ -47,6 +46,7 @@ SPLIT = {
         *(affine_layout(*of) for of in product(KINDS, GROUPS, DTYPES)),
     )
 }  # fmt: skip
+# The quantised types that a kernel gets as one array, the blocks of a file: (dtype of a block, weights per block).
 AS_BLOCKS: dict[str, tuple[np.dtype[np.void], int]] = {
     **{name: (getattr(blocks, name.upper()), 32) for name in ("q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")},
     **{name: (getattr(blocks, name.upper()), 256) for name in ("q2_k", "q3_k", "q5_k", "iq4_xs")},
@@ -54,8 +54,8 @@ AS_BLOCKS: dict[str, tuple[np.dtype[np.void], int]] = {
 STORED = (*SPLIT, *AS_BLOCKS)
 TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, *STORED)
 
-# Names of types in other libraries and in Metal, such as "half". They are refused with a hint; without this check, they
-# would be parsed as names of axes.
+# Names of types in other libraries and in Metal, such as "half". They are refused, because they would otherwise be
+# parsed as names of axes.
 _MEANT = re.compile(
     r"(?:b|bf)?float(?:\d+(?:_t)?)?|half|double|u?(?:int|char|short|long)(?:\d+(?:_t)?)?|bool_|byte|size_t|"
     r"complex\d*|(?:f|fp|bf|u|i)\d+|[fi]?q\d_\w+"
@@ -80,7 +80,7 @@ class Axis:
 
     @property
     def multiple(self) -> int:
-        """The number of which the size of the named axis must be a multiple: the product of the divisors."""
+        """The product of the divisors, such as 32 for "K/32". The size of the named axis must be a multiple of it."""
         return prod(factor for operator, factor in self.factors if operator == "/")
 
     def size(self, sizes: Sizes) -> int:
@@ -123,7 +123,7 @@ class Array:
 
     @property
     def multiples(self) -> dict[str, int]:
-        """For each named axis, the number of which its size must be a multiple."""
+        """For each named axis, a divisor that its size must have."""
         found = {axis.name: axis.multiple for axis in self.axes if axis.name is not None}
         last = self.axes[-1].name if self.axes else None
         if last is not None:
@@ -168,8 +168,8 @@ _TIED = (-1.0, 0.25, 0.5, 2.0)
 def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool = False) -> Any:
     """Return random test values: normally distributed floats, small integers, or a quantised matrix with random quants.
 
-    The mean of floats is not 0: in sums whose terms cancel, a missing term could stay within the error bound. With
-    `tied`, floats have only a few distinct values.
+    Floats have the mean 0.25: if the terms of a sum cancelled, a missing term could stay within the error bound. With
+    `tied`, floats have only a few distinct values instead.
     """
     if array.type == "q8_0":
         made = np.empty((shape[0], shape[1] // BLOCK), blocks.Q8_0)
@@ -202,7 +202,8 @@ def _random_blocks(type_: str, shape: tuple[int, ...], rng: np.random.Generator)
 def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], NDArray[Any]]:
     """Return the arrays for the kernel, and the same values for a reference, in float64, int64 or bool.
 
-    The values of a quantised type are a StoredMatrix, or a file's blocks: a structured array (rows, blocks), or bytes.
+    For a quantised type, `values` is a StoredMatrix (only types in `SPLIT`) or the blocks of a file, as a structured
+    array (rows, blocks) or as bytes (rows, bytes of a row). `chosen` is the type that T stands for.
     """
     if array.type in SPLIT:
         matrix = values if isinstance(values, StoredMatrix) else _split(array.type, np.asarray(values))
@@ -217,14 +218,14 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
 
 def _split(type_: str, values: NDArray[Any]) -> StoredMatrix:
     """Repack a file's blocks; raise ValueError for MLX's types, which have no blocks in GGUF."""
-    modules = {"q8_0": split_q8_0, "q4_0": split_q4_0, "q4_k": split_q4_k, "q6_k": split_q6_k}
-    if type_ not in modules:
+    functions = {"q8_0": split_q8_0, "q4_0": split_q4_0, "q4_k": split_q4_k, "q6_k": split_q6_k}
+    if type_ not in functions:
         raise ValueError(
             f"data: expected a kernels.StoredMatrix for a matrix of {type_}, found {type(values).__name__}"
         )
-    raw, of = np.ascontiguousarray(values).view(np.uint8), SPLIT[type_]
-    n_bytes = getattr(blocks, of.name).itemsize
-    return modules[type_](raw, (len(values), raw.size // len(values) // n_bytes * of.group))
+    raw, layout = np.ascontiguousarray(values).view(np.uint8), SPLIT[type_]
+    n_bytes = getattr(blocks, layout.name).itemsize
+    return functions[type_](raw, (len(values), raw.size // len(values) // n_bytes * layout.group))
 
 
 def in_numpy(array: mx.array | NDArray[Any]) -> NDArray[Any]:

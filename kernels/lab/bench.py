@@ -1,7 +1,7 @@
 """`bench`: measure a kernel with cold caches on a GPU, or count its operations in the emulator.
 
-Measured rates are compared with two memory bandwidths: the one that Apple specifies for the chip, and the measured one
-of a kernel that only reads.
+A kernel's rate is compared with Apple's specified memory bandwidth of the chip, and with the measured rate of a kernel
+that only reads.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Timing:
         shape: the sizes of the axes.
         seconds: seconds per launch, the median of samples.
         nbytes: bytes of all inputs and outputs.
-        is_cold: whether caches were cold, because all copies of the inputs together are larger than any cache.
+        is_cold: whether caches were cold: all copies of the inputs together have at least `COLD_BYTES` bytes.
         nominal_gbs: the chip's specified memory bandwidth, if known.
         read_gbs: measured memory bandwidth of a kernel that only reads, on this chip.
         stock_seconds: seconds of `mx.quantized_matmul` with the same values; None if the kernel is not a product with a
             Q8_0 matrix.
-        wrong: description of the first wrong element, which makes the time meaningless; None if no element is wrong, or
-            if the inputs have more than `MOST_CHECKED` elements.
+        wrong: description of the first wrong element (the time is then meaningless), or None. If the inputs have more
+            than `MOST_CHECKED` elements, the result is not checked, and `wrong` is None.
     """
 
     name: str
@@ -188,10 +188,11 @@ def bench(
 def stock_product(
     experiment: Experiment, launch: Launch
 ) -> Callable[[Sequence[mx.array]], Callable[[], mx.array]] | None:
-    """Return MLX's own product for an experiment `y (..., N) = x (..., K) @ w (N, K).T`; None for any other experiment.
+    """Return MLX's own product for an experiment `y (..., N) = x (..., K) @ w (N, K).T` with `w` in Q8_0, else None.
 
-    The returned function takes the inputs of a launch and returns a function that computes the product. Scales and
-    biases are converted to the type of x before the measurement, because MLX would convert other types in each call.
+    The returned function takes the inputs of a launch, and returns a function without parameters that computes the
+    product. Scales and biases are converted to the type of x in advance, because otherwise MLX would convert them in
+    each call.
     """
     given, made = experiment.arrays
     matrices = [array for array in given if array.type == "q8_0"]
@@ -204,18 +205,18 @@ def stock_product(
     places = [launch.kernel.input_names.index(name) for name in (x.name, *matrices[0].parts)]
 
     def product_of(inputs: Sequence[mx.array]) -> Callable[[], mx.array]:
-        vectors, codes, scales = (inputs[place] for place in places)
+        vectors, quants, scales = (inputs[place] for place in places)
         scales = scales.astype(vectors.dtype)
         biases = -128 * scales
         mx.eval(scales, biases)
-        return partial(mlx_product, vectors, codes, scales, biases)
+        return partial(mlx_product, vectors, quants, scales, biases)
 
     return product_of
 
 
-def mlx_product(x: mx.array, codes: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
-    """Return MLX's product with a Q8_0 matrix in its affine format."""
-    return mx.quantized_matmul(x, codes, scales, biases, group_size=BLOCK, bits=8)
+def mlx_product(x: mx.array, quants: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+    """Return MLX's product of x and a Q8_0 matrix in MLX's affine format (8 bits, groups of 32)."""
+    return mx.quantized_matmul(x, quants, scales, biases, group_size=BLOCK, bits=8)
 
 
 def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wrong: str | None) -> Counts:
@@ -241,12 +242,13 @@ def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wr
 
 # ---- timing with cold caches: consecutive launches read different memory ----
 
-# Between two launches that read the same memory, other launches read this number of bytes: more than the caches of any
-# chip hold.
+# The copies of a launch's inputs should together have at least this number of bytes, more than the caches of any chip
+# hold. A copy is then no longer in a cache when a launch reads it again.
 COLD_BYTES = 256 << 20
-# The smallest and largest number of launches per sample: enough launches to hide the time of the first submission, but
-# not so many copies of small arrays that making them takes long.
+# The smallest and largest number of launches per sample. Fewer launches would not hide the time to submit the first
+# one. Each launch may have its own copy of the inputs, and more copies would take long to make.
 LEAST_LAUNCHES, MOST_LAUNCHES = 8, 512
+# The smallest number of samples, and the smallest number of seconds that they take together.
 SAMPLES, SECONDS = 5, 0.25
 
 
@@ -257,14 +259,14 @@ def nbytes(launch: Launch) -> int:
 
 
 def cold_inputs(inputs: Sequence[mx.array]) -> list[list[mx.array]]:
-    """Return sets of copies of the arrays: together more bytes than any cache, but at most `MOST_LAUNCHES` sets."""
+    """Return the inputs and copies of them: together at least `COLD_BYTES` bytes, but at most `MOST_LAUNCHES` sets."""
     read = sum(x.nbytes for x in inputs)
     copies = min(max(-(-COLD_BYTES // max(read, 1)), 2), MOST_LAUNCHES)
     return [list(inputs), *([copy_of(x) for x in inputs] for _ in range(copies - 1))]
 
 
 def are_cold(sets: Sequence[Sequence[mx.array]]) -> bool:
-    """Return whether the sets together have more bytes than any cache."""
+    """Return whether the sets together have at least `COLD_BYTES` bytes, more than any cache."""
     return sum(x.nbytes for inputs in sets for x in inputs) >= COLD_BYTES
 
 
@@ -281,7 +283,10 @@ def seconds_per_launch(launch: Launch, sets: Sequence[list[mx.array]], executor:
 
 
 def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
-    """Return the seconds per call of functions that return lazy arrays: the median of samples that run all calls."""
+    """Return the seconds per call, the median of several samples.
+
+    A sample calls each function equally often, and evaluates the lazy arrays that the functions return.
+    """
     rounds = -(-LEAST_LAUNCHES // len(calls))
     mx.eval([call() for call in calls])
     samples: list[float] = []

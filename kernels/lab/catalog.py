@@ -30,13 +30,13 @@ class About(NamedTuple):
     unit: str
 
 
-_ROWS = "K a multiple of 32, 1 to 8 vectors, or any number after a launch of norm_rows"
+_ROWS = "K a multiple of 32, 1 to 8 vectors; with the outputs of norm_rows, any number of vectors"
 _ANY = "K a multiple of 32, any number of vectors"
 # Bounds in float32 epsilons (2^-23). The references count roundings (2^-24), which are half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
-# The references of fused kernels compute a bound per element: the products' error bounds, carried through the formula.
+# The references of fused kernels compute a bound for each element from the error bounds of the products.
 _CARRIED = "the reference's bound"
 # First the kernels of the ladder (kernels of the same product, from slow to fast).
 _ABOUT = {
@@ -110,7 +110,7 @@ class Entry:
         return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
 
     def typical(self) -> Launch:
-        """Return the launch with the largest arrays, because MLX passes small arrays in another address space."""
+        """Return the launch with the largest arrays: MLX passes arrays of fewer than eight elements as `constant`."""
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
     def metal_text(self) -> str:
@@ -132,7 +132,7 @@ def check_entries(
     Args:
         every: the kernels.
         executor: the executor.
-        orders: seeds and builds.
+        orders: the seeds and the emulator's builds; its lanes and suffixes are replaced.
         progress: called after each shape with the number of finished shapes and the number of all shapes.
     """
     orders = replace(orders, lanes="all", suffixes=True)

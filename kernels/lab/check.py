@@ -43,8 +43,8 @@ class Failure:
         build: the emulator's build that found the mistake; None on a GPU.
         text: description of the mistake.
         findings: all mistakes of this run in the emulator.
-        rank: how specific the text is: 0, the most specific, for an access out of bounds or a kernel that did not run;
-            the largest rank for wrong values of unknown cause.
+        rank: 0 for the most specific text (an access out of bounds, or a kernel that did not run), the largest number
+            for the least specific one (wrong values of unknown cause).
     """
 
     shape: str
@@ -142,7 +142,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Case:
-    """A launch, a function that returns its expected outputs, and its sizes as a label and as Python code."""
+    """One shape of a check.
+
+    Attributes:
+        label: the sizes of the axes as text.
+        launch: the launch.
+        expected: function that returns the expected outputs.
+        arguments: arguments of `check`, as Python code, that run only this shape; "" if there is no experiment.
+    """
 
     label: str
     launch: Launch | MetalLaunch
@@ -152,7 +159,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders in which threads run, and the emulator's builds and switches."""
+    """The orders in which threads run (`seeds`), and the emulator's builds and switches (`lanes`, `suffixes`)."""
 
     seeds: Sequence[int] = SEEDS
     builds: Sequence[str] = BUILDS
@@ -160,7 +167,7 @@ class Orders:
     suffixes: bool = False
 
     def of(self, build: str | None) -> Sequence[int]:
-        """Return the seeds of a build. "races" runs with one seed only: it is slow, and finds races in any order."""
+        """Return the seeds of a build. "races" runs with one seed only: it is slow, and finds races with every seed."""
         return self.seeds[:1] if build == "races" else self.seeds
 
 
@@ -184,15 +191,15 @@ def check(
 
     Args:
         experiment: the kernel.
-        sizes: a list of shapes, [{"N": 33, "K": 64}]; or a list of sizes for each axis, {"N": [1, 33], "K": [64]}, of
-            which all combinations run. If it is None, the experiment's `sizes` are used, and if they are None, up
-            to 25 shapes with odd and edge-case sizes.
+        sizes: a list of shapes, [{"N": 33, "K": 64}]; or a list of sizes for each axis, {"N": [1, 33], "K": [64]}, to
+            run all combinations. The default is the experiment's `sizes`. If these are None, too, up to 25 shapes with
+            odd and edge-case sizes run.
         dtypes: the types that T stands for.
         executor: "metal", "cuda" or "emulator"; by default the first of these that this machine has. A MetalExperiment
             runs only in the emulator.
         seeds: seeds of the orders of threads.
-        builds: the emulator's builds: "spaces" finds accesses out of bounds, "undefined" also undefined behaviour such
-            as overflow, "races" data races, with the first seed only.
+        builds: the emulator's builds. All find accesses out of bounds. "undefined" also finds undefined behaviour such
+            as overflow; "races" also finds data races, and runs with the first seed only.
         lanes: "active" or "all", instead of the experiment's `lanes`.
         suffixes: replacement for the experiment's `suffixes`.
         progress: called after each shape with the number of finished shapes and the number of all shapes. By default, a
@@ -258,8 +265,8 @@ def cases_of(
     made = [_case(experiment, one, dtype) for one in every for dtype in tried]
     if not experiment.compares:
         return made
-    # Use the largest shapes, because equal numbers are likely only among many numbers. The last shape is left out: if
-    # `ragged` chose the shapes, the last one usually only tests whether indices are wider than 16 bits.
+    # Equal numbers are likely only among many numbers, so large shapes are used. The largest shape is left out, because
+    # `ragged` usually adds it only to reveal indices of 16 bits.
     chosen = every[:-1][-TIED_SHAPES:] or every
     return made + [_case(experiment, one, tried[0], tied=True) for one in chosen]
 
@@ -365,7 +372,7 @@ def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
 def _examine(
     case: Case, executor: ExecutorName, orders: Orders
 ) -> tuple[float, int, Failure | None, tuple[Finding, ...]]:
-    """Return the largest error divided by its bound, the number of runs, the failure or None, and notes."""
+    """Return the largest ratio of an error to its bound, the number of runs, the failure or None, and notes."""
     expected, worst, runs, undefined, any_order = case.expected(), 0.0, 0, "", case.launch.atomic_outputs
     notes: tuple[Finding, ...] = ()
     switches = {"lanes": orders.lanes, "suffixes": orders.suffixes}
@@ -396,7 +403,7 @@ def _examine(
 
 def _raised(case: Case, seed: int | None, build: str | None, error: Exception) -> Failure:
     found: tuple[Finding, ...] = getattr(error, "findings", ())
-    rank = min(map(severity, found), default=0)  # without findings the kernel has not run, which explains the failure
+    rank = min(map(severity, found), default=0)  # without findings, the kernel has not run, and the error says why
     return Failure(case.label, seed, build, str(error), found, rank)
 
 
@@ -425,7 +432,12 @@ def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None
 def _causes(
     launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong
 ) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
-    """Return possible causes of a wrong element: (a build, its error) or None; notes, and the element's last writer."""
+    """Run the launch again in the builds "undefined" and "races", and return possible causes of a wrong element.
+
+    Returns:
+        The error with the most specific finding, as (build, error), or None; and notes, the last one about the thread
+        that wrote the element last, if this thread is known.
+    """
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])
     index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0
@@ -470,7 +482,7 @@ def _unsteady(launch: Launch | MetalLaunch, results: Mapping[int, list[NDArray[A
 def compare(
     launch: Launch | MetalLaunch, found: Sequence[NDArray[Any]], expected: Sequence[Expected]
 ) -> tuple[float, Wrong | None]:
-    """Return the largest error of all outputs divided by its bound, and the first wrong element or None."""
+    """Return the largest ratio of an error to its bound in all outputs, and the first wrong element or None."""
     worst, first = 0.0, None
     for name, dtype, got, (value, bound) in zip(
         launch.output_names, launch.output_dtypes, found, expected, strict=True

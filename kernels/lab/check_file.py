@@ -34,12 +34,13 @@ class FileReport:
         verdicts: verdicts of the experiments that the file defines.
         compiled: the kernels of a .metal file that compile in every build, by name. If a template has several
             instantiations, only the first one is compiled; the dict's value is the names of the others.
-        findings: the mistakes as text, including errors of the emulator that the program caught. If an error or a
-            non-zero exit status ended the program, the text begins with the file and line that raised it.
-        uncalled: kernels that were created but not called. Empty if there are findings, because a program that ended
-            early could not call all of its kernels.
-        notes: possible mistakes, by the kernel's name, or by the file's name if they are in the text of a .metal file.
-        mistakes: the mistakes that the emulator found in runs, as `Finding` values, in the order of `findings`.
+        findings: the mistakes as text, including errors of the emulator that the program caught with `except`. An error
+            or non-zero exit status that ended the program is also a finding; its text begins with the file and line
+            that raised it.
+        uncalled: kernels that were created but not called. Empty if the program's run has findings, because the program
+            may then have ended before it called all kernels.
+        notes: possible mistakes, by the kernel's name. Notes about the text of a .metal file are under the file's name.
+        mistakes: the mistakes that the emulator found while the program ran, as `Finding` values.
     """
 
     file: str
@@ -123,7 +124,7 @@ def check_file(
     for experiment in _run(file, arguments, orders, report):
         try:
             report.verdicts.append(_checked(experiment, orders))
-        except Exception as error:  # raised by the experiment's functions, or about their results
+        except Exception as error:  # raised by a function of the experiment, or because of the function's result
             report.findings.append(_described(error, file))
     return report
 
@@ -185,7 +186,7 @@ def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """Return the error as text, with the line of the program or of a module it imports that raised the error."""
+    """Return "FILE:LINE: error": the innermost line of the traceback outside `kernels/`, then the error."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

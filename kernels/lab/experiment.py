@@ -38,11 +38,13 @@ class Experiment:
     """A kernel with everything needed to run and check it.
 
     An array is described by a type and axes: "float16 V K" is a float16 matrix, "N" a float32 vector, "" one number.
-    The type T stands for float32 and float16; both are tested. If an array `w` is described as "q8_0 N K", a Q8_0
-    matrix, the kernel gets two arrays: `wq`, uint32 (N, K/4), the quants, and `ws`, float16 (N, K/32), the scales (see
-    kernels/metal/layout.py). The reference gets `w` as float64. q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16) are
-    passed in the same way. For q4_1, q5_0, q5_1, q2_k, q3_k, q5_k, iq4_nl, iq4_xs and mxfp4, the kernel gets one array
-    `w`: the blocks of a file as bytes, uint8 (N, bytes of a row).
+    The type T stands for float32 and float16; both are tested.
+
+    "q8_0 N K" describes a Q8_0 matrix. For such an array `w`, the kernel gets two arrays: `wq`, uint32 (N, K/4), the
+    quants, and `ws`, float16 (N, K/32), the scales (see kernels/metal/layout.py). The reference gets `w` as float64.
+    q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16) are passed in the same way. For q4_1, q5_0, q5_1, q2_k,
+    q3_k, q5_k, iq4_nl, iq4_xs and mxfp4, the kernel gets one array `w`: the blocks of a file as bytes, uint8 (N, bytes
+    of a row).
 
     In the kernel's text, the name of an axis or constant stands for its number.
 
@@ -58,7 +60,7 @@ class Experiment:
             tuple.
         threads: function that returns the number of threads in each direction; it is rounded up to whole threadgroups.
         threadgroup: threads of a threadgroup in each direction.
-        constants: additional named numbers for the text.
+        constants: further named numbers for the kernel's text, int or bool.
         header: text before the kernel, for functions.
         data: function that returns a dict of those inputs that must not be random.
         magnitude: function that returns the scale of errors for each element of an output; for a matrix product, the
@@ -142,7 +144,7 @@ class Experiment:
         """The parsed inputs and outputs.
 
         Raises:
-            ValueError: a description is invalid, or an output is of a stored type.
+            ValueError: a description is invalid, or an output has a quantised type.
         """
         given, made = (
             tuple(parse(name, text, self.name) for name, text in described.items())
@@ -167,7 +169,7 @@ class Experiment:
 
     @cached_property
     def axes(self) -> dict[str, int]:
-        """The named axes in order of appearance, each with the number of which its size must be a multiple."""
+        """The named axes in order of appearance, each with the divisor that its size must have."""
         found: dict[str, int] = {}
         for array in (*self.arrays[0], *self.arrays[1]):
             for name, multiple in array.multiples.items():
@@ -181,7 +183,7 @@ class Experiment:
 
     @cached_property
     def compares(self) -> bool:
-        """Whether the text seems to compare floats and `ties` is set; equal numbers are then tested, too."""
+        """Whether to test many equal numbers, too: `ties` is set, and the text seems to compare floats."""
         return self.ties and compares_numbers(self.header + self.source, [array.name for array in self.arrays[0]])
 
     @property
@@ -208,7 +210,8 @@ class Experiment:
     def _beyond(self, chosen: Sequence[Sizes]) -> list[dict[str, int]]:
         """Return one more shape if none of `chosen` has an array of more than `BEYOND` elements.
 
-        The shape has the smallest sizes, except that the last axis of the last output is enlarged.
+        The shape has the smallest sizes, except that the last axis of the last output is enlarged. Return no shape if
+        this makes an array of more than 4 * BEYOND elements.
         """
         arrays = (*self.arrays[0], *self.arrays[1])
         named = [axis.name for array in self.arrays[1] for axis in array.axes if axis.name is not None]
@@ -348,7 +351,7 @@ def check_constants(kernel: str, constants: Mapping[str, Any]) -> None:
 
 
 def check_least(kernel: str, least: Any, axes: Mapping[str, int]) -> None:
-    """Refuse smallest sizes that are not whole numbers >= 1, or of unknown axes."""
+    """Refuse `least` if a name is not an axis, or a size is not a whole number >= 1."""
     right = isinstance(least, Mapping) and all(
         name in axes and _is_whole(size) and size >= 1 for name, size in least.items()
     )
@@ -381,7 +384,7 @@ def three(size: Any, where: str, *, least: int = 1) -> Size:
 
 
 def check_parameters(function: Callable[..., Any], known: Sequence[str], where: str) -> list[str]:
-    """Return the names of a function's parameters; refuse unknown names."""
+    """Return the names of a function's parameters that have no default value; refuse names that are not in `known`."""
     if not callable(function):
         raise ValueError(f"{where}: expected a function, found {function!r}")
     wanted = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]

@@ -1,7 +1,7 @@
-"""Measure the Q8_0 ladder, kernels for one product from slow to fast, on the matrix sizes of a model.
+"""Measure kernels on the matrix sizes of a model, for `kernels bench`.
 
-Kernels that have tunings are measured with every tuning. MLX's own product is measured, too. `kernels bench` uses this
-module.
+The *ladder* is a list of kernels for the same product with a Q8_0 matrix, from slow to fast. Kernels that take a
+`Tuning` are measured with every tuning. MLX's own product is measured, too, and the products and attention of prompts.
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ def climb(
             yield common | _stock(x, whole)
 
 
-# The number of tokens of a prompt on a GPU; and in the emulator, where more tokens would take minutes.
+# Tokens of a prompt: PROMPT on a GPU, COUNTED in the emulator, where more tokens would take minutes.
 PROMPT, COUNTED = 512, 64
 ATTENTION = "mx.fast.scaled_dot_product_attention"
-# Weights in MLX's own arrays, with which prompts are measured: (bits, group size).
+# Types of weights in MLX's own arrays that `climb_prompts` measures: (bits, group size).
 GROUPED = {"Q8_0 in MLX's arrays": (8, 32), "affine, 4 bits, groups of 64": (4, 64)}
 DTYPES = (mx.float16, mx.bfloat16)
 
 
 def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[Row]:
-    """Yield a prompt's results: one per product of a layer, type of weights, type of activations and kernel.
+    """Yield results for a prompt, one for each product of a layer, type of weights, type of activations and kernel.
 
     On a GPU, each result has the operations per second. If the GPU refuses a kernel, the result has the reason instead;
     for example, older versions of macOS have no `matmul2d`. In the emulator, results are operation counts for one type
@@ -129,7 +129,7 @@ def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[
 
 
 def climb_attention(*, n_heads: int, n_kv_heads: int, head_dim: int, executor: ExecutorName) -> Iterator[Row]:
-    """Yield the times of a prompt's attention: MLX's in each type, our kernel's in float32; nothing in the emulator."""
+    """Yield the times of a prompt's attention: MLX's with each type, our kernel's with float32. Only for a GPU."""
     if executor == "emulator":
         return
     rng, T = np.random.default_rng(0), PROMPT
@@ -168,7 +168,8 @@ def _stock_prompt(x: mx.array, weight: AffineMatrix) -> Row:
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
     """Return the call that the `metal` backend makes for this product."""
     norm_weight = numbers(rng, (product.columns,), mean=1)
-    # For more vectors than a tile has, the backend computes the norm in a separate launch before this one.
+    # For more vectors than one tile has, the backend first computes the factors of the norm in a separate launch. That
+    # launch is not measured here, so the factors are ones.
     factors = mx.ones(len(x)) if len(x) > MOST_VECTORS else None
     if product.title == "q+k+v":
         q, k, v = matrices
@@ -197,7 +198,7 @@ def _planned(call: Call) -> Launch:
 
 
 def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
-    """Return a launch per valid tuning; an invalid one puts SIMD-groups that share a row into several threadgroups."""
+    """Return a launch per tuning, but skip tunings that put SIMD-groups that share a row into several threadgroups."""
     launches = []
     for tuning in tunings:
         try:
@@ -208,7 +209,10 @@ def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
 
 
 def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
-    """Return the parameters and time of the fastest launch, and all times; in the emulator, counts of the first."""
+    """Return the parameters and time of the fastest launch, and under the key "tried", those of all launches.
+
+    In the emulator, return the parameters and operation counts of the first launch.
+    """
     row: Row = {"kernel": launches[0].kernel.name, "nbytes": nbytes(launches[0])}
     if executor == "emulator":
         return row | _parameters(launches[0]) | {"counts": counted(launches[0])}
@@ -225,9 +229,10 @@ def _parameters(launch: Launch) -> Row:
 
 
 def _stock(x: mx.array, weight: Q8_0Matrix) -> Row:
-    """Measure MLX's product of the same weights. Its float32 scales and biases make 40 bytes per 32 weights.
+    """Measure MLX's product with the same weights.
 
-    The rate counts only the 34 bytes of Q8_0, so that the ratio of two kernels' rates is the ratio of their times.
+    With float32 scales and biases, MLX reads 40 bytes per 32 weights. The rate counts only the 34 bytes of Q8_0, so
+    that twice the rate of another kernel means half its time.
     """
     scales = weight.ws.astype(mx.float32)
     biases = -128 * scales

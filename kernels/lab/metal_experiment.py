@@ -68,8 +68,8 @@ class MetalLaunch:
         """Run the launch and return the outputs.
 
         Args:
-            trace: an output's name and the flat index of an element; the thread that wrote the element last is reported
-                in a note.
+            trace: an output's name and the flat index of an element. After the run, the kernel's `statistics.writer`
+                has the thread that wrote the element last. Only in the build "races".
             suffixes: ignored, because a .metal file is not translated to CUDA.
             options: options of a call of the kernel: `seed`, `build`, `lanes`, ...
         """
@@ -109,7 +109,7 @@ class MetalExperiment:
         reference: NumPy function that returns a dict of the expected outputs, by the index of the buffer.
         grid: total threads (not threadgroups) in each direction, or a function that returns them.
         threadgroup: threads of a threadgroup in each direction, or a function that returns them.
-        sizes: a list of dicts of values for the functions' parameters; a check makes one launch for each.
+        sizes: a list of dicts, whose values are passed to the functions by name; a check makes one launch per dict.
         threadgroup_memory: bytes of each threadgroup memory argument, by index, or a function that returns them.
         constants: function constants by index or name.
         include: folders for `#include`.
@@ -147,7 +147,7 @@ class MetalExperiment:
         check_names(self.function, names)
         check_switches(self.function, self.lanes, False)
         if not self.sizes or any(set(sizes) != set(names) for sizes in self.sizes):
-            raise ValueError(f"{self.function}.sizes: expected at least one, and the same names in each")
+            raise ValueError(f"{self.function}.sizes: expected at least one dict, and the same names in all")
         check_parameters(self.buffers, [*names, "rng"], f"{self.function}.buffers")
         check_parameters(self.reference, [*names, "buffers"], f"{self.function}.reference")
         for name in ("grid", "threadgroup", "threadgroup_memory"):
@@ -166,10 +166,11 @@ class MetalExperiment:
         return library(Path(self.file), self.include).function(self.function, self.constants)
 
     def launch(self, sizes: Sizes, seed: int = 0) -> tuple[MetalLaunch, Callable[[], list[NDArray[Any]]]]:
-        """Return the launch for one of the sizes, and a function that returns the launch's expected outputs.
+        """Return the launch for `sizes`, and a function that returns the launch's expected outputs.
 
         Raises:
-            ValueError: the reference names a buffer that the kernel does not write, or a size is wrong.
+            ValueError: the reference returns a buffer that the kernel does not write, or a wrong shape; or the grid or
+                threadgroup is invalid.
         """
         given = call(self.buffers, {**sizes, "rng": np.random.default_rng(seed)})
         buffers = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))

@@ -22,15 +22,15 @@ from .metal_experiment import MetalLaunch
 # The emulator's default builds. "spaces" checks bounds and barriers, "undefined" also undefined behaviour, "races" data
 # races.
 BUILDS = ("spaces", "undefined", "races")
-# The builds that are enough for kernels compiled without optimisation. "spaces" is not needed, because "undefined" also
-# makes all checks of "spaces".
+# The builds for kernels that are compiled without optimisation. "spaces" is left out: without optimisation, it differs
+# from "undefined" only in making fewer checks.
 UNOPTIMIZED_BUILDS = BUILDS[1:]
 # Seeds of the order of threads: 0 is ascending, 1 descending, larger seeds shuffle the threads.
 SEEDS = (0, 1, 2)
 
 
 def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
-    """Start a launch and return its outputs, which are lazy on a GPU. `options` are for the emulator."""
+    """Return the outputs of a launch: lazy arrays on a GPU, computed ones in the emulator, which gets `options`."""
     return built(launch.kernel, executor)(
         inputs=launch.inputs,
         template=list(launch.template),
@@ -116,5 +116,5 @@ def metal_text(launch: Launch) -> str:
 
 
 def cuda_text(kernel: Kernel) -> str:
-    """Return the header and the body for CUDA's compiler; template arguments become constants in the body."""
+    """Return the header and the body as CUDA text, without the signature and the template arguments, which MLX adds."""
     return f"{header()}{translated(kernel.header)}\n{translated(kernel.source)}"

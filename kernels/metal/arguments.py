@@ -30,9 +30,10 @@ def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
 
 
 def normed_vectors(kernel: str, x: mx.array, norm_weight: mx.array, n_columns: int, factors: mx.array | None) -> int:
-    """Return the number of vectors of x, for a kernel that computes their RMSNorm unless `factors` are given.
+    """Return the number of vectors of x, for a kernel that computes their RMSNorm if `factors` is None.
 
-    With `factors`, x and the factors are the outputs of `norm_rows`, and x may have any number of vectors.
+    If `factors` is given, x and `factors` are the outputs of `norm_rows`: x is multiplied by the norm weight, and a
+    factor is `1 / sqrt(mean(x**2) + eps)` of a vector before that. x may then have any number of vectors.
 
     Raises:
         ValueError: x, the norm weight or the factors have a wrong shape or type, or x has more than 8 vectors and there
@@ -81,7 +82,7 @@ def same(kernel: str, name: str, found: int, expected: int) -> None:
 
 
 def factors(given: mx.array | None) -> mx.array:
-    """Return the factors, or if there are none, a placeholder array that the kernel does not read."""
+    """Return the factors of `norm_rows`, or for None, a placeholder array that the kernel does not read."""
     return constants(1.0) if given is None else given
 
 

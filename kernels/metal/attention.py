@@ -10,14 +10,14 @@ of summation is fixed:
     A score is a dot product times the scale, limited by the soft cap if there is one, and then times log2(e). The dot
     product is cut into 8 parts, or into 16 if the head is wider than 256. Each part is summed sequentially, and the
     parts are added as a tree.
-    The weight of a key is 2 to the power of its score minus the chain's largest score so far. A chain processes its
-    blocks sequentially; if a block has a larger score, the sums so far are first scaled to this score. In a block, each
+    The weight of a key is 2**(score - m), where m is the chain's largest score so far. A chain processes its blocks
+    sequentially; if a block increases m, the sums so far are first multiplied by 2**(old m - new m). In a block, each
     stream adds its keys sequentially.
-    At the end, the streams of a chain are added as a tree. Then the chains are added in their order, each scaled to the
-    largest score of all. The weight of a sink is added to the divisor last.
+    At the end, the streams of a chain are added as a tree. Then the chains are added in ascending order, each scaled to
+    the largest score of all. The weight of a sink is added last to the divisor, which is the sum of the weights.
 
-The weight of a masked key is 0, which changes no bit. The running sum is rescaled as in Milakov and Gimelshein
-("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
+A masked key (in a block, but not attended to) has the weight 0, which changes no bit. The running sum is rescaled as in
+Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ def attention(
     Args:
         q: (R, H, E) float32, E a multiple of 8 up to 256, or a multiple of 64 up to 576; query head h reads KV head
             `h // (H // G)`.
-        store: (2, G, slots, E) float32, float16 or bfloat16, or (2, G, slots, E / 32 * 34) uint8 in Q8_0 with E a
-            multiple of 32: keys, then values; with (1, G, ...) the keys are also the values. The result has the same
+        store: keys, then values: (2, G, slots, E) float32, float16 or bfloat16; in Q8_0, (2, G, slots, E / 32 * 34)
+            uint8, E a multiple of 32. If the first axis is 1, the keys are also the values. The result has the same
             bits as with the store converted to float32.
         pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
             [i * page, (i + 1) * page). Entries of pages that a sequence does not hold are never read.
         owner: (R,) int32, the sequence of each row.
         position: (R,) int32, from 0 on: a row attends to positions up to its own.
         page: positions per page.
-        window: a row attends to at most this number of positions, up to and including its own; 0 for all positions; -C
-            for the positions of the row's chunk, where chunk i has positions [i * C, (i + 1) * C).
+        window: number of latest positions that a row attends to, including its own; 0 for all positions. A window of
+            -C limits a row to its chunk, where chunk i has positions [i * C, (i + 1) * C).
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; None for no soft cap.
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
@@ -159,30 +159,31 @@ def reference(
 ) -> Expected:
     """Return the expected result in float64, with the error bound.
 
-    A score has the roundings of a dot product, relative to the sum of its absolute terms, and the rounding of the
-    scale. The absolute error of a score is the relative error of its weight, which occurs in the numerator and in the
-    denominator. Powers, sums and the division add 16 roundings. A soft cap does not increase the error of a score;
-    computing it adds 8 roundings of the capped score. If a sink is larger than all scores, the difference between score
-    and sink is rounded as well.
+    A score has `PRODUCT` roundings of a dot product and 2 of the scale, relative to the sum of its absolute terms. The
+    absolute error of a score is the relative error of its key's weight. It counts twice, because weights are in the
+    numerator and in the denominator. Powers, sums and the division add 16 roundings. A soft cap does not amplify the
+    error of a score, but adds 8 roundings relative to the capped score. If a sink is larger than all scores, the
+    difference between score and sink is rounded as well.
     """
     queries, table = wide(q), np.array(pages)
-    slots = _q8_0(np.array(store)) if store.dtype == mx.uint8 else wide(store.astype(mx.float32))
+    wide_store = _q8_0(np.array(store)) if store.dtype == mx.uint8 else wide(store.astype(mx.float32))
     value, bound = np.empty(queries.shape), np.empty(queries.shape)
-    group = queries.shape[1] // slots.shape[1]
+    group = queries.shape[1] // wide_store.shape[1]
     for r, (sequence, last) in enumerate(zip(np.array(owner).tolist(), np.array(position).tolist(), strict=True)):
         first = last - last % -window if window < 0 else max(0, last + 1 - window) if window else 0
-        seen = np.arange(first, last + 1)
-        both = np.repeat(slots[:, :, table[sequence, seen // page] + seen % page], group, axis=1)
+        positions = np.arange(first, last + 1)
+        slots = table[sequence, positions // page] + positions % page
+        both = np.repeat(wide_store[:, :, slots], group, axis=1)
         keys, values = both[0], both[-1]
         scores = scale * np.einsum("he,hke->hk", queries[r], keys)
         sizes = abs(scale) * np.einsum("he,hke->hk", np.abs(queries[r]), np.abs(keys))
         if softcap is not None:
             scores = softcap * np.tanh(scores / softcap)
             sizes = sizes + 8 / (PRODUCT + 2) * abs(scores)
-        others = np.full((len(scores), 1), -np.inf) if sinks is None else wide(sinks)[:, None]
-        most = np.maximum(scores.max(axis=1, keepdims=True), others)
+        sink = np.full((len(scores), 1), -np.inf) if sinks is None else wide(sinks)[:, None]
+        most = np.maximum(scores.max(axis=1, keepdims=True), sink)
         weights = np.exp(scores - most)
-        weights /= weights.sum(axis=1, keepdims=True) + np.exp(others - most)
+        weights /= weights.sum(axis=1, keepdims=True) + np.exp(sink - most)
         value[r] = np.einsum("hk,hke->he", weights, values)
         roundings = 16 + 2 * (PRODUCT + 2) * sizes.max(axis=1) + 2 * (most[:, 0] - scores.max(axis=1))
         bound[r] = EPSILON * roundings[:, None] * np.einsum("hk,hke->he", weights, np.abs(values))

@@ -1,9 +1,9 @@
 """Test cases of all Metal kernels: arguments and expected results.
 
-The tests run one case of each kernel; the command `kernels check` runs all cases, on any executor. The sizes include
+The tests run some cases of each kernel; the command `kernels check` runs all cases, on any executor. The sizes include
 the edge cases: one row, odd numbers of rows, one block, rows that end inside the 128 columns that a SIMD-group reads at
 once, one to many vectors, all types of x, and columns in one, two and four segments (`products.h.metal`). The inputs
-of a case are random numbers seeded by its name.
+of a case are random numbers, seeded by the kernel's name and the case's label.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) ->
         size, split = _BLOCKS[type_]
         kind = getattr(blocks, type_)
         made = rng.integers(0, 256, n_rows * n_columns // size * kind.itemsize, dtype=np.uint8).view(kind)
-        for name in [name for name in kind.names if name in ("d", "dmin")]:  # in this order in every process
+        for name in [name for name in kind.names if name in ("d", "dmin")]:
             made[name] = _scales(rng, len(made))
         return split(made.view(np.uint8), shape)
     bits, group, scale = next(of for of in product(KINDS, GROUPS, DTYPES) if affine_layout(*of).name == type_)
@@ -92,7 +92,7 @@ def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) ->
 
 
 def affine(rng: np.random.Generator, n_rows: int, n_columns: int, of: tuple[int, int], dtype: mx.Dtype) -> AffineMatrix:
-    """Return a random matrix in MLX's arrays; `of` is (bits, group size), `dtype` the type of scales and biases."""
+    """Return a random `AffineMatrix`; `of` is (bits, group size), and `dtype` the type of scales and biases."""
     bits, group = of
     wq = rng.integers(0, 2**32, (n_rows, n_columns * bits // 32), dtype=np.uint32)
     parts = (_scales(rng, n_rows * n_columns // group).reshape(n_rows, -1).astype(np.float32) for _ in range(2))
@@ -124,7 +124,7 @@ SHAPES = [
     (100, 3072, 1, "float32"), (127, 1024, 1, "float16"), (129, 512, 2, "float32"), (255, 288, 1, "float16"),
     (513, 64, 1, "float32"), (1023, 32, 5, "float16"), (3, 5120, 1, "float32"), (1, 4128, 6, "float16"),
 ]  # fmt: skip
-# The same, with more vectors than one tile of a kernel (8).
+# As SHAPES, but with more than eight vectors, the most that a tile has (`MOST_VECTORS` in rows.py).
 MORE = [
     (5, 96, 9, "float32"), (18, 544, 16, "float32"), (33, 2080, 17, "float32"), (7, 4128, 24, "float32"),
     (130, 64, 33, "float32"), (1, 32, 12, "float32"),
@@ -148,13 +148,14 @@ PROMPTS = [
     (64, 32, 63, "float16"), (65, 128, 48, "float16"), (77, 96, 2, "bfloat16"), (127, 32, 64, "float16"),
     (129, 64, 65, "bfloat16"), (193, 32, 33, "float16"),
 ]  # fmt: skip
-# (bits, group size) of matrices in MLX's own arrays.
+# (bits, group size) of `AffineMatrix` cases.
 GROUPED = [(4, 64), (8, 32)]
-# TYPED: shapes for types other than Q8_0, where K is a multiple of each type's block. MIXED: types of three matrices.
 Q8_0 = "Q8_0"
+# Shapes as in SHAPES for types other than Q8_0: K is a multiple of each type's block size.
 TYPED = [(5, 512, 1, "float32"), (9, 2304, 6, "float16"), (7, 256, 2, "float32")]
+# For each shape in TYPED: the types of the matrices q, k and v.
 MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("AFFINE4_G64_F16", "Q4_0", "AFFINE8_G64_BF16"), ("Q6_K", "Q6_K", "Q6_K")]
-# (T, H, G, E, type, with norms): tokens, query heads, KV heads, head dim.
+# (T, H, G, E, type of q, k and v, whether heads are normed): tokens, query heads, KV heads, head dim.
 HEADS = [
     (tokens, n_heads, n_kv_heads, head_dim, ("float32", "float16")[i % 2], i % 3 != 0)
     for i, (tokens, n_heads, n_kv_heads, head_dim) in enumerate([
@@ -165,7 +166,7 @@ HEADS = [
     ])
 ]  # fmt: skip
 
-# (H, G, E, page, window, lengths of the sequences). Each sequence has rows at its last position and at some others.
+# (H, G, E, page size, window, lengths of the sequences). `_paged` chooses up to three query positions per sequence.
 PAGED = [
     (1, 1, 8, 16, 0, [1]), (2, 1, 8, 1, 0, [9]), (4, 2, 64, 16, 0, [33]), (4, 4, 16, 64, 0, [64, 65]),
     (6, 2, 24, 5, 0, [31, 32, 1]), (8, 2, 128, 16, 0, [257]), (8, 1, 128, 64, 0, [300, 40]), (2, 2, 256, 256, 0, [70]),
@@ -175,7 +176,8 @@ PAGED = [
     (2, 1, 104, 64, 500, [40]), (4, 4, 112, 16, 0, [550]), (12, 1, 16, 16, 0, [260, 256]), (1, 1, 64, 16, 256, [530]),
     (7, 1, 88, 16, 7, [30]), (2, 2, 248, 64, 0, [50, 1]),
 ]  # fmt: skip
-# Cases as in PAGED, for keys and values in float16. They cover each way in which `load_head` reads a head.
+# Cases as in PAGED, for keys and values in float16. `load_head` reads some of these heads four elements at a time, the
+# others (E = 24) one element at a time.
 HALVES = [
     (4, 2, 64, 16, 0, [33]), (6, 2, 24, 5, 0, [31, 32, 1]), (8, 1, 128, 64, 0, [300, 40]), (4, 1, 128, 16, 64, [290]),
     (2, 2, 256, 256, 0, [70]), (4, 2, 32, 16, 0, [3, 2, 1]),
@@ -319,7 +321,7 @@ def _typed() -> Iterator[Case]:
 
 
 def _prompts() -> Iterator[Case]:
-    """Yield `prompt_product` and `prompt_product_tensors`: Q8_0 in all shapes, each other type in one shape."""
+    """Yield cases of the two prompt kernels: Q8_0 in all shapes of PROMPTS, each other type in one shape."""
     for module in (prompt_product, prompt_product_tensors):
         for shape in PROMPTS:
             yield _rows(module, shape, _plain)
@@ -347,7 +349,7 @@ def _noted(type_: str) -> str:
 
 
 def _plain(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, type_: str = Q8_0) -> Arguments:
-    # If K is a multiple of 3, x has a mean of 2, so that the terms of a sum do not cancel.
+    # If K is a multiple of 3, x has a mean of 2, so that nearly all its elements are positive.
     return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), stored(rng, N, K, type_)
 
 
@@ -383,7 +385,10 @@ def _gated(activation: str, types: Sequence[str] = (Q8_0, Q8_0)) -> Callable[...
 
 
 def _ready(make: Callable[..., Arguments]) -> Callable[..., Arguments]:
-    """Return a maker of the same arguments followed by `factors`; x then counts as an output of `norm_rows`."""
+    """Return a function that appends random `factors` to the arguments that `make` returns.
+
+    With factors, a kernel treats x as rows that `norm_rows` has already multiplied by the norm weight.
+    """
 
     def ready(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
         return *make(rng, N, K, V, dtype), mx.abs(numbers(rng, (V,), mean=1))
@@ -396,7 +401,7 @@ def _whole(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Argu
 
 
 def _floats(N: int, K: int, V: int, _: str) -> Case:
-    # Some widths are not a multiple of a 16-byte load.
+    # Some K are not multiples of 16, the number of columns that a lane loads at a time.
     K -= (0, 1, 7, 12, 24)[N % 5]
 
     def make(rng: np.random.Generator) -> Arguments:
@@ -409,7 +414,10 @@ def paged(
     rng: np.random.Generator, heads: tuple[int, int, int], page: int, lengths: list[int], positions: list[list[int]],
     dtype: str = "float32", arrays: int = 2,
 ) -> Arguments:  # fmt: skip
-    """Return (q, store, pages, owner, position) for `attention`. Pages are in random order; unused slots are NaN."""
+    """Return (q, store, pages, owner, position) for `attention`. Pages are in random order; unused slots are NaN.
+
+    `heads` is (H, G, E). Sequence b has `lengths[b]` cached tokens, and queries at `positions[b]`.
+    """
     H, G, E = heads
     held = [-(-length // page) for length in lengths]
     starts = rng.permutation(sum(held) + 2) * page
@@ -453,14 +461,14 @@ def _paged(
     return Case("attention", label + f"{'and'.join(f' {n} ' for n in lengths).strip()} keys", call, reference, make)
 
 
-def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:
+def _heads(T: int, H: int, G: int, E: int, dtype: str, norms: bool) -> Case:
     def make(rng: np.random.Generator) -> Arguments:
         table = head_norm_rope.rotation_table([1e6 ** (-2 * j / E) for j in range(E // 2)], T, first=4000)
-        rows = (numbers(rng, (T, n * E), dtype) for n in (H, K, K))
+        rows = (numbers(rng, (T, n * E), dtype) for n in (H, G, G))
         norm_weights = (numbers(rng, (E,), mean=1), numbers(rng, (E,), mean=1)) if norms else None
         return *rows, mx.array(table), E, norm_weights, (1e-6, 1e-5)
 
-    label = f"{T} tokens, {H} + {K} heads of {E} {dtype}, {'normed' if norms else 'no norms'}"
+    label = f"{T} tokens, {H} + {G} heads of {E} {dtype}, {'normed' if norms else 'no norms'}"
     return Case("head_norm_rope", label, head_norm_rope.head_norm_rope, head_norm_rope.reference, make)
 
 

@@ -1,4 +1,4 @@
-"""Multiply a float32 matrix, for tensors that are not quantised. Sums have the order of the quantised kernels.
+"""Multiply by a float32 matrix that is not quantised, in the order of summation of the kernels for quantised weights.
 
 MLX chooses among several float kernels by shape, so the bits of a row depend on the size of the batch. With this kernel
 they do not. For prompts this kernel is slower than MLX's kernels, because it does not use matrix units.
@@ -16,7 +16,8 @@ from .reference import EPSILON, PRODUCT, Expected, wide
 from .rows import Tuning, default_tuning, geometry
 
 KERNEL = Kernel.load("dense", ["x", "w"], ["y"])
-# The smallest K. MLX passes arrays of fewer elements in another address space: see `in_device_memory` in layout.py.
+# The smallest K. MLX passes an array of fewer than eight elements in another address space, see `in_device_memory` in
+# layout.py.
 NARROWEST = 8
 
 

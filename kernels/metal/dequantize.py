@@ -1,7 +1,7 @@
-"""Expand a whole quantised matrix to floats, for operations that have no quantised kernel, and for inspection.
+"""Expand a whole quantised matrix to floats, for use outside of the engine, which multiplies quants directly.
 
-Each thread expands 16 weights. The floats are larger than the quants, so for fewer than a few hundred vectors, a
-product that expands the matrix first is slower than a product that reads the quants.
+Each thread expands 16 weights. Floats take more memory traffic than quants. So for fewer than a few hundred vectors, it
+is slower to expand the matrix before a product.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def grid(n_weights: int) -> tuple[Size, Size]:
 
 
 def dequantize(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> mx.array:
-    """Return the weights of a matrix as float32, which is exact, or as float16, each weight rounded once.
+    """Return the weights of a matrix in float32, as the format defines them, or rounded from float32 to float16.
 
     Args:
         weight: (N, K), of any stored type.

@@ -30,7 +30,7 @@ def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
         ids: (T,) int32, the row number for each token. Ids are not checked; the row of an invalid id is NaN.
 
     Returns:
-        (T, K) float32, exact.
+        (T, K) float32: the weights as the format defines them, bit for bit.
 
     Raises:
         ValueError: the ids are not (T,) int32.
@@ -53,7 +53,7 @@ def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
 
 
 def reference(table: StoredMatrix, ids: mx.array) -> Expected:
-    """Return the expected result, which is exact."""
+    """Return the expected rows, which must be bit-identical."""
     wanted = np.array(ids)
     known = (wanted >= 0) & (wanted < table.shape[0])
     rows = np.where(known[:, None], expanded(table)[np.where(known, wanted, 0)], np.nan)

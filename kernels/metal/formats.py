@@ -16,9 +16,9 @@ from .layout import BLOCK, Layout, StoredMatrix, blocks_of, packed, unwritten
 
 # Q8_0 in GPU memory: bytes with their sign bit flipped, and float16 scales.
 #
-# With the sign bit flipped (`q ^ 0x80`), quants are unsigned: 0 to 255 for -128 to 127. So MLX can multiply this
-# matrix, too: with the biases `-128 * d`, the two arrays are the quants and scales of its affine format, because `d *
-# (q + 128) - 128 * d = d * q` exactly. Our kernels flip four sign bits back with one operation.
+# With the sign bit flipped (`q ^ 0x80`), quants are unsigned: 0 to 255 for -128 to 127. So the two arrays are also the
+# quants and scales of MLX's affine format, with the biases `-128 * d`: `d * (q + 128) - 128 * d` is exactly `d * q`.
+# Our kernels flip four sign bits back with one operation.
 
 # The largest scale d for which 128 d does not overflow in float16.
 LARGEST_AFFINE_SCALE = 511.75
@@ -81,8 +81,8 @@ def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
 
 def joined(matrix: Q8_0Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     """Return the quants (N, K) and scales (N, K / 32) of a matrix in NumPy, for tests."""
-    codes = np.array(matrix.wq).view(np.uint8) ^ np.uint8(0x80)
-    return codes.view(np.int8), np.array(matrix.ws)
+    quants = np.array(matrix.wq).view(np.uint8) ^ np.uint8(0x80)
+    return quants.view(np.int8), np.array(matrix.ws)
 
 
 # ---- Q4_0 ----
@@ -109,7 +109,7 @@ def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 # ---- Q4_K ----
 
 # Q4_K in GPU memory: quants of four bits, and for each 256 weights the first 16 bytes of the file's block, which are d,
-# dmin, and the packed scales and minima.
+# dmin, and the packed scales and minima: WORDS uint32 in `ws`.
 #
 # `weight = (d * scale) * q - dmin * minimum`. 256 weights share d and dmin (float16); 32 weights share a scale and a
 # minimum of six bits each.
@@ -154,8 +154,9 @@ def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 # Q6_K in GPU memory: quants of six bits, and for each 256 weights a float16 d and 16 signed bytes, the scales.
 #
 # `weight = (d * scale) * (q - 32)`; 16 weights share a scale. The quants of 16 weights take three uint32: two with the
-# low four bits, one with the high two. MLX's affine format has no groups of 16, so where no kernel of ours can run, the
-# matrix is expanded to floats (`_values_q6_k`).
+# low four bits, one with the high two. A d and its 16 scales are HALVES float16 in `ws`.
+#
+# MLX's affine format has no groups of 16. So if a GPU refuses our kernels, `_values_q6_k` expands the matrix to floats.
 
 HALVES = 9
 
@@ -198,8 +199,8 @@ def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # MLX's affine types of four and eight bits in GPU memory: `weight = scale * q + bias`.
 #
-# Quants are stored as `mx.quantize` stores them. The scale and the bias of a group are adjacent. Two bfloat16 are
-# stored as the halves of one uint32, the scale in the low half, because not every GPU supports bfloat16.
+# Quants are stored as `mx.quantize` stores them. The scale and the bias of a group are adjacent. If they are bfloat16,
+# they are stored as one uint32, the scale in the low half, because not every GPU supports bfloat16.
 
 KINDS = {4: layout.AFFINE4, 8: layout.AFFINE8}
 GROUPS = (32, 64, 128)

@@ -23,7 +23,10 @@ SIMDGROUPS = 4
 
 
 def grid(tokens: int, n_heads: int, n_kv_heads: int) -> tuple[Size, Size]:
-    """Return the grid and the threadgroup: SIMD-group i has head i % (H + 2 G) of token i // (H + 2 G)."""
+    """Return the grid and the threadgroup: SIMD-group i processes head i % (H + 2 G) of token i // (H + 2 G).
+
+    Heads are counted in the order of queries, keys, values.
+    """
     simdgroups = tokens * (n_heads + 2 * n_kv_heads)
     return (-(-simdgroups // SIMDGROUPS) * SIMDGROUPS * 32, 1, 1), (SIMDGROUPS * 32, 1, 1)
 
@@ -106,9 +109,8 @@ def reference(
 ) -> list[Expected]:
     """Return the expected results in float64, with the error bounds.
 
-    A rotation computes `a * c - b * s`: one product is rounded by itself, the other only with the sum (fma), so there
-    are two roundings. A norm adds the roundings of its factor and of two products. All roundings are relative to the
-    sum of absolute terms.
+    A rotation computes `a * c - b * s` with two roundings: of the product `b * s`, and of the fused multiply-add. A
+    norm adds the roundings of its factor and of two products. All roundings are relative to `|a * c| + |b * s|`.
     """
     roundings = 2 if norm_weights is None else 2 + FACTOR + 2
     queries, keys = (_by_head(x, head_dim) for x in (q, k))
@@ -118,11 +120,11 @@ def reference(
             for x, norm_weight, e in zip((queries, keys), norm_weights, eps, strict=True)
         )
     values = _by_head(v, head_dim)
-    rotated, rotated_bound = _rotated(queries, wide(cos_sin), roundings)
-    turned, turned_bound = _rotated(keys, wide(cos_sin), roundings)
+    rotated_q, q_bound = _rotated(queries, wide(cos_sin), roundings)
+    rotated_k, k_bound = _rotated(keys, wide(cos_sin), roundings)
     return [
-        Expected(rotated, rotated_bound),
-        Expected(np.stack([turned, values]), np.stack([turned_bound, np.zeros_like(values)])),
+        Expected(rotated_q, q_bound),
+        Expected(np.stack([rotated_k, values]), np.stack([k_bound, np.zeros_like(values)])),
     ]
 
 

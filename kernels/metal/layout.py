@@ -9,9 +9,9 @@ kernels.
 Kernels read sixteen weights at a time, with a function from the header of the type, such as `q4_0.h.metal`. A new type
 needs such a header, which is listed in `HEADERS` (kernels/kernel.py); a number in this file and in `sixteen.h.metal`;
 and a `Layout` and a function that repacks a file's bytes, both in `formats.py`. Kernels compute with exactly the
-weights that the format defines, in float32. In types without an offset (`scale * q`), the products of sixteen quants
-are summed and then scaled, which needs fewer roundings. In types with an offset (`scale * q + bias`), each weight is
-computed before it is multiplied.
+weights that the format defines, in float32; only the two prompt kernels (`prompt_product.py`) may round weights to 16
+bits. In types without an offset (`scale * q`), the products of sixteen quants are summed and then scaled, which needs
+fewer roundings. In types with an offset (`scale * q + bias`), each weight is computed before it is multiplied.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 # The number of columns K of every quantised matrix is a multiple of BLOCK.
 BLOCK = 32
-# `sixteen.h.metal` has the numbers from Q8_0 to AFFINE8; `prompt.h.metal` has MLX4 and MLX8, the types of an
-# `AffineMatrix`.
+# The numbers of types in the kernels. A `StoredMatrix` has a type from Q8_0 to AFFINE8 (`sixteen.h.metal`), and an
+# `AffineMatrix` has MLX4 or MLX8 (`prompt.h.metal`).
 Q8_0, Q4_0, Q4_K, Q6_K, AFFINE4, AFFINE8, MLX4, MLX8 = range(8)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a stored type.
+    """The layout of a stored type: of the quants `wq` and the scales `ws` of a `StoredMatrix`.
 
     Attributes:
         name: name of the type.

@@ -58,8 +58,8 @@ def norm_gate_up(
     V = arguments.normed_vectors("norm_gate_up", x, norm_weight, K, factors)
     arguments.same("norm_gate_up", "rows of up", up.shape[0], N)
     arguments.same("norm_gate_up", "columns of up", up.shape[1], K)
-    # The tuning is that of 2 N rows, because there are two matrices. Two matrices also take twice the registers, so the
-    # number of vectors is capped at 8: with more, `default_tuning` would give a lane four rows instead of two.
+    # The tuning is that of 2 N rows, because there are two matrices. For more than 8 vectors, `default_tuning` returns
+    # four rows per lane instead of two. Two matrices take twice the registers, so it is called with at most 8 vectors.
     g = geometry((N,), V, tuning or default_tuning(2 * N, min(V, MOST_VECTORS)))
     normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(
@@ -93,8 +93,8 @@ def reference(
 ) -> Expected:
     """Return the expected result in float64, with the error bound.
 
-    Both activations are `a / (1 + exp(-z))`. Their slope is at most 1.13, which multiplies an error of the gate. The
-    result has these roundings, of `EPSILON` each:
+    Both activations of a gate value a are `a / (1 + exp(-z))`: z is a for SiLU, a polynomial of a for GELU. Their slope
+    is at most 1.13, which multiplies an error of a. The result has these roundings, of `EPSILON` each:
 
     - 8 of exp, which is exact to 4 units in the last place
     - 1 of the sum `1 + exp(-z)`
@@ -102,7 +102,7 @@ def reference(
     - 1 of the product with up
 
     The sum is 11; the bound allows 12. For GELU, z has 4 roundings. They change exp(-z) by `4 |z|` roundings, and the
-    result by at most `4 * 0.28` roundings, because `|z| / (1 + exp(|z|))` is at most 0.28.
+    result by at most `4 * 0.28` roundings of `a * up`, because `|z| / (1 + exp(|z|))` is at most 0.28.
     """
     a, a_bound = normed_products(x, norm_weight, eps, gate, factors)
     b, b_bound = normed_products(x, norm_weight, eps, up, factors)

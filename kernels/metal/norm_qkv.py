@@ -89,5 +89,5 @@ def reference(
     v: StoredMatrix,
     factors: mx.array | None = None,
 ) -> list[Expected]:
-    """Return the expected result in float64, with the error bound."""
+    """Return the expected results in float64, with the error bounds."""
     return [normed_products(x, norm_weight, eps, matrix, factors) for matrix in (q, k, v)]

@@ -2,8 +2,8 @@
 
 The kernel multiplies rows by the norm weight and returns each row's factor `1 / sqrt(mean(x**2) + eps)`; the product
 kernel multiplies its sums by the factors. Up to eight vectors are normed by the product kernel itself: each of its
-SIMD-groups computes all sums of squares. With more vectors, this would cost more than another launch. Both ways sum
-squares in the same order, so a row has the same bits.
+SIMD-groups sums the squares of its vectors again. With more vectors, this would cost more than another launch. Both
+kernels sum squares in the same order, so a row has the same bits.
 """
 
 from __future__ import annotations

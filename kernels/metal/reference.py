@@ -1,4 +1,4 @@
-"""Expected results of kernels in float64, with error bounds, for the references of all Metal kernels.
+"""Functions for the `reference` of each Metal kernel: expected results in float64, with error bounds.
 
 A bound is a number of roundings times `EPSILON` times the sum of the absolute terms of a dot product. In the worst case
 a term is rounded in each addition that it passes through. The bounds allow fewer roundings, because roundings of random
@@ -17,12 +17,13 @@ from .layout import StoredMatrix, expanded
 
 # The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
-# Roundings allowed where several lanes share a row. With eight lanes, a term passes through up to 15 additions within
+# Roundings allowed in kernels whose lanes share a row. With eight lanes, a term passes through up to 15 additions in
 # its group of sixteen columns, one addition for each later group of its stream, and a few to add streams and segments
 # (products.h.metal).
 PRODUCT = 4
-# Roundings allowed where one thread or a matrix unit sums a row. If a kernel first sums blocks of 32 columns, a term
-# passes through up to 32 + K / 32 additions. The prompt kernels have no such blocks: a term passes through up to K.
+# Roundings allowed in kernels where one thread or a matrix unit sums a row. If a kernel first sums blocks of 32
+# columns, a term passes through up to 32 + K / 32 additions. In the prompt kernels, which have no such blocks, a term
+# passes through up to K additions.
 SEQUENTIAL = 8
 # Roundings of the factor of an RMSNorm: 3 + 2. The sum of squares has 4, the division by K one, the addition of epsilon
 # one; the square root halves these 6. `rsqrt` itself has 2.

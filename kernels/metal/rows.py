@@ -108,7 +108,7 @@ def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int =
 
 
 def segments(n_columns: int) -> int:
-    """Return the number of segments of K columns in the order of summation (`Order` in `products.h.metal`)."""
+    """Return into how many segments the order of summation cuts K columns (`Order` in `products.h.metal`)."""
     return 4 if n_columns >= 4096 else 2 if n_columns >= 2048 else 1
 
 

@@ -2,8 +2,8 @@
 
 The ladder is four kernels for the same product, from slow to fast; the engine uses rung 3, `matvec`. This kernel is
 faster than one thread per output, because 32 lanes read 128 contiguous bytes of one row: one cache line per load
-instead of 32. It is slower than `matvec`, because each lane loads only four weights at a time, and x is read once per
-row.
+instead of 32. It is slower than `matvec`, because each lane loads only four weights at a time, and x is read again
+for every row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIMDGROUPS = 4
 
 
 def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
-    """Return the grid and the threadgroup: SIMD-group n in direction x has row n; direction y has the vectors."""
+    """Return the grid and the threadgroup: SIMD-group n in direction x multiplies row n; y counts vectors."""
     return (-(-n_rows // SIMDGROUPS) * SIMDGROUPS * 32, vectors, 1), (SIMDGROUPS * 32, 1, 1)
 
 

@@ -1,8 +1,8 @@
 """Rung 1 of the Q8_0 ladder: one thread per output.
 
 The ladder is four kernels for the same product, from slow to fast; the engine uses rung 3, `matvec`. This kernel is the
-simplest one. It is slow, because 32 adjacent threads read from 32 rows, so every load of a SIMD-group touches 32 cache
-lines for a byte each. And a matrix of a few thousand rows keeps only a few thousand threads busy.
+simplest one. It is slow, because 32 adjacent threads read from 32 rows: every load of a SIMD-group touches 32 cache
+lines, and reads one byte of each. And a matrix of a few thousand rows keeps only a few thousand threads busy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ THREADS = 64
 
 
 def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
-    """Return the grid and the threadgroup: thread (n, v) computes output n of vector v, if it exists."""
+    """Return the grid and the threadgroup: thread (n, v) computes output n < N of vector v."""
     return (-(-n_rows // THREADS) * THREADS, vectors, 1), (THREADS, 1, 1)
 
 

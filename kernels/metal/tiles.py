@@ -2,9 +2,9 @@
 
 The ladder is four kernels for the same product, from slow to fast. For many vectors this kernel is faster than rung 3,
 `matvec`: each expanded weight is multiplied with 16 or 32 vectors, by units that multiply 8 x 8 matrices. The order of
-summation in these units is not specified, and differs from that of `matvec`. So a token's bits would depend on whether
-it is processed in a prompt or alone, and therefore the `metal` backend does not use this kernel. `kernels bench
---vectors` measures both kernels, which shows how much speed the fixed order costs.
+summation in these units is not specified, and differs from that of `matvec`. The engine does not use this kernel,
+because a token's bits would depend on whether it is processed in a prompt or alone. `kernels bench --vectors` measures
+both kernels, which shows how much speed the fixed order costs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HALF = 2.0**-11
 
 
 def grid(n_rows: int, vectors: int) -> tuple[int, Size, Size]:
-    """Return BM (vectors of a tile), the grid and the threadgroup; group (i, j) begins at row 64 i, vector BM j."""
+    """Return BM (vectors of a tile), grid and threadgroup; threadgroup (i, j) begins at row 64 i and vector BM j."""
     tile = 16 if vectors <= 16 else 32
     return tile, (-(-n_rows // ROWS) * THREADS, -(-vectors // tile), 1), (THREADS, 1, 1)
 
@@ -66,6 +66,6 @@ def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.
 
 
 def reference(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> Expected:
-    """Return the expected result in float64, with the error bound. Half tiles also round each weight and each x."""
+    """Return the expected result in float64, with the error bound. `half_tiles` adds the roundings to float16."""
     inexact = (2 * HALF + HALF**2) / EPSILON if half_tiles else 0
     return products(wide(x), weight, SEQUENTIAL + inexact)

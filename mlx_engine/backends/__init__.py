@@ -1,4 +1,4 @@
-"""The list of backends by name: which of them this machine can run, and functions that create them.
+"""The list of backends: find those that this machine can run, and create a backend by its name.
 
 A backend's own module is imported only when the backend is created.
 """
@@ -34,9 +34,9 @@ class Settings:
         threads: the number of threads of the backend `parallel`; None takes all cores that this process may use.
         jit: whether compiled CPU kernels are used, if they are available.
         activations: the type of activations; it must be in the `activations` of the backend's `Entry`.
-        needs: the CPU kernels that the model needs, so that they are compiled in parallel: the storage types of the
-            model's matrices, in lower case, and "experts" and "states" if the model has them. Other kernels are
-            compiled when they are first used.
+        needs: the CPU kernels to compile in parallel, before they are used: the storage types of the model's matrices,
+            in lower case, and "experts" and "states" if the model has them. Other kernels are compiled when they are
+            first used.
     """
 
     threads: int | None = None
@@ -52,18 +52,18 @@ class Entry:
     Attributes:
         summary: a short description.
         create: creates the backend.
-        needs: a fast function that returns the reason why this machine cannot run the backend, or None if it can.
+        unavailable: a fast function that returns why this machine cannot run the backend, or None if it can.
         activations: the types of activations that the backend can compute with.
     """
 
     summary: str
     create: Callable[[Settings], Backend]
-    needs: Callable[[], str | None] = lambda: None
+    unavailable: Callable[[], str | None] = lambda: None
     activations: tuple[str, ...] = (EXACT,)
 
 
 def backend_names() -> list[str]:
-    """Return the names of all backends, slowest first, without "auto"."""
+    """Return the names of all backends, without "auto": slowest first, if MLX's default device is a GPU."""
     return list(_ENTRIES)
 
 
@@ -78,11 +78,11 @@ def unavailable(name: str) -> str | None:
     Raises:
         BackendUnavailableError: there is no backend of this name.
     """
-    return _entry(name).needs()
+    return _entry(name).unavailable()
 
 
 def auto() -> str:
-    """Return the name of the fastest backend that this machine can run; emulated backends are not considered."""
+    """Return the name of the fastest backend that this machine can run; an emulated `metal` is not considered."""
     return next(name for name in _FASTEST_FIRST if not (name == "metal" and _emulated()) and unavailable(name) is None)
 
 
@@ -90,11 +90,11 @@ def create_backend(
     name: str = "auto", *, threads: int | None = None, jit: bool = True, activations: str = EXACT,
     kv_type: str | None = None, needs: frozenset[str] = frozenset(),
 ) -> Backend:  # fmt: skip
-    """Create backend `name`; `Settings` describes the options.
+    """Create backend `name`. `Settings` describes the options, and `kv_type_of` the type of keys and values.
 
     Raises:
         BackendUnavailableError: no backend has this name, or this machine cannot run it; the message says why.
-        OptionError: the backend does not have this type of activations, or there is no such type of keys and values.
+        OptionError: the backend does not have this type of activations, or `kv_type` is not in `KV_TYPES`.
     """
     check_backend(name, activations, jit=jit)
     type_ = kv_type_of(activations, kv_type)
@@ -104,9 +104,9 @@ def create_backend(
 
 
 def kv_type_of(activations: str, kv_type: str | None = None) -> str:
-    """Return the type of keys and values: `kv_type` if it is given.
+    """Return the type of keys and values: `kv_type`, or the default if it is None.
 
-    The default is f16 or bf16 if the activations have this type, else f32.
+    The default is the type of the activations if they are f16 or bf16, else f32.
 
     Raises:
         OptionError: `kv_type` is not in `KV_TYPES`.
@@ -278,12 +278,12 @@ VARIABLE = "MLX_ENGINE_METAL"
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 _ENTRIES = {
-    "scalar": Entry("plain Python, element by element: the definition, too slow to generate text", _scalar),
+    "scalar": Entry("the reference in plain Python, too slow to generate text", _scalar),
     "simd": Entry("one thread: compiled kernels, or NumPy and BLAS", _simd, activations=_ON_CPU),
     "parallel": Entry("simd on several threads", _parallel, activations=_ON_CPU),
     "mlx": Entry("stock MLX operations on MLX's default device", _mlx, _needs_mlx, _ON_MLX),
     "metal": Entry("MLX with our own Metal kernels", _metal, _needs_metal, _ON_MLX),
-    "cuda": Entry("the same kernels on NVIDIA GPUs", _cuda, _needs_cuda, _ON_MLX),
+    "cuda": Entry("MLX with our Metal kernels, translated to CUDA", _cuda, _needs_cuda, _ON_MLX),
 }
 
 _FASTEST_FIRST = ("metal", "cuda", "parallel", "simd")

@@ -3,8 +3,8 @@
 There are two levels of operations. *Primitives* (`primitives.py`) are abstract: every backend implements all of them.
 *Blocks* are groups of operations that are worth fusing. `Backend` composes each block from primitives, and a backend
 overrides the block if a fused implementation is faster. The composed form defines the result. Only the composed form
-passes all named intermediate values to taps (see `observed.py`). Models call blocks, `kv_append`, and a few other
-operations.
+passes all intermediate values to the tap, a callback for debugging (see `observed.py`). Models call blocks,
+`kv_append`, and a few other operations.
 
 Shapes are written in the axis letters of `primitives.py`.
 """
@@ -49,15 +49,15 @@ class Layers(Protocol):
     """The definition of a model's layers: a function that calls the operations of the backend `be`."""
 
     def __call__(self, be: Any, x: Array, batch: Any, *, want: Wanted) -> Array:
-        """Return hidden states (T, D) of every token, or (R, D) of the wanted tokens."""
+        """Return hidden states: (T, D) of all tokens if `want` is "every", else (R, D) of the wanted tokens."""
 
 
 class Program(ABC):
-    """All layers of a model, compiled for one backend. The model owns its program.
+    """All layers of a model, in the form in which a backend runs them. The model owns its program.
 
     Attributes:
-        reason: why a backend that usually compiles the layers runs them op by op; None if the layers are compiled, or
-            if the backend never compiles layers.
+        reason: why the backend could not compile the layers, and runs them op by op; None if they are compiled, or if
+            the backend never compiles layers.
     """
 
     reason: str | None = None
@@ -102,15 +102,15 @@ class Backend(Primitives):
     device: str = "cpu"
     # Whether operations only build a graph, which is evaluated when a result is needed, as in MLX.
     lazy: bool = False
-    # The type of activations: one of `backends.ACTIVATIONS`. With "f16" or "bf16", which only backends that use MLX
-    # have, the results that docstrings call float32 have this type, except logits. With "i16", arrays are float32, and
-    # only the inputs of matrix products are rounded.
+    # The type of activations: one of `backends.ACTIVATIONS`. With "f16" or "bf16" (only on backends that use MLX),
+    # results have this type where docstrings say float32; logits stay float32. With "i16", arrays are float32, and only
+    # the inputs of matrix products are rounded.
     activations: str = "f32"
     # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"
-    # Whether the bits of a row are the same whatever the other rows of its pass are; docs/exactness.md has exceptions.
+    # Whether the bits of a row do not depend on the other rows of the pass; docs/exactness.md lists the exceptions.
     fixes_bits: bool = False
-    # The profiler, on a copy of a backend that `observed.profiled` has made; None on every other backend.
+    # The profiler; None except on the copies of a backend that `observed.profiled` makes.
     profiler: Profiler | None = None
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Backend(Primitives):
 
     @property
     def description(self) -> str:
-        """Name, device, and the types that round: "parallel (cpu), activations i16, keys and values q8_0"."""
+        """Name, device and types that are not the default: "parallel (cpu), activations i16, keys and values q8_0"."""
         return f"{self.name} ({self.device}){types_text(self.activations, self.kv_type)}"
 
     # ---- weights, arrays and token ids ----
@@ -144,7 +144,7 @@ class Backend(Primitives):
         raise NotImplementedError
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return whether `embed` takes this `Weight` itself as its table. If not, it takes the result of `prepare`."""
+        """Return whether `embed` reads the table from this `Weight`; if not, it reads the result of `prepare`."""
         return False
 
     def discard(self, linear: Linear) -> None:
@@ -180,17 +180,17 @@ class Backend(Primitives):
         return sum_exp(row, top)
 
     def row_sums(self, logits: Array) -> Array:
-        """Return for each row of logits (R, V) the sum of the logits or of their squares, (R,), for `bad_rows`.
+        """Return sums (R,) for `bad_rows`: for each row of logits (R, V), the sum of the logits or of their squares.
 
         A lazy backend does not wait for the values. If a logit is NaN or infinite, the sum is NaN or infinite, too. A
         sum of finite logits may overflow. The order of summation is not fixed.
         """
-        # BLAS takes 11 us for the sum of squares of 151,936 logits; NumPy takes 22 us for their sum.
+        # Summing the squares of 151,936 logits takes 11 us (BLAS), summing the logits 22 us (NumPy).
         with np.errstate(over="ignore", invalid="ignore"):
             return cast(Array, np.array([row.dot(row) for row in self.host(logits)]))
 
     def bad_rows(self, logits: Array, sums: Array) -> dict[int, np.ndarray]:
-        """Wait for `sums = row_sums(logits)`, and return the logits (V,) of each row with NaN or infinities, by row."""
+        """Wait for `sums = row_sums(logits)`. Return the rows with NaN or infinities: row index -> logits (V,)."""
         totals = self.host(sums).tolist()
         if all(map(math.isfinite, totals)):
             return {}
@@ -210,7 +210,7 @@ class Backend(Primitives):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Return a context manager for forward passes. It may change settings of the process (BLAS, streams).
+        """Return a context manager for forward passes. Entering it may change settings of the process (BLAS, streams).
 
         Raises:
             ClosedError: the backend has been closed.
@@ -220,15 +220,15 @@ class Backend(Primitives):
         yield
 
     def close(self) -> None:
-        """End the backend's threads, after waiting for the pass of another thread. All later sessions are refused."""
+        """Wait until no other thread has a session, then end the backend's threads. All later sessions are refused."""
         with self.guard.close():
             pass
 
     @dispatch
     def choose(self, logits: Array, draws: Sequence[Draw]) -> list[Token]:
-        """Choose a token for each row of logits (R, V), by argmax or by sampling, as the row's `Draw` says.
+        """Choose a token for each row of logits (R, V), by argmax or by sampling; `draws[r]` has the options of row r.
 
-        Return R token ids; a lazy backend returns arrays.
+        Return R token ids; a lazy backend returns them as arrays.
         """
         rows = [logits if len(draws) == 1 else self.take(logits, (r,)) for r in range(len(draws))]
         return [
@@ -319,12 +319,12 @@ class Backend(Primitives):
 
     @exchange
     def all_sum(self, x: Array) -> Array:
-        """Return the sum (T, N) of x over all ranks, added in rank order; x itself if this is the only rank."""
+        """Return the sum (T, N) of x over the ranks of `group`, added in rank order; x itself if `group` is None."""
         return x if self.group is None else self.array(self.group.sum(self.host(x)))
 
     @exchange
     def all_columns(self, x: Array, n: int) -> Array:
-        """Return (T, n), the columns of all ranks side by side. The last ranks may have fewer columns than others."""
+        """Return (T, n), the columns of x of all ranks, side by side. The last ranks may have fewer columns."""
         if self.group is None:
             return x
         here, size = self.host(x), self.group.size
@@ -346,7 +346,7 @@ class Backend(Primitives):
 
     # ---- blocks ----
 
-    # A function that is called with the name and array of each intermediate value; `observed.py` sets it on its copies.
+    # The tap, a function of the name and array of each intermediate value. Set only on copies that `observed.py` makes.
     tap: Callable[[str, Array], None] | None = None
 
     @dispatch
@@ -480,14 +480,20 @@ class Backend(Primitives):
     def delta_net(
         self, batch: Batch, layer: int, x: Array, gate: Array, beta: Array, step: Array, net: DeltaNet
     ) -> Array:
-        """Return (T, H*P): convolve x, run the gated delta rule, norm and gate. Also write the layer's state."""
+        """Return (T, H*P), with P the head dim of values: convolve x, run the gated delta rule, norm and gate.
+
+        Also write the layer's state.
+        """
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.delta_rule(mixed, beta, step, net.rule, batch.state(layer, 1))
         return self.multiply(self.merge(self.norm(y, net.norm)), self.silu(gate))
 
     @block
     def mamba2(self, batch: Batch, layer: int, gate: Array, x: Array, step: Array, net: Mamba2) -> Array:
-        """Return (T, H*P): convolve x, run the state space, gate and norm. Also write the layer's state."""
+        """Return (T, H*P), with P the head dim: convolve x, run the state space, gate and norm.
+
+        Also write the layer's state.
+        """
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.merge(self.state_space(mixed, step, net.space, batch.state(layer, 1)))
         y = self.multiply(y, self.silu(gate))
@@ -504,8 +510,8 @@ class Backend(Primitives):
         """Return the program that runs a model's layers; `layers` is their definition, a function of a backend.
 
         Called when a model has been built, and after each change of its layers. The default program runs the definition
-        op by op. A backend may instead run the definition once on an object that records it as the steps of a faster
-        program.
+        op by op. A backend may instead run the definition once with a recorder in place of the backend, and return a
+        faster program made of the recorded steps.
 
         Args:
             layers: the definition.
@@ -524,7 +530,7 @@ class Backend(Primitives):
 
     @dispatch
     def gated(self, gate: Array, up: Array, gating: Gating) -> Array:
-        """Return `activation(gate) * up`, or `clamped_swiglu(gate, up)` if `gating` is its name."""
+        """Return `clamped_swiglu(gate, up)` if `gating` is "clamped_swiglu", else `activation(gate) * up`."""
         if gating == "clamped_swiglu":
             return self.clamped_swiglu(gate, up)
         return self.multiply(self.activate(gate, gating), up)

@@ -1,4 +1,4 @@
-"""Compute the minimum cost of an operation, in arithmetic and bytes, from its arguments and its result.
+"""Compute the minimum cost of an operation, in FLOPs and bytes, from its arguments and its result.
 
 The profiler divides these costs by measured times.
 """
@@ -43,7 +43,7 @@ def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
 def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Native) -> Cost:
     """Return the cost of a mixture of experts, or of one of its products.
 
-    If the arguments have the chosen experts, the bytes read are exact; otherwise they are an expected value.
+    The bytes read are exact if the ids of the chosen experts are among the arguments, otherwise an expected value.
     """
     n = len(result)
     nbytes = nbytes_of(args[0]) + nbytes_of(result)
@@ -61,8 +61,8 @@ def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Nat
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
     """Return the number of query-key pairs of one head in causal attention.
 
-    The queries are the last `n_tokens` of the sequence's `n_slots` tokens. For negative windows (chunks, see
-    `first_visible`), the result is an upper bound.
+    The queries are the last `n_tokens` of the sequence's `n_slots` tokens. For a negative window (chunked attention,
+    see `first_visible`), the result is an upper bound.
     """
     if not n_tokens:
         return 0
@@ -88,7 +88,7 @@ def flattened(args: Iterable[Any]) -> Iterator[Any]:
 
 
 def arrays_of(args: tuple[Any, ...]) -> list[Native]:
-    """Return the arrays among the arguments, including the arrays of parameters."""
+    """Return the arrays among the arguments, weights of linear layers and norms, and biases of linear layers."""
     found: list[Native] = []
     for arg in flattened(args):
         if isinstance(arg, Linear):

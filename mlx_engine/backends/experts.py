@@ -1,5 +1,7 @@
 """The parameters of a mixture of experts: a router, and expert FFNs, of which each token uses a few.
 
+`Residents` chooses the experts that stay in memory if not all of them fit.
+
 Axis letters: X experts of a layer, C experts that each token chooses; F is the FFN size of one expert.
 """
 
@@ -149,35 +151,37 @@ class Experts:
 
 
 # The share of the experts in memory, and the share of a token's experts that was missing. Measured with Qwen3-30B-A3B
-# (github.com/kekzl/imp/pull/1374), in runs of 256 tokens; the cache was empty at first, and kept the experts used last.
+# (github.com/kekzl/imp/pull/1374), in runs of 256 tokens, with an LRU cache that was empty at first.
 _HELD, _MISSED = (0, 0.0625, 0.19, 0.38, 0.635, 1), (1, 0.634, 0.259, 0.106, 0.038, 0)
 
 
 def share_missed(share: float) -> float:
-    """Return the share of a token's experts that is read from the file, if the share `share` of all is in memory.
+    """Return the share of a token's experts that is read from the file. `share` is the share of experts in memory.
 
-    With other models and texts, successive tokens may have fewer or more experts in common.
+    This is an estimate from one model: with others, successive tokens may have fewer or more experts in common.
     """
     return float(np.interp(share, _HELD, _MISSED))
 
 
 def share_read(share: float, n_tokens: int) -> float:
-    """Return the share of a layer's experts that a pass reads, if each token uses the share `share`.
+    """Return the share of a layer's experts that a pass of `n_tokens` tokens reads. `share` is that of one token.
 
     The result is exact for one token, and an expected value for several tokens that choose independently.
     """
     return 1 - (1 - share) ** n_tokens
 
 
-# The factor by which each pass reduces the weight of earlier choices. A smaller factor follows a change of the topic
-# sooner. Measured with the choices of `benchmarks/experts.py` and 59 of 128 experts in memory: of a token's 8 experts,
-# 1.12 are missing with this factor, 1.07 with factors from 0.99 to 1, and 1.59 if the least recently used expert is
-# replaced.
+# The factor by which each pass reduces the weight of earlier choices. Measured with the choices of
+# `benchmarks/experts.py` and 59 of 128 experts in memory: of a token's 8 experts, 1.12 are missing on average with this
+# factor, 1.07 with factors from 0.99 to 1, and 1.59 with an LRU cache. The larger factors are not used, because a
+# smaller factor follows a change of the topic sooner.
 DECAY = 0.98
 
 
 class Residents:
-    """Which experts of a layer are in memory, each in a slot. Experts that were chosen least often are replaced.
+    """Which experts of a layer are in memory, each in a slot, and how often each expert was chosen.
+
+    Earlier choices count less (`DECAY`).
 
     Attributes:
         slots: (X,) the slot of each expert, or -1.
@@ -198,7 +202,7 @@ class Residents:
         return int(free[0]) if len(free) else None
 
     def coldest(self, kept: np.ndarray) -> int | None:
-        """Return the expert in memory that was chosen least often; None if the mask `kept` (X,) has them all."""
+        """Return the least often chosen expert in memory that is not in the mask `kept` (X,); None if there is none."""
         candidates = np.flatnonzero((self.slots >= 0) & ~kept)
         return int(candidates[self._rates[candidates].argmin()]) if len(candidates) else None
 

@@ -1,9 +1,10 @@
 """Make copies of a backend that report its operations or intermediate values; the backend itself has no overhead.
 
-`profiled` returns a copy that times and counts each operation and, at the log level "trace", logs it. `tapped` and
-`observed` return copies that pass each intermediate value of a forward pass to a function, the tap. With `tapped`,
-fused blocks are replaced by their composed forms, so results may differ in the last bits. With `observed`, both forms
-run: the composed form for the tap, and the backend's own block for the result of the pass.
+`profiled` returns a copy that measures the time and the cost of each operation and, at the log level "trace", logs it.
+`tapped` and `observed` return copies that pass each intermediate value of a forward pass to a function, the tap. Only
+blocks that are composed of primitives pass all values. So with `tapped`, composed forms replace fused blocks, and
+results may differ in the last bits. With `observed`, both forms run: the composed form for the tap, and the backend's
+own block for the result of the pass.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def profiled(backend: Backend, profiler: Profiler) -> Backend:
 
 
 def _method(backend: Backend, name: str) -> Callable[..., Any]:
-    """Return the function that `backend.name` calls: an instance attribute of this name if there is one, or the method.
+    """Return the operation `name` of a backend, as a function whose first argument is a backend.
 
-    The result takes the backend as its first argument.
+    An instance attribute `name` takes precedence over the method of the class; the first argument is then ignored.
     """
     own = vars(backend).get(name)
     return getattr(type(backend), name) if own is None else lambda self, *args, **kwargs: own(*args, **kwargs)
@@ -75,7 +76,7 @@ def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callabl
             self.wait(result)
         with profiler.unnoticed():
             profiler.record(span, cost_of(name, args, result))
-            # The cost of a composed block has already been counted by its primitives.
+            # The primitives of a composed block have already counted its cost, so the cost that is left is zero.
             composed = name in BLOCKS and span.cost == Cost()
             span.role = name if composed else _role(name, args)
             if LOGGER.isEnabledFor(TRACE) and not composed:
@@ -142,9 +143,9 @@ def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     """Return a copy of `backend` that calls `tap` as `tapped` does, but whose results are bit-identical to `backend`'s.
 
     The composed forms use the backend's own norms and products, and their inputs are results of its fused blocks. So
-    the tapped values are bit-identical to the values inside the fused blocks, with two exceptions on the compiled CPU
-    backend: inside experts and linear attention, NumPy computes the activation functions, which may differ in the last
-    bits.
+    the tapped values are bit-identical to the values inside the fused blocks. Experts and linear attention on the
+    compiled CPU backend are exceptions: in their composed forms, NumPy computes the activation functions, so tapped
+    values may differ in the last bits.
     """
     blocks = {name: _twice(getattr(Backend, name), getattr(backend, name)) for name in OPERATIONS["block"]}
 
@@ -169,13 +170,10 @@ def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     return copied
 
 
-def _note_heads(observed: Backend, own: Backend, x: Array, head_dim: int, norm: RMSNorm) -> None:
-    """Apply the norm to each head of x (T, N), and pass the result to the tap.
-
-    `norm_rope` applies the norm, without a rotation.
-    """
+def _note_heads(copied: Backend, original: Backend, x: Array, head_dim: int, norm: RMSNorm) -> None:
+    """Apply the norm to each head of x (T, N), by `norm_rope` without a rotation, and pass the result to the tap."""
     rows: Any = x
-    observed.note(norm.name, own.norm_rope(x, head_dim, norm, None, [0] * len(rows)))
+    copied.note(norm.name, original.norm_rope(x, head_dim, norm, None, [0] * len(rows)))
 
 
 def _twice(composed: Callable[..., Any], fused: Callable[..., Any]) -> Callable[..., Any]:

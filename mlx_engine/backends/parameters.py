@@ -1,7 +1,8 @@
 """The parameters of operations: norms, linear layers, rotary embeddings and others, with arrays of the backend.
 
-A parameter's `name` is the name of its GGUF tensor without ".weight" ("blk.0.attn_q"), so that errors and taps can name
-the tensor in the file. Parameters are compared by identity, so that a backend can use them as dictionary keys.
+A parameter's `name` is the name of its GGUF tensor without ".weight" ("blk.0.attn_q"), so that errors and taps
+(`observed.py`) can name the tensor in the file. Parameters are compared by identity, so that a backend can use them as
+dictionary keys.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mlx_engine.kernels.cached import cached_property
 
-# A backend's own type of array: nested Python lists, np.ndarray or mx.array. It stands in place of `Array` in the
-# signatures of backends, and in parameters and KV views, whose arrays only backends read.
+# A backend's own type of array: nested Python lists, np.ndarray or mx.array. Models see the same arrays as the opaque
+# type `Array`. Backends use `Native` in their signatures. Parameters and KV views also use it, because only backends
+# read their arrays.
 Native: TypeAlias = Any
 
 
@@ -85,8 +87,8 @@ class Linear:
     """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None.
 
     Attributes:
-        is_partial: whether this rank has only some columns of the matrix, so that its product is a partial sum, which
-            must be added over all ranks.
+        is_partial: whether this rank (process) has only some columns of the matrix. The product is then a partial sum,
+            which must be added over all ranks.
         lora: the matrices of LoRA adapters (`weights/adapters.py`); None without adapters.
     """
 
@@ -156,7 +158,7 @@ class Rope:
 
     @classmethod
     def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:
-        """Return frequencies `theta ** (-2j / head_dim) / factor` for j < head_dim / 2 ("linear" scaling by factor)."""
+        """Return a `Rope` with frequencies `theta ** (-2j / head_dim) / factor`: "linear" scaling by `factor`."""
         return cls(tuple(theta ** (-2 * j / head_dim) / factor for j in range(head_dim // 2)))
 
     @cached_property
@@ -234,7 +236,8 @@ class DeltaNet:
 class StateSpace:
     """The state space of Mamba2 (SSD): each head has a matrix (N, P) as its state.
 
-    Each token multiplies the state by a decay, adds to it, and reads it. `Primitives.state_space` has the formula.
+    Each token multiplies the state by a decay, adds to it, and reads it. `Primitives.state_space` has the formula, in
+    which B and C are the vectors (N,) that write and read the state.
 
     Source: "Transformers are SSMs", arXiv 2405.21060.
 
@@ -263,14 +266,14 @@ class Mamba2:
     """A token mixer with a Mamba2 state space.
 
     Attributes:
-        projection: a linear layer to the gate (H*P columns), the convolution's channels (C columns) and the time step
-            (H columns), in this order.
-        conv: the convolution of the input (H*P), B (G*N) and C (G*N).
+        projection: a linear layer to the gate (H*P columns), the input of `conv` (H*P + 2*G*N columns) and the time
+            step (H columns), in this order.
+        conv: the convolution of the state space's input (H*P channels), B (G*N) and C (G*N).
         space: the state space.
         norm: the RMS norm (H*P,) of the gated output; None for no norm.
         norm_groups: the number of groups of columns that are normed separately.
-        state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, C), and the
-            matrices, (H, N, P).
+        state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, channels), and
+            the matrices, (H, N, P).
         scales: two factors, by which the gate and the time step are multiplied after the projection.
     """
 

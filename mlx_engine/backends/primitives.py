@@ -101,8 +101,9 @@ class Primitives(ABC):
     def delta_rule(self, x: Array, beta: Array, step: Array, rule: DeltaRule, state: StateView) -> Array:
         """Return the output (T, H, P) of the gated delta rule, computed token by token within each sequence.
 
-        A row of x has queries (G, E), keys (G, E) and values (H, P); beta and step are (T, H). Queries and keys are
-        scaled to length 1: `x / sqrt(sum(x**2) + 1e-6)`. Then each value head, with its state M (E, P), computes
+        Axis letters are those of `DeltaRule`. A row of x has queries (G, E), keys (G, E) and values (H, P); beta and
+        step are (T, H). Each query and key is scaled to length 1: `q / sqrt(sum(q**2) + 1e-6)`. Then each value head,
+        with its state M (E, P), and the q and k of its key head (`DeltaRule.key_head`), computes
         `M *= exp(rate * softplus(step + dt_bias))`, `M += outer(k, sigmoid(beta) * (v - k @ M))`, and its output
         `q @ M / sqrt(E)`. The state (H, E, P) is read and written for each run of rows, see `StateView`.
         """
@@ -111,9 +112,10 @@ class Primitives(ABC):
     def state_space(self, x: Array, step: Array, space: StateSpace, state: StateView) -> Array:
         """Return the output (T, H, P) of Mamba2's state space, computed token by token within each sequence.
 
-        A row of x has inputs (H, P), B (G, N) and C (G, N); step is (T, H). With `dt = softplus(step + dt_bias)`, each
-        head, with its state M (N, P), computes `M = exp(rate * dt) * M + outer(B, dt * x)`, and its output
-        `C @ M + skip * x`. The state (H, N, P) is read and written for each run of rows, see `StateView`.
+        Axis letters are those of `StateSpace`. A row of x has inputs (H, P), B (G, N) and C (G, N); step is (T, H).
+        With `dt = softplus(step + dt_bias)`, each head, with its input x (P,) and its state M (N, P), computes
+        `M = exp(rate * dt) * M + outer(B, dt * x)`, and its output `C @ M + skip * x`. The state (H, N, P) is read and
+        written for each run of rows, see `StateView`.
         """
 
     @abstractmethod
@@ -146,7 +148,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def clamped_swiglu(self, gate: Array, up: Array) -> Array:
-        """Return `(u + 1) * g / (1 + exp(-1.702 * g))`, with `g = min(gate, 7)`, and u = up, clamped to [-7, 7]."""
+        """Return `(u + 1) * g / (1 + exp(-1.702 * g))`, with `g = min(gate, 7)` and `u = clip(up, -7, 7)`."""
 
     @abstractmethod
     def scale(self, x: Array, factor: float) -> Array:
@@ -170,7 +172,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def concat(self, a: Array, b: Array) -> Array:
-        """Return (T, M + N): the columns of a (T, M), and after them the columns of b (T, N)."""
+        """Return (T, M + N): the columns of `a`, (T, M), and after them the columns of `b`, (T, N)."""
 
     @abstractmethod
     def take(self, x: Array, rows: Sequence[int]) -> Array:
@@ -197,7 +199,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def join_heads(self, a: Array, b: Array) -> Array:
-        """Return (T, H, A + B): for each head, the elements of a (T, H, A) and then the elements of b (T, H, B)."""
+        """Return (T, H, A + B): for each head, the elements of `a`, (T, H, A), then the elements of `b`, (T, H, B)."""
 
     @abstractmethod
     def combine(self, y: Array, weights: Array) -> Array:

@@ -1,17 +1,17 @@
 """Sampling of the next token in NumPy: the definition of sampling, which other implementations must agree with.
 
-The steps have the order of Hugging Face transformers and vLLM. First come the user's logits processors, which
-`loop/sampler.py` calls. The functions in this file then apply logit bias, repetition penalty, frequency penalty,
-presence penalty, the mask of a constraint, temperature, top-k, top-p and min-p (vLLM: min-p before top-k), and draw one
-token. So a bias shifts a logit before any option scales it. No bias or penalty can allow a token that the mask forbids,
-and top-k and top-p select among the allowed tokens. The caller passes the random number u in [0, 1) for the draw, so
-that the same seed gives the same text on every backend.
+First come the user's logits processors, which `loop/sampler.py` calls. The functions in this file then apply logit
+bias, repetition penalty, frequency penalty, presence penalty, the mask of a constraint, temperature, top-k, top-p and
+min-p, and draw one token. This is the order of Hugging Face transformers. vLLM has the same order, but applies min-p
+before top-k. So a bias shifts a logit before any option scales it. No bias or penalty can allow a token that the mask
+forbids, and top-k and top-p select among the allowed tokens. The caller passes the random number u in [0, 1) for the
+draw, so that the same seed gives the same text on every backend.
 
-If the vocabulary is divided among ranks (processes that share a model), the ranks send each other only their largest
-logits (`packed`, `unpacked`) in a pass whose samplers need only these: greedy sampling and top-k, without bias,
-penalties, constraints and log-probabilities. An unpacked row has the largest logits of all ranks, and a smaller value
-in all other columns. So its k largest logits are the k largest of the whole row; among equal logits, those in the first
-columns count as larger, as in `largest`.
+Ranks (processes that share a model) send logits to each other: slices of the vocabulary with tensor parallelism, and in
+a pipeline the logits of the last rank. If all samplers of a pass are greedy or have top-k, without bias, penalties,
+constraints and log-probabilities, ranks send only the largest logits (`packed`, `unpacked`). An unpacked row has the
+largest logits of all ranks, and a smaller value in all other columns. So its k largest logits are the k largest of the
+whole row; among equal logits, those in the first columns count as larger, as in `largest`.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
 def unpacked(gathered: NDArray[np.float32], n: int) -> NDArray[np.float32]:
     """Return (R, n) logits from the packed logits (size, R, 2, k) of all ranks, where `size` is the number of ranks.
 
-    Each rank but the last ones has ceil(n / size) columns.
+    Each rank has ceil(n / size) columns; the last ranks may have fewer.
     """
     size, n_rows = gathered.shape[:2]
     made = np.empty((n_rows, n), dtype=np.float32)

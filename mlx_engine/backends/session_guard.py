@@ -1,7 +1,6 @@
-"""The guard of a backend's sessions: checks that a forward pass may run here, and lets one thread at a time run passes.
+"""The guard of a backend's sessions, the `with` blocks in which forward passes run (`Backend.session`).
 
-A session is a `with` block in which forward passes run (`Backend.session`). The guard refuses sessions of closed
-backends, and sessions in forked processes in which the backend does not work.
+The guard refuses sessions of closed backends, and sessions in forked processes in which the backend does not work.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from mlx_engine.machine.forks import abandoned, kept_over_forks
 
 
 class SessionGuard:
-    """Checks sessions; backends that use `held` allow only one thread at a time to have a session.
+    """Refuses impossible sessions (`check`); also allows only one thread at a time to have a session (`held`).
 
     Copies of a backend share the guard of the original.
     """
@@ -52,7 +51,7 @@ class SessionGuard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Wait for the session of another thread to end, and hold the only session. One thread may nest these blocks.
+        """Wait until no other thread has a session, then hold the session. A thread may nest these blocks.
 
         Raises:
             ClosedError, BackendUnavailableError: as `check`.
@@ -66,7 +65,7 @@ class SessionGuard:
     def close(self) -> Iterator[None]:
         """Refuse all later sessions, wait until the current session ends, and hold the session in the `with` block."""
         self._is_closed = True
-        # In a forked process, the session may be held by a thread of the parent, which does not exist here.
+        # In a forked process, do not wait for a lock that is held by a thread of the parent process.
         is_lost = self._process not in (None, os.getpid()) or self._lock in abandoned
         with nullcontext() if is_lost else self._lock:
             yield

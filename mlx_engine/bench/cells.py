@@ -1,9 +1,10 @@
-"""A cell of a benchmark: one test on one engine, repeated. Prefill and decode are measured separately.
+"""A cell of a benchmark: one test on one engine, repeated.
 
-The tests are those of llama.cpp's llama-bench: `pp512` is the prefill of 512 tokens; `tg64` the decode of 64 tokens,
-one forward pass each; `@ d4096` means at depth 4,096 (tokens already in the context); `pp512+tg64` is both. Tokens are
-random and end tokens are ignored. Tokenisation and a warm-up run are not timed. Without a KV cache, every pass runs the
-whole sequence, context included. `components` profiles one pass of a test by operation, outside of the timed runs.
+The tests are those of llama.cpp's llama-bench. `pp512` is the prefill of 512 tokens, `tg64` the decode of 64 tokens,
+one forward pass each, and `pp512+tg64` is the prefill followed by the decode. `@ d4096` means at depth 4,096 (tokens
+already in the context). Tokens are random and end tokens are ignored. Tokenisation and a warm-up run are not timed.
+Without a KV cache, every pass runs the whole sequence, context included. `components` profiles one pass of a test by
+operation, outside of the timed runs.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class TimedTest:
         overlap: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Read the context of a test.
+        """Prefill the context of the test, and submit the request.
 
         Args:
             model: the model.
@@ -58,7 +59,7 @@ class TimedTest:
             ids: the tokens of context and prompt; without a prompt, the tokens of the context and one more.
             kv: use a KV cache; without it, every pass runs the whole sequence, context included.
             overlap: on a lazy backend, submit a pass before the previous one has ended.
-            clock: read for all times.
+            clock: returns the time in seconds.
         """
         self.request = _request(ids, test.n_gen + (test.n_prompt > 0), clock)
         self._n_cached = test.depth if kv else 0
@@ -66,11 +67,12 @@ class TimedTest:
             pool = model.new_pool(self.request.longest, longest_pass=self.request.longest, kept=False)
             self._scheduler = Scheduler(model, pool, clock=clock)
         else:
-            # Free the pool and the prefix cache of the last test, which refer to each other, so that this test uses
-            # their memory again. Without this, page faults of new memory took 120 of the 1,380 ms in which the shape of
-            # Qwen3 0.6B prefills 512 tokens.
+            # The pool and the prefix cache of the last test refer to each other, so only the garbage collector frees
+            # them. Free them, so that this test reuses their memory. With new memory, page faults took 120 of the
+            # 1,380 ms in which the shape of Qwen3 0.6B prefills 512 tokens.
             gc.collect()
-            # Room for two sequences: the prefix cache holds the context, and the sequence copies its last page.
+            # With a context, two sequences: the prefix cache holds the context, and the test's sequence copies the last
+            # page of the context.
             pool = model.new_pool(self.request.longest, n_sequences=2 if self._n_cached else 1)
             prefix = PrefixCache(pool) if self._n_cached else None
             self._scheduler = Scheduler(model, pool, prefix=prefix, overlap=overlap, clock=clock)
@@ -106,12 +108,12 @@ class TimedTest:
 
 
 def _request(ids: Sequence[int], n_new: int, clock: Callable[[], float]) -> Request:
-    """Return a greedy request for this many tokens, whose text is not decoded."""
+    """Return a greedy request for `n_new` tokens, whose text is not decoded."""
     options = Options(ignore_eos=True)
     return Request(ids, options, [Output(options, max_tokens=n_new, text=NoText(), end_ids=())], metrics=Metrics(clock))
 
 
-# To estimate the time of a long prompt, prompts of these lengths are measured, the second only if there is time.
+# The time of a long prompt is estimated from prompts of these lengths.
 PROBES = (4, 64)
 
 
@@ -129,11 +131,12 @@ def measure(
 ) -> Result:
     """Run a test `repetitions` times, after a warm-up run.
 
-    `budget` limits the seconds of warm-up and repetitions: fewer repetitions are run, and if only the warm-up run fits
-    into the budget, its times are the result. If the test does not fit even once, a part of it is run and the rest is
-    extrapolated; `Result.estimated` names the part. Without `overlap`, a lazy backend starts a pass only after the
-    previous pass has ended. `between` is called before every run and after the last one, to measure the machine's
-    limits at the same time.
+    `budget` limits the seconds of the warm-up and all repetitions. If it is too small, fewer repetitions are run. If
+    only the warm-up run fits, its times are the result. If no run fits, a part of the test is run and the rest is
+    extrapolated; `Result.estimated` names the part.
+
+    Without `overlap`, a lazy backend starts a pass only after the previous pass has ended. `between` is called before
+    every run and after the last one, for example to measure the machine's limits.
 
     Raises:
         OptionError: the test is empty, or does not fit the model's context.
@@ -180,7 +183,7 @@ def check(test: Test, engine: Engine | CheckedCheckpoint) -> None:
 
 
 def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]:
-    """Time the beginnings of `ids` with the lengths PROBES, each twice, until the deadline.
+    """Time prefills of the first PROBES[0] and PROBES[1] tokens of `ids`, each twice, as long as the deadline allows.
 
     Return the length and the seconds per token of the last run.
     """
@@ -199,7 +202,7 @@ def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]
 def _estimate(
     engine: Engine, test: Test, first: list[int], per_token: float, *, kv: bool, overlap: bool, deadline: float
 ) -> Result:
-    """Estimate a test whose context and prompt exceed the budget. Decode is measured after a single token."""
+    """Estimate a test whose context and prompt exceed the budget. Decode is measured after the single token `first`."""
     result = Result(test, [per_token * test.n_prompt], [])
     if test.n_gen:
         part = _run(engine, Test(n_gen=test.n_gen), first, kv=kv, overlap=overlap, deadline=deadline)
@@ -208,28 +211,28 @@ def _estimate(
 
 
 def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool, deadline: float | None) -> Result:
-    """Run the test once."""
-    n_read = 1 if test.n_prompt else 0  # number of prefill passes
+    """Run the test once. If decode reaches the deadline, extrapolate the times of the remaining passes."""
+    n_prefills = 1 if test.n_prompt else 0
     with engine.backend.session():
         timed = TimedTest(engine.model, test, ids, kv=kv, overlap=overlap, clock=time.perf_counter)
         while not timed.request.has_ended:
             timed.step()
-            if deadline is not None and timed.n_passes > n_read and time.perf_counter() > deadline:
+            if deadline is not None and timed.n_passes > n_prefills and time.perf_counter() > deadline:
                 break
     metrics = timed.request.metrics
-    read, written = metrics.passes[:n_read], metrics.passes[n_read:]
-    result = Result(test, seconds=[sum(read)])
-    if len(written) < test.n_gen:
-        result.estimated = f"from {len(written)} of {test.n_gen} passes"
-    if written:
-        first = len(ids) + n_read
+    prefill, decode = metrics.passes[:n_prefills], metrics.passes[n_prefills:]
+    result = Result(test, seconds=[sum(prefill)])
+    if len(decode) < test.n_gen:
+        result.estimated = f"from {len(decode)} of {test.n_gen} passes"
+    if decode:
+        first = len(ids) + n_prefills
         lengths = [1 if kv else first + i for i in range(test.n_gen)]
-        result.passes = [written]
-        result.seconds[0] += sum(written) + sum(rest(written, lengths))
+        result.passes = [decode]
+        result.seconds[0] += sum(decode) + sum(rest(decode, lengths))
     return result
 
 
-# The number of passes to profile; the profile of the pass with the median duration is kept.
+# The largest number of passes to profile; `components` returns the profile with the median duration.
 PROFILED = 5
 
 

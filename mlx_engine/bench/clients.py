@@ -40,7 +40,7 @@ class Scheduled:
         longest: tokens of the longest prompt and its answer.
         prefix_cache: keep prompts and answers for later requests that share a prefix.
         overlap: on a lazy backend, submit each pass before the tokens of the previous pass are on the host.
-        clock: read for all times.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -55,8 +55,7 @@ class Scheduled:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine, self._sizes, self._clock = engine, sizes, clock
-        # Room for one sequence more than there are clients, because the prefix cache may also keep the prompt of a
-        # request that has ended.
+        # One sequence more than there are clients, because the prefix cache may keep the prompt of an ended request.
         n_tokens = (slots + 1) * (longest + PAGE)
         self._settings = {
             "slots": slots,
@@ -73,11 +72,11 @@ class Scheduled:
 
     def forget(self) -> None:
         """Drop all cached prefixes, by making a new scheduler."""
-        del self._scheduler  # before the memory of the next one is allocated
+        del self._scheduler  # drop its KV pool before the next scheduler allocates one
         self._scheduler = self._new_scheduler()
 
     def run(self, n_clients: int, prompts: Sequence[Prompt], n_gen: int, *, seconds: float | None = None) -> Run:
-        """Run clients in a closed loop over the prompts; with `seconds`, cancel what has not ended by then.
+        """Run clients in a closed loop over the prompts; after `seconds`, cancel the requests that have not ended.
 
         Raises:
             ContextLengthError: a prompt and its answer exceed the context.
@@ -136,7 +135,7 @@ class _Clients:
         return len(left)
 
     def steps(self, sizes: Sizes) -> Steps:
-        """Return the work of all steps. Called outside of timing: it takes longer than a step of a small model."""
+        """Return the work of all steps. Called after the run is timed, because it takes longer than a step."""
         found = Steps()
         for report, parts in self._steps:
             if report.n_decode + report.n_prefill:
@@ -144,7 +143,10 @@ class _Clients:
         return found
 
     def _part(self, request: Request, now: float) -> tuple[int, int, int]:
-        """Record a request's new tokens; return its part of the step: (new tokens, cached tokens, rows of logits)."""
+        """Record a request's generated tokens; return its part of the step, as `pass_work` takes it.
+
+        The part is (tokens that the step computed, tokens cached before it, rows of logits).
+        """
         timed, n_tokens = self.timed[request], len(request.output.token_ids)
         n_new = n_tokens - timed.n_tokens
         timed.arrivals += [now] * n_new
@@ -155,7 +157,7 @@ class _Clients:
         return length - before, before, n_new
 
 
-# Seconds without a byte from the server after which it counts as dead.
+# Timeout of connecting to the server and of each read, in seconds.
 PATIENCE = 300.0
 # Sets of parameters that not every server accepts. `_accepted` tries them in this order, the empty set last.
 EXTRAS: tuple[dict[str, Any], ...] = (
@@ -206,10 +208,10 @@ class Served:
         return "".join(f" {word}" for word in draws.choices(WORDS, k=n_tokens))
 
     def forget(self) -> None:
-        """Do nothing, because the API cannot empty a prefix cache; no prompt repeats an earlier one."""
+        """Do nothing, because the API cannot empty a prefix cache. Each run has other random prompts anyway."""
 
     def run(self, n_clients: int, prompts: Sequence[Prompt], n_gen: int, *, seconds: float | None = None) -> Run:
-        """Run clients in a closed loop over the prompts; with `seconds`, cancel what has not ended by then.
+        """Run clients in a closed loop over the prompts; after `seconds`, cancel the requests that have not ended.
 
         Raises:
             SourceError: the server refuses a request, or fails.
@@ -314,7 +316,7 @@ class RefusedError(SourceError):
     """The server refused a request.
 
     Attributes:
-        status: the status of its answer.
+        status: the HTTP status of the reply.
     """
 
     def __init__(self, text: str, status: int) -> None:
@@ -344,12 +346,12 @@ class RequestTimes:
 
     @property
     def first(self) -> float | None:
-        """Seconds to the first token; None before it."""
+        """Seconds from submission to the first token; None if no token has arrived."""
         return self.arrivals[0] - self.submitted if self.arrivals else None
 
     @property
     def rate(self) -> float | None:
-        """Generated tokens per second from submission to the last token; None before the first."""
+        """Generated tokens per second from submission to the last token; None if no token has arrived."""
         return self.n_tokens / (self.arrivals[-1] - self.submitted) if self.arrivals else None
 
 
@@ -389,7 +391,7 @@ class Run:
 
     Attributes:
         requests: its requests.
-        seconds: from the first submission to the last token.
+        seconds: the time from the first submission to the end of the run.
         steps: the steps of the scheduler; None over HTTP.
         was_cut: whether a time limit ended the run.
     """
@@ -406,7 +408,7 @@ class Run:
 
 
 def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
-    """Return the figures of a run; `limits` are those that `Limits.take` returns, or None."""
+    """Return the figures of a run; `limits` are the machine's limits from `Limits.take`, or None if unknown."""
     first = [request.first for request in run.requests if request.first is not None]
     rates = [request.rate for request in run.requests if request.rate is not None]
     gaps = [b - a for request in run.requests for a, b in itertools.pairwise(request.arrivals)]
@@ -421,11 +423,11 @@ def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
 
 
 def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
-    """Return the rows per step of a run, its bytes and operations per second, and its limits in tokens per second.
+    """Return the rows per step of a run, bytes and operations per second, and with `limits` also shares and limits.
 
     `read_share` and `peak_share` are the bytes and operations per second, divided by memory bandwidth and peak.
-    `memory_limit_ts` is the rate of the run if its steps took only the time to read all weights, keys and values at the
-    memory bandwidth, and `arithmetic_limit_ts` the rate if they took only the time of all arithmetic at the peak.
+    `memory_limit_ts` is the tokens per second of a run that only reads the weights, keys and values, at the memory
+    bandwidth. `arithmetic_limit_ts` is the tokens per second of a run that only does the arithmetic, at the peak.
     """
     found: Figures = {
         "n_steps": steps.n,
@@ -474,7 +476,7 @@ class Target(Protocol):
         """Return a random prompt; prompts can be concatenated."""
 
     def run(self, n_clients: int, prompts: Sequence[Prompt], n_gen: int, *, seconds: float | None = None) -> Run:
-        """Run clients in a closed loop over the prompts; with `seconds`, cancel what has not ended by then."""
+        """Run clients in a closed loop over the prompts; after `seconds`, cancel the requests that have not ended."""
 
     def forget(self) -> None:
         """Drop all cached prefixes, where that is possible."""
@@ -521,7 +523,7 @@ class Load:
         }
 
     def draws(self, number: int, n_clients: int) -> random.Random:
-        """Return the random numbers of a run. Each run has its own seed, so no two runs have a prompt in common."""
+        """Return the random generator of a run: round `number` with `n_clients`. Each run has other prompts."""
         return random.Random(f"{self.seed} {number} {n_clients}")
 
     def prompts(self, target: Target, draws: random.Random, n_clients: int) -> list[Prompt]:

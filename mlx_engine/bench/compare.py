@@ -1,7 +1,8 @@
 """Compare measurements: two files of `bench`, or two bottleneck reports of the same model and machine.
 
-A factor is the old time divided by the new time, so above 1 means faster. If the ranges of both measurements overlap
-(in reports, the quartiles), the difference may be noise, and the table notes "within the spread".
+A factor is the old time divided by the new time, so above 1 means faster. A measurement has a range: minimum to maximum
+of its samples, in reports the lower to the upper quartile. If the ranges of both measurements overlap, the difference
+may be noise, and the table notes "within the spread".
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ NOISE = 1.05
 
 def once(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
     """Compare the times of `load` or `warm_up`, each of which runs once before the measurements."""
-    ours, theirs = ([row[f"{name}_s"] * 1e3 for row in rows if is_number(row.get(f"{name}_s"))] for rows in (old, new))
-    return _line(name.replace("_", "-"), ours, theirs) if ours and theirs else None
+    before, after = ([row[f"{name}_s"] * 1e3 for row in rows if is_number(row.get(f"{name}_s"))] for rows in (old, new))
+    return _line(name.replace("_", "-"), before, after) if before and after else None
 
 
 def timing(old: Row, new: Row) -> list[str]:
-    """Compare milliseconds per prompt or, if tokens are generated, per token of prompt and answer."""
+    """Compare milliseconds: of the whole prompt or, if tokens are generated, per token of prompt and answer."""
     n = 1 if not new["n_gen"] else new["n_prompt"] + new["n_gen"]
     title = f"prefill, {new['test']}" if not new["n_gen"] else f"per token, {new['test']}"
     times = [[seconds * 1e3 / n for seconds in row["samples_s"]] for row in (old, new)]
@@ -53,12 +54,12 @@ def change(title: str, before: float | None, after: float | None, note: str = ""
 
 
 def component_tables(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
-    """Compare the parts of the model, then its operations, the longest first. Name the operation that changed most."""
+    """Yield a table of the model's parts, a table of its operations, and the operation that changed most."""
     before, after = _as_is(old.get("ms")), _as_is(new.get("ms"))
     for title in ("parts", "ops"):
-        ours, theirs = _named(old.get(title)), _named(new.get(title))
-        lines = _lines({**ours, "all": before}, {**theirs, "all": after})
-        yield aligned([(*HEAD[:-1], "share", HEAD[-1]), *(_shared(line, theirs, after) for line in lines)])
+        old_ms, new_ms = _named(old.get(title)), _named(new.get(title))
+        lines = _lines({**old_ms, "all": before}, {**new_ms, "all": after})
+        yield aligned([(*HEAD[:-1], "share", HEAD[-1]), *(_shared(line, new_ms, after) for line in lines)])
     saved = {name: ms - (_named(new.get("ops")).get(name) or 0.0) for name, ms in _named(old.get("ops")).items() if ms}
     if saved and before is not None and after is not None:
         most = max(saved, key=lambda name: abs(saved[name]))
@@ -74,7 +75,7 @@ def _named(found: Any) -> dict[str, float | None]:
 
 
 def _shared(line: list[str], new: dict[str, float | None], whole: float | None) -> list[str]:
-    """Insert the component's current share of the whole into a line."""
+    """Insert the component's share of the whole new pass into a line."""
     ms = new.get(line[0])
     return [*line[:-1], "-" if not ms or not whole else f"{ms / whole:.1%}", line[-1]]
 
@@ -148,17 +149,17 @@ def _name(key: Key) -> str:
 
 
 def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
-    """Yield the times of one backend with one type of weights, then the profile of each test."""
+    """Yield the comparison of all tests with the same model, backend and options: times, then the profile of each."""
     lines = [once(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs]) for name in ("load", "warm_up")]
     lines += [timing(old, new) for old, new in pairs]
     yield f"## {_name(group)}"
     yield aligned([HEAD, *(line for line in lines if line)])
     for old, new in pairs:
-        ours, theirs = old.get("components"), new.get("components")
-        if isinstance(ours, dict) and isinstance(theirs, dict):
+        before, after = old.get("components"), new.get("components")
+        if isinstance(before, dict) and isinstance(after, dict):
             phase = "prefill" if new["n_prompt"] else "decode"
             yield f"### {phase}, {new['test']}: one pass, profiled"
-            yield from component_tables(ours, theirs)
+            yield from component_tables(before, after)
 
 
 Report = dict[str, Any]
@@ -209,14 +210,14 @@ def _error(path: Path, found: str) -> FormatError:
     return FormatError(where=str(path), expected="a bottleneck report", found=found, hint=hint)
 
 
-# Fields that may differ; the section lists the differences.
+# Fields that may differ in comparable reports; `section` lists the differences.
 CHANGED = {
     "model": ("format", "sha256", "linears_quantised", "weight_bytes"),
     "backend": ("name", "device", "threads", "activations", "kv_type"),
     "settings": ("quant", "quant_min_dim", "quant_layers"),
     "machine": ("system",),
 }
-# Operations with a smaller share of the pass than this are not compared.
+# Operations that take less than this share of the new pass, in both reports, are not compared.
 SMALL = 0.005
 
 
@@ -232,7 +233,7 @@ def refuse(old: Report, new: Report) -> None:
     other = differences(old, new, SAME)
     if other:
         changes = ", ".join(other)[:200]
-        message = f"--against: the reports differ ({changes}); --anyway compares them all the same"
+        message = f"--against: the reports differ ({changes}); --anyway compares them nevertheless"
         raise OptionError(
             option="--against", expected="the same model, machine and passes", found=changes, message=message
         )

@@ -1,8 +1,8 @@
 """Measure several clients at once, in interleaved rounds, and format the rows.
 
-Each number of clients runs once per round, so that a slower machine affects all numbers alike. Every other round is in
-reverse order, so that no number of clients always runs after the same other number. A figure is the median over the
-rounds, and the figures of every round are kept.
+A round has a run for each number of clients. If the machine slows down for a while, this affects all numbers of clients
+alike. Every other round is in reverse order, so that no number of clients always runs after the same other number. A
+figure is the median over the rounds, and the figures of every round are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlx_engine.bench.tables import Row, aligned, figure, printable
 from mlx_engine.engine import CheckedCheckpoint
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
-# Tokens of the prompts and answers of the warm-up runs.
+# The requests of the warm-up runs.
 WARM_UP = Load(n_prompt=16, n_gen=4, requests=1, seed=-1)
 
 
@@ -34,7 +34,7 @@ class Plan:
         load: the requests of each client.
         rounds: runs of each number of clients.
         budget: seconds for all runs of one number of clients; None for no limit.
-        clock: read for the budget.
+        clock: returns the time in seconds, to enforce the budget.
     """
 
     concurrency: Sequence[int] = CONCURRENCY
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sample:
-    """The figures of one run, and whether a limit of time ended it."""
+    """The figures of one run, and whether the budget ended the run."""
 
     figures: Figures
     was_cut: bool = False
@@ -108,10 +108,10 @@ def throughput(target: Target, plan: Plan, limits: Limits | None, announce: Anno
 
 
 def shared_prefix(target: Target, plan: Plan, announce: Announce) -> Iterator[list[Row]]:
-    """Yield a row for each number of clients, after each round: the time to first token with and without a hit.
+    """Yield a row for each number of clients, after each round: times to first token with and without cached prefix.
 
-    Cold: one request whose prefix no earlier request had. Warm: all clients, whose prompts begin with that prefix.
-    Control: all clients, with prompts of the same length that share nothing.
+    Cold: one request whose prefix no earlier request had. Warm: all clients, with prompts that begin with this prefix.
+    Control: all clients, with prompts of the same length that share no prefix.
     """
     load = plan.load
 
@@ -189,7 +189,8 @@ def engine_rows(
         target = Scheduled(bench.engine, bench.sizes, prefix_cache=prefix_cache, **settings)
         rows: list[Row] = []
         for measured in target_rows(target, plan, bench.limits, announce):
-            # Ranks of this run may be processes on this machine, so the load of other processes is not reported.
+            # Other ranks of this run may be processes on this machine, and would count as other processes. So the load
+            # of other processes is not reported.
             unknown = fields(None) if bench.engine.model.is_shared else {}
             rows = [{**about, **bench.about(), **row, **unknown} for row in measured]
             yield [*found, *rows]
@@ -201,14 +202,15 @@ def server_rows(server: Served, plan: Plan, *, announce: Announce = lambda *repo
     """Yield all rows so far, after each round: one per number of clients of a server."""
     common = {**origin(), "model_name": server.model, "model_size": None, "model_n_params": None, "quant": "keep"}
     common |= {"backend": "HTTP", "url": server.url, "device": None, "threads": None, "unavailable": None, "kv": True}
-    # The server may be a process on this machine, so the load of other processes is not reported.
+    # The server may be a process on this machine, and would count as another process. So the load of other processes is
+    # not reported.
     common |= fields(None)
     for rows in target_rows(server, plan, None, announce):
         yield [{**row, **common} for row in rows]
 
 
 def target_rows(target: Target, plan: Plan, limits: Limits | None, announce: Announce) -> Iterator[list[Row]]:
-    """Warm up, then yield the rows after each round: of a shared prefix if the load has one, else of throughput."""
+    """Warm up, then yield all rows after each round, of `shared_prefix` if the load has one, else of `throughput`."""
     announce(0, plan.rounds * len(plan.concurrency), _title(plan, plan.concurrency[0]))
     warm_up(target, plan)
     if plan.load.shared_prefix:
@@ -280,7 +282,7 @@ def _cell(row: Row, name: str) -> str:
 def _notes(rows: Sequence[Row]) -> list[str]:
     """Return the notes below the table."""
     row = rows[0]
-    loop = f"Each client submits its next of {row['requests_per_client']} requests when its last one has ended."
+    loop = f"Each client submits {row['requests_per_client']} requests, each when the previous one has ended."
     if row["shared_prefix"]:
         notes = [
             f"Times to first token, medians. Cold: one client, whose prefix of {row['shared_prefix']:,} tokens is new. "
@@ -288,15 +290,16 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         ]
     else:
         notes = [
-            f"{loop} t/s: generated tokens of all clients, and of one request from its submission to its end. Gap: "
-            "between two tokens of an answer. All are medians over rounds."
+            f"{loop} t/s: generated tokens of all clients per second. Gain: t/s divided by the t/s of one client. t/s "
+            "each: of one request, from its submission to its last token. Gap: time between two tokens of an answer. "
+            "All are medians over rounds."
         ]
     limited = [one for one in rows if one.get("read_gbs") is not None]
     if limited:
         notes.append(
-            "Shares: the bytes of weights, keys and values that all steps read per second, and their arithmetic per "
-            f"second, divided by what the machine reached between the runs: {_span(limited, 'read_gbs')} GB/s and "
-            f"{_span(limited, 'peak_gflops')} GFLOP/s."
+            "Of read: bytes of weights, keys and values that the steps read per second, divided by the memory "
+            f"bandwidth, {_span(limited, 'read_gbs')} GB/s. Of peak: arithmetic of the steps per second, divided by "
+            f"the peak, {_span(limited, 'peak_gflops')} GFLOP/s. Both limits were measured between the runs."
         )
     if any(one.get("estimated") for one in rows):
         notes.append("~: the budget ended the run.")

@@ -1,7 +1,8 @@
 """Count the GPU dispatches (kernel launches) of one decode step, for the command `backends -m MODEL`.
 
-This project's kernels are counted when they are launched, MLX's operations by a table. The number matters for small
-models: each dispatch waits for the previous one, and this latency exceeds the time to read the dispatch's bytes.
+This project's kernels are counted when they are launched. For MLX's operations, a table has the number of dispatches.
+The number matters for small models: each dispatch waits for the previous one, and this latency exceeds the time to read
+the dispatch's bytes.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.options import OFF
 from mlx_engine.weights.model import Model, open_model
 
-# For at least this many keys, MLX splits attention into two dispatches on large GPUs; smaller GPUs need more keys.
+# With at least this many keys, MLX splits attention into two dispatches on large GPUs. The bound of smaller GPUs is
+# higher.
 TWO_PASSES = 1024
-# Head sizes of MLX's attention kernel for a single query. Other sizes: scale, matmul, softmax, matmul.
+# Head sizes of MLX's attention kernel for a single query. Other sizes take UNFUSED dispatches: scale, matmul, softmax,
+# matmul.
 FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4
-# MLX splits the sum of a longer row into two dispatches.
+# MLX splits the sum of a row of more elements into two dispatches.
 LONGEST_SUM = 4096
 # Dispatches of attention with a soft cap: scale, matmul, tanh, multiply, softmax, matmul.
 CAPPED = 6
@@ -59,15 +62,15 @@ def _rms_norm(backend: Any, x: Any, weight: Any, eps: float) -> int:
 
 
 def _launches(backend: Any, kernel: str) -> bool:
-    """Return whether the backend has this kernel; its launches are counted when they happen."""
+    """Return whether the backend runs this kernel of ours, whose launches `counted` counts."""
     kernels = getattr(backend, "kernels", None)
     return kernels is not None and kernel not in kernels.refused
 
 
 def _product(backend: Any, weight: Any) -> int:
-    """Count the dispatches of a matrix product that MLX computes; 0 if our kernel does.
+    """Return MLX's dispatches of a matrix product; 0 if our kernel computes it.
 
-    For MLX, the scales and biases of a `SplitMatrix` are computed first.
+    MLX has three for a `SplitMatrix`, whose scales and biases it computes before the product.
     """
     if not isinstance(weight, SplitMatrix):
         return 0 if _launches(backend, "dense") and weight.shape[1] >= NARROWEST else 1
@@ -75,7 +78,11 @@ def _product(backend: Any, weight: Any) -> int:
 
 
 def _embed(backend: Any, table: Any, ids: Any) -> int:
-    """Count the gather of a float row; or the gathers of quants, scales and biases, and their dequantisation."""
+    """Return MLX's dispatches of a lookup; 0 if our kernel does it.
+
+    A float table has one gather, a `GroupMatrix` three (quants, scales, biases) and the dequantisation. For a
+    `SplitMatrix`, MLX gathers quants and scales, computes scales and biases, and dequantises.
+    """
     if isinstance(table, SplitMatrix):
         return 5 if "embed_rows" in table.kernels.refused else 0
     return 4 if isinstance(table, GroupMatrix) else 1
@@ -116,6 +123,7 @@ class Dispatches:
     around: dict[str, int]
 
 
+# The operations before the first and after the last layer.
 AROUND = ("embed", "norm_head", "row_sums", "argmax")
 
 
@@ -127,10 +135,10 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
     """
     if not isinstance(engine.backend, MlxBackend):
         raise TypeError(f"dispatches: expected a backend on MLX, found {engine.backend.name}")
-    layers: Counter[str] = Counter()
+    counts: Counter[str] = Counter()  # of the whole step, then of its layers only
     around: Counter[str] = Counter()
     model = copy.copy(engine.model)
-    model.run_on(_counting(engine.backend, layers, around))
+    model.run_on(_counting(engine.backend, counts, around))
     with engine.backend.session():
         kv = model.new_kv(depth + 1, longest_pass=depth + 1)
         if depth:
@@ -138,14 +146,14 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
             kv.commit(depth)
         batch = begin([SequenceInput([0], kv)])
         _choose(model, batch)  # not counted: the first pass compiles and checks the kernels
-        layers.clear()
+        counts.clear()
         around.clear()
         with counted() as launches:
             _choose(model, batch)
-    layers.update(launches)
-    layers.subtract(around)
+    counts.update(launches)
+    counts.subtract(around)
     n = engine.config.n_layers
-    return Dispatches({name: -(-count // n) for name, count in layers.items() if count}, dict(around))
+    return Dispatches({name: -(-count // n) for name, count in counts.items() if count}, dict(around))
 
 
 def _choose(model: Model, batch: Batch) -> None:
@@ -182,7 +190,7 @@ def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) ->
 def _counting(backend: MlxBackend, stock: Counter[str], around: Counter[str]) -> MlxBackend:
     """Return a copy of `backend` that counts the dispatches of MLX's operations in `stock`.
 
-    The dispatches outside of layers, also those of our kernels, are counted in `around`, too.
+    The dispatches of the operations in AROUND, including those of our kernels, are also counted in `around`.
     """
     kind = type(backend)
     methods = {name: _costing(name, getattr(kind, name), cost, stock) for name, cost in STOCK.items()}

@@ -35,8 +35,8 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 # The tests of a model: prefill and decode.
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
-# The types of activations that have their own kernels for prompts. There are two such kernels; WAYS has the Metal
-# operation that each of them uses, by the value of `MLX_ENGINE_TENSORS`.
+# The 16-bit types of activations. With these, one of two kernels multiplies prompts. The variable `MLX_ENGINE_TENSORS`
+# selects the kernel; WAYS has, by value of this variable, the Metal operation that the kernel uses.
 ROUNDED = ("f16", "bf16")
 WAYS = {"on": "matmul2d", "off": "simdgroup_matrix"}
 # The backends to time, by executor: MLX alone, and this project's kernels.
@@ -46,9 +46,9 @@ BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("ml
 def measure(
     model: str, executor: ExecutorName, *, vectors: int = 1, progress: Callable[[int, int], None] | None = None
 ) -> Row:
-    """Measure all kernels of the ladder (`kernels/lab/ladder.py`) on a model's matrices, and describe the machine.
+    """Measure the ladder (matvec kernels from slow to fast, `kernels/lab/ladder.py`) on a model's matrices.
 
-    Each product multiplies a matrix with `vectors` input vectors.
+    Each product multiplies a matrix with `vectors` input vectors. The result also describes the machine.
 
     Raises:
         SourceError: there is no such model.
@@ -75,7 +75,7 @@ def measure(
 
 
 def model_sizes(model: str) -> dict[str, int]:
-    """Return the values of `SIZES`; for a model `shape:NAME`, without writing its file."""
+    """Return the values of `SIZES`. For a model `shape:NAME`, no model file is generated."""
     shape = SHAPES.get(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None
     if shape is None:
         checkpoint = open_checkpoint(resolve(model))
@@ -101,7 +101,7 @@ def add_models(
     *,
     budget: float | None = None,
 ) -> None:
-    """Add the model's tokens per second with MLX's operations, and with this project's kernels.
+    """Add the model's tokens per second on the backend `mlx`, and on the backend with this project's kernels.
 
     The rates are measured with float32 activations and, with the executor `metal`, with each 16-bit type. On a GPU with
     neural accelerators, each 16-bit type is measured with both kernels for prompts.
@@ -120,7 +120,7 @@ def add_models(
 
 @contextmanager
 def _tensors(chosen: str) -> Iterator[None]:
-    """Select the kernel for prompts for engines that are loaded inside this context."""
+    """Select the prompt kernel of all engines that are loaded inside this context; `chosen` is a key of WAYS."""
     from mlx_engine.backends.metal.rounded import VARIABLE
 
     before = os.environ.get(VARIABLE)
@@ -193,6 +193,7 @@ def summary(found: Row) -> str:
 
 
 def _rates(found: Row) -> str:
+    # R: rows per lane; NSG: SIMD-groups per threadgroup; KS: SIMD-groups per row.
     cells = [["product", "N x K", "kernel", "R", "NSG", "KS", "us", "GB/s", "of a read"]]
     for row in found["ladder"]:
         own = [f"{row['seconds'] * 1e6:.1f}", f"{row['gbs']:.1f}", f"{row['gbs'] / found['read_gbs']:.0%}"]
@@ -216,7 +217,7 @@ def _prompts(found: Row) -> str:
 
 
 def _by_type(tokens: Sequence[Row]) -> Iterator[tuple[tuple[str, str], list[Row]]]:
-    """Yield the rows of each type of activations with each kernel for prompts; for float32 there is only one kernel."""
+    """Yield ((type of activations, key of WAYS), rows) for each combination. For float32, the key is ""."""
     for key, ours in groupby(tokens, lambda row: (str(row.get("activations")), str(row.get("tensors", "")))):
         yield key, list(ours)
 

@@ -1,6 +1,6 @@
-"""The ladder of `bench --sweep`: a list of backends with settings (rungs), slowest first, and the report about it.
+"""The ladder of `bench --sweep`: a list of rungs (backends with settings), and the report of their speed.
 
-The report has a table of rates and the speedup from each rung to the next.
+The report has a table of rates, and the speedup from each rung to the next.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ RUNGS = (
     Rung("metal", "metal"),
     Rung("cuda", "cuda"),
 )
-# The suffix of a row that measures the best rung without a KV cache. Such a row does not count as a rung of its own.
+# The suffix of the title of a rung without a KV cache. `Sweep.passes` also measures the fastest rung without a cache,
+# under a title with this suffix. Unless the fastest rung is `scalar`, this title is not in `RUNGS`.
 NO_CACHE = ", no cache"
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The speedup of one test by one change."""
+    """The speedup of a test from `old` to `new`: two rungs, or F32 and another type of weights on the same rung.
+
+    `weights` is the type of weights on the rung `new`, or None if the report does not need it.
+    """
 
     test: str
     old: str
@@ -98,7 +102,10 @@ def _step(test: str, old: str, new: str, weights: str | None, before: Row, after
 
 
 def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Return the prefill tests of the rungs, shortest first, and the decode tests that most rungs have."""
+    """Return the names of the prefill tests, shortest first, and of the decode tests with the largest number of rungs.
+
+    Only rows at depth 0 whose rung is in `RUNGS` count.
+    """
     of_rungs = [row for row in rows if not row["n_depth"] and row["rung"] in {rung.title for rung in RUNGS}]
     by_prompt = {row["test"]: row["n_prompt"] for row in of_rungs if row["n_prompt"] and not row["n_gen"]}
     counts = {row["test"]: len({r["rung"] for r in of_rungs if r["test"] == row["test"]}) for row in of_rungs}
@@ -107,7 +114,8 @@ def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     return sorted(by_prompt, key=lambda n: by_prompt[n]), [n for n in by_gen if counts[n] == most]
 
 
-# Passes (counted from 1) whose medians are compared, to show how a pass slows down with the length of the text.
+# The first and last pass (counted from 1) of two ranges. The ratio of their median times shows how passes slow down as
+# the text grows.
 EARLY, LATE = (8, 23), (241, 256)
 
 
@@ -120,7 +128,7 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
-    """Return the largest speedup of prefill or decode, then all in the order of the ladder; None if there are none."""
+    """Return a line with the largest speedup of a test, then a list of all of `steps`; None if there are none."""
     found = steps(rows, test)
     if not found:
         return None
@@ -131,7 +139,11 @@ def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
 
 
 def ladder(rows: Sequence[Row]) -> str:
-    """Return a table with a line per rung and type of weights. Bytes and GB/s are of decode, GFLOP/s of prefill."""
+    """Return a table with a line per rung and type of weights.
+
+    MB/token, GB/s and the share of the memory bandwidth are those of decode, GFLOP/s and the share of the peak those of
+    the longest prefill.
+    """
     prompts, gens = tests(rows)
     head = ["rung", "weights", "threads", *prompts, *gens, "MB/token", "GB/s", "of read", "GFLOP/s", "of peak"]
     lines = [head]
@@ -167,7 +179,7 @@ def _share(row: Row | None, name: str) -> str:
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return the notes below the table."""
-    found = ["Rates are tokens per second, medians; ~ marks what was estimated because it did not fit its budget."]
+    found = ["Rates are medians in tokens per second; ~ marks estimates of tests that did not fit into the budget."]
     reasons = {row["rung"]: row["unavailable"] for row in rows if row["unavailable"]}
     found += [f"{rung}: not measured, {reason}." for rung, reason in reasons.items()]
     done = measured(rows)
@@ -200,7 +212,7 @@ def in_cache(rows: Sequence[Row]) -> str | None:
 
 
 def machine_limits(rows: Sequence[Row]) -> str | None:
-    """Return the medians of the machine limits measured between the runs."""
+    """Return a sentence with the medians of the machine's limits by number of threads; None if none were measured."""
     limited = [row for row in rows if row.get("read_gbs") is not None]
     by_threads = {t: [r for r in limited if (r["threads"] or 1) == t] for t in {r["threads"] or 1 for r in limited}}
     limits = [
@@ -216,21 +228,22 @@ def _median(rows: Sequence[Row], name: str) -> float:
 
 
 def passes(rows: Sequence[Row]) -> str | None:
-    """Return the ratio of late to early passes of the long decode test, with and without a cache."""
+    """Return a list of `growth_of` every decode test of at least 256 tokens; None if there is no such test."""
     lines = []
     for row in measured(rows):
         if row["n_gen"] < LATE[1] or row["n_prompt"]:
             continue
         growth = growth_of(row)
-        cache = "with a cache" if row["kv"] else "without one"
+        cache = "with a cache" if row["kv"] else "without a cache"
         text = row["estimated"] and f"not known, {row['estimated']}" if growth is None else f"x{figure(growth)}"
         lines.append(f"- {row['rung'].removesuffix(NO_CACHE)}, {row['weights']}, {cache}: {text}")
     early, late = ("{} to {}".format(*span) for span in (EARLY, LATE))
-    return f"Median of passes {late} over that of passes {early}:\n\n" + "\n".join(lines) if lines else None
+    head = f"Median time of passes {late}, divided by the median time of passes {early}:"
+    return f"{head}\n\n" + "\n".join(lines) if lines else None
 
 
 def growth_of(row: Row) -> float | None:
-    """Return the ratio of late to early passes, or None if there are too few."""
+    """Return the median time of the passes LATE divided by that of the passes EARLY; None if no run has 256 passes."""
     whole = [run for run in row.get("passes_s", ()) if len(run) >= LATE[1]]
     if not whole:
         return None

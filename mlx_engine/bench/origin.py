@@ -1,6 +1,6 @@
 """Describe the origin of a measurement: machine, time, versions, commit, model digest, and the load of other processes.
 
-If other processes used more than a share MOST of the cores during a measurement, its figures are marked as not usable.
+If other processes used more than 5 % of the cores (`MOST`) during a measurement, its figures are marked as not usable.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def output_of(*command: str) -> str | None:
 
 SCHEMA = 1
 PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
-# Paths that benchmarks write. They do not count as changes, because several benchmarks run in a row on one commit.
+# Paths that benchmarks write. `commit` ignores changes of these files, so that the results of one benchmark do not mark
+# the commit of the next one as changed.
 WRITTEN = ("benchmarks/results", "benchmarks/reports", "BENCHMARKS.md")
 
 
@@ -95,9 +96,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, followed by "+" if tracked files have changed.
+    """Return the commit of the checkout that this package runs from; None if there is no checkout.
 
-    Results of benchmarks are not counted as changes.
+    If tracked files other than results of benchmarks (`WRITTEN`) have changed, "+" follows.
     """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
@@ -120,7 +121,7 @@ def origin() -> dict[str, object]:
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return the model's name, bytes and parameters."""
+    """Return the model's name, the bytes and number of its weights, and the checkpoint's notes if it has any."""
     weights = [checkpoint.weight(name) for name in checkpoint.shapes]
     return {
         "model_name": str(checkpoint.metadata.get("general.name") or checkpoint.architecture),
@@ -130,7 +131,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, object]:
     }
 
 
-# The largest share of the cores at which figures are usable.
+# Figures are usable if other processes used at most this share of the cores.
 MOST = 0.05
 # Core seconds that are ignored, because the system counts the time of cores and processes in ticks of 10 ms.
 TICKS = 0.05
@@ -139,11 +140,10 @@ IDLE, TWICE = ("idle", "iowait"), ("guest", "guest_nice")
 
 
 class OtherProcesses:
-    """Counts the core time of all other processes, from the creation of this object on.
+    """Counts the core time of other processes, from the creation of this object on.
 
-    The time of this process and of its ended children does not count.
-
-    Only the cores that this process may use are counted. Time that the host takes from a virtual machine counts, too.
+    Other processes are all but this process and its ended children. Only the cores that this process may use count.
+    Time that the host takes from a virtual machine counts, too.
     """
 
     def __init__(self) -> None:
@@ -153,13 +153,16 @@ class OtherProcesses:
     def share(self) -> float | None:
         """Return the share, 0 to 1, of the cores that other processes have used; None if the system does not report it.
 
-        0.05 core seconds are subtracted, so that clock ticks are not taken for processes.
+        `TICKS` core seconds are subtracted, so that rounding to clock ticks does not count as other processes.
         """
         whole, busy, own = (now - then for now, then in zip(self._times(), self._start, strict=True))
         return min(1.0, max(0.0, busy - own - TICKS) / whole) if whole > 0 else None
 
     def _times(self) -> tuple[float, float, float]:
-        """Return the core seconds since the system started: in total, while busy, and those of this process."""
+        """Return core seconds (total, busy, own), where own is the time of this process and its ended children.
+
+        Total and busy count from the start of the system.
+        """
         whole = busy = 0.0
         for core in self._cores():
             times = {name: seconds for name, seconds in core._asdict().items() if name not in TWICE}
@@ -175,12 +178,12 @@ class OtherProcesses:
 
 
 def fields(share: float | None) -> dict[str, Any]:
-    """Return a share as fields of a row or a report: `usable` is None if the share is unknown."""
+    """Return `OtherProcesses.share` as fields of a row or a report; `usable` is None if the share is unknown."""
     return {"others_share": share, "usable": None if share is None else share <= MOST}
 
 
 def disturbed(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Return the finding as a bold line of a page, or None."""
+    """Return the sentence of `finding` in bold Markdown, or None."""
     text = finding(rows)
     return None if text is None else f"**{text[0].upper()}{text[1:]}.**"
 
@@ -188,7 +191,7 @@ def disturbed(rows: Sequence[dict[str, Any]]) -> str | None:
 def finding(rows: Sequence[dict[str, Any]]) -> str | None:
     """Return a sentence about the rows whose figures are not usable, or None if there are none.
 
-    A row without `test` is a whole report.
+    A row without the key `test` is a report of the command `report`, and stands for all its figures.
     """
     found = [row for row in rows if row.get("usable") is False]
     if not found:

@@ -24,9 +24,9 @@ from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import need_of, outlined
 
-# The default context in tokens, for the bytes of keys and values; most conversations are shorter.
+# The default context in tokens, if the model has a longer one; most conversations are shorter.
 USUAL_CONTEXT = 4096
-# Backends whose rate is unknown: their weights are Python objects, so arithmetic limits the rate, not the bandwidth.
+# Backends whose rate is unknown: their weights are Python objects, so the limit is arithmetic, not memory bandwidth.
 NOT_BOUND = ("scalar",)
 
 
@@ -36,16 +36,16 @@ class Outlook:
 
     Attributes:
         backend: the backend.
-        weights_bytes: bytes of the weights as the backend holds them.
-        left_bytes: bytes of embedding tables that stay in the file; a pass reads a few of their rows.
+        weights_bytes: bytes of the weights as the backend holds them, with the experts in memory.
+        left_bytes: bytes of embedding tables that stay in the file, not in `weights_bytes`; a pass reads a few rows.
         context: tokens of the prompt and the answer together.
-        kv_bytes: bytes of keys and values for this many tokens.
+        kv_bytes: bytes of keys and values of `context` tokens.
         decode_bytes: bytes that a pass of one token reads when the context is full.
         available_bytes: memory that is available now.
         experts_bytes: bytes of all experts, also of those that are not in memory.
         experts_held_bytes: bytes of the experts in memory.
-        experts_read_bytes: bytes of experts that a token is expected to read from the file, if the model chooses as
-            Qwen3-30B-A3B does.
+        experts_read_bytes: bytes of experts that a token is expected to read from the file, if successive tokens have
+            as many experts in common as in Qwen3-30B-A3B.
     """
 
     backend: str
@@ -65,10 +65,10 @@ class Outlook:
         return self.weights_bytes + self.kv_bytes <= self.available_bytes
 
     def rate(self, bandwidth: float | None) -> float | None:
-        """Return the tokens/s of decode with this many bytes/s, at a full context; None if it is unknown.
+        """Return the tokens/s of decode at a full context, if memory is read at `bandwidth` bytes/s.
 
-        The rate is unknown without a bandwidth, on the backends `NOT_BOUND`, and if tokens read experts from the file,
-        because the speed of the disk is not measured.
+        Return None if the bandwidth is None, on the backends `NOT_BOUND`, and if tokens read experts from the file. The
+        speed of the disk is not measured.
         """
         is_unknown = bandwidth is None or self.backend in NOT_BOUND or self.experts_read_bytes > 0
         return None if bandwidth is None or is_unknown else bandwidth / self.decode_bytes
@@ -90,7 +90,7 @@ def outlook(
         experts_memory: the most bytes of experts in memory; None for what is available.
 
     Raises:
-        EngineError: loading the model would fail in the same way.
+        EngineError: loading the model would raise the same error.
         ContextLengthError: the model's context is shorter than `context`.
     """
     name = auto() if backend == "auto" else backend

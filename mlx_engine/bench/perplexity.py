@@ -1,11 +1,12 @@
 """Measure the perplexity of a text in strided windows, and how far a model's probabilities are from a reference's.
 
 The definition is that of Hugging Face's guide to perplexity. A window has up to `context` tokens; the next window
-begins `stride` tokens later. Each token is scored once, in the first window that contains it, from the tokens before it
-in this window. A token that is the first one of its first window is not scored, unless a BOS is put before it. The
-perplexity is exp of the mean negative log-likelihood (NLL) of all scored tokens. The guide's code instead weights the
-mean of each window by its number of new tokens minus 1. The result, `Result.guide`, differs a little where windows
-overlap.
+begins `stride` tokens later. Each token is scored once: in the first window that contains it, from the tokens before it
+in this window. If the token is the first one of this window, it is scored only if a BOS is put before the window. The
+perplexity is exp of the mean negative log-likelihood (NLL) of all scored tokens.
+
+The guide's code computes another perplexity, `Result.guide`: it takes the mean NLL of each window, and weights it by
+the window's number of new tokens minus 1. The two differ a little if windows overlap.
 
 The reference is another model, or a file with a model's log-probabilities. Such a file has a line of JSON, then a
 record per scored token: the token's exact log-probability, and 16 bits for every token of the vocabulary.
@@ -41,6 +42,7 @@ MAGIC = "mlx_engine log-probabilities 1"
 MOST_HEADER = 1 << 16
 # Log-probabilities are stored down to this distance below the largest one at the same position; e**-24 is 4e-11.
 DEPTH = 24.0
+# The largest quantised log-probability in a file.
 CODES = (1 << 16) - 1
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
@@ -63,10 +65,11 @@ class Result:
         ids: the scored tokens.
         windows: the windows.
         kl: the Kullback-Leibler divergence KL(reference || model) at each scored token; empty without a reference.
-        same_top: at each scored token, whether the model and the reference have the same most likely token.
+        same_top: for each scored token, whether model and reference give the highest probability to the same token.
         references: the reference's log-probability of each scored token.
-        squares: sums of squares of the difference of the logits, and of the reference's logits, at each scored token;
-            empty if the reference is a file, which has no logits.
+        squares: for each scored token, two sums over the vocabulary: of the squared differences between the model's and
+            the reference's logits, and of the reference's squared logits. Empty if the reference is a file, which has
+            no logits.
     """
 
     windows: Sequence[Window]
@@ -79,7 +82,7 @@ class Result:
 
     @property
     def guide(self) -> float | None:
-        """The perplexity as Hugging Face's guide weights windows; None if no window has two new tokens."""
+        """The perplexity with the window weights of Hugging Face's guide; None if no window has two new tokens."""
         ends = np.cumsum([window.end - window.scored for window in self.windows])
         means = [-np.mean(values) for values in np.split(self.logprobs, ends[:-1])]
         weights = [window.end - window.new - 1 for window in self.windows]
@@ -145,8 +148,8 @@ class Text:
 
     Attributes:
         ids: the tokens.
-        context: the tokens of a window.
-        stride: the tokens from the beginning of a window to that of the next one.
+        context: the largest number of tokens of a window.
+        stride: the number of tokens from the beginning of a window to the beginning of the next window.
         bos: a token to put before each window that does not begin the text; None for none.
     """
 
@@ -190,16 +193,15 @@ class Text:
 
 
 def rows_of(engine: Engine, text: Text) -> Iterator[tuple[int, np.ndarray]]:
-    """Run all windows; yield the logits (R, V) that score the tokens of the text, a few rows at a time.
+    """Run all windows; yield (position, logits (R, V)), a few rows at a time.
 
-    Each item has the position in the text of the token that the first row scores, and the rows, which are valid until
-    the next item.
+    Row i scores the token of the text at `position + i`. The rows are valid until the next item.
     """
     model = engine.model
     kv = model.new_kv(text.context)
     for window in text.windows:
         before = [] if text.bos is None or window.first == 0 else [text.bos]
-        ids = [*before, *text.ids[window.first : window.end - 1]]  # nothing follows the last token
+        ids = [*before, *text.ids[window.first : window.end - 1]]  # the last token predicts no token of the window
         shift = window.first + 1 - len(before)
         for position, rows in _chunked(model, ids, kv, window.scored - shift):
             yield position + shift, rows
@@ -207,7 +209,7 @@ def rows_of(engine: Engine, text: Text) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _chunked(model: Model, ids: Sequence[int], kv: KVSequence, first: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Run tokens in chunks; yield the position of the first row and logits (R, V) of the tokens from `first` on."""
+    """Run tokens in chunks; yield (index of the first row's token, logits (R, V)) for the tokens from `first` on."""
     be, at, most = model.backend, 0, max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
     while at < len(ids):
         n = min(LONGEST_PASS, len(ids) - at, max(0, first - at) + most)
@@ -238,7 +240,8 @@ def measure(
 
     Raises:
         OptionError: the reference has another vocabulary, or its file was made with other tokens or windows.
-        FormatError, SourceError: a file is damaged, or cannot be read or written.
+        FormatError: the file of the reference is damaged.
+        SourceError: the file `save` cannot be written.
         NotFiniteError: logits are NaN or infinite.
     """
     found, be, total = Result(text.windows), engine.backend, text.n_scored
@@ -259,9 +262,9 @@ def measure(
 
 
 def _reference(reference: Engine | Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
-    """Return an iterator over the reference's log-probability of each scored token, and its logits of all tokens (V,).
+    """Return an iterator over the scored tokens: the reference's log-probability of the token, and its logits (V,).
 
-    A file has log-probabilities in place of logits.
+    A file has rounded log-probabilities (V,) in place of logits.
     """
     if isinstance(reference, Path):
         return read_saved(reference, text, n_vocab)
@@ -298,10 +301,10 @@ def _compare(found: Result, row: np.ndarray, logprob: float, reference: np.ndarr
 
 
 def _record(n_vocab: int) -> np.dtype[Any]:
-    """Return the NumPy type of a token's record.
+    """Return the NumPy type of a scored token's record.
 
-    It has the token's exact log-probability, and the log-probability of every token of the vocabulary, rounded to
-    `least + step * code` with a 16-bit code.
+    A record has the exact log-probability of the scored token, and the log-probability of every token of the
+    vocabulary, rounded to `least + step * code` with a 16-bit code.
     """
     return np.dtype([("logprob", "<f4"), ("least", "<f4"), ("step", "<f4"), ("codes", "<u2", (n_vocab,))])
 
@@ -350,11 +353,16 @@ def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np
 
     Raises:
         FormatError: the file is damaged.
-        OptionError: it was made with another text, vocabulary, context, stride or BOS.
+        OptionError: the file was made with another text, vocabulary, context, stride or BOS.
     """
     with path.open("rb") as file:
         line = file.readline(MOST_HEADER)
-    header = json.loads(line) if line.endswith(b"}\n") else {}
+    try:
+        header = json.loads(line)
+    except ValueError as error:
+        raise FormatError(
+            where=str(path), expected="a header in JSON", found=str(error), hint="make it again"
+        ) from error
     for name, wanted in {"vocab_size": n_vocab, **text.identity}.items():
         if header.get(name) != wanted:
             message = f"{path}: was made with another {name}, {header.get(name)}, not {wanted}; make it again"

@@ -66,16 +66,16 @@ def passes(rows: Sequence[Row]) -> Figure | None:
 
 
 def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return pairs of rows (with a cache, without a cache) of the same test and rung, slowest rung first."""
+    """Return pairs of rows (with a cache, without a cache) of the same rung, type of weights and test."""
     without = {(row["rung"].removesuffix(NO_CACHE), row["weights"], row["test"]): row for row in rows if not row["kv"]}
-    keys = {(row["rung"], row["weights"], row["test"]): row for row in rows if row["kv"]}
-    return [(row, without[key]) for key, row in keys.items() if key in without]
+    with_cache = {(row["rung"], row["weights"], row["test"]): row for row in rows if row["kv"]}
+    return [(row, without[key]) for key, row in with_cache.items() if key in without]
 
 
 def _line(axes: Any, row: Row, color: str, name: str) -> None:
-    """Plot the median over repetitions in a band from the fastest to the slowest one.
+    """Plot the median time of each pass over the repetitions, and a band from the fastest to the slowest repetition.
 
-    If a budget ended the passes, the estimate continues the line.
+    If the budget ended before all passes were run, a dotted line shows the estimated times of the other passes.
     """
     n = min(len(run) for run in row["passes_s"])
     runs = [[run[i] * 1e3 for run in row["passes_s"]] for i in range(n)]
@@ -98,7 +98,7 @@ def ladder(rows: Sequence[Row]) -> Figure | None:
     prompts, gens = tests(rows)
     chosen = [("prefill", prompts[-1])] if prompts else []
     chosen += [("decode", gens[0])] if gens else []
-    # In the order of the ladder; rungs that were not measured have no weights.
+    # In the order of the ladder; the type of weights is None for rungs that were not measured.
     lines = [key for key in dict.fromkeys((row["rung"], row["weights"]) for row in rows) if _has(rows, key, chosen)]
     if not chosen or not any(weights for _, weights in lines):
         return None
@@ -138,7 +138,10 @@ def _bars(axes: Any, lines: Sequence[tuple[str, str]], cells: dict[tuple[str, st
 def _error_bar(
     axes: Any, at: tuple[float, float], samples: Sequence[float] | None, *, is_x: bool = False, color: str = DARK
 ) -> float:
-    """Draw a bar from the smallest to the largest of several samples; return its length above the point."""
+    """Draw an error bar from the smallest to the largest sample; return its length from the point to the largest.
+
+    With fewer than two samples, draw nothing and return 0. The samples are x coordinates if `is_x`, else y coordinates.
+    """
     if not samples or len(samples) == 1:
         return 0.0
     middle = at[0] if is_x else at[1]
@@ -167,7 +170,7 @@ def _keys(rows: Sequence[Row]) -> list[Patch]:
 
 
 def roofline(rows: Sequence[Row]) -> Figure | None:
-    """Plot operations per second over operations per byte, with the machine limits measured at the same time."""
+    """Plot operations per second over operations per byte, with the machine's limits measured between the runs."""
     cells = [
         row for row in measured(rows) if row.get("read_gbs") is not None and not (row["n_prompt"] and row["n_gen"])
     ]
@@ -223,7 +226,8 @@ LATENCIES = (
 def clients(rows: Sequence[Row]) -> Figure | None:
     """Plot two panels over the number of clients: throughput with the limits of memory and arithmetic, and latencies.
 
-    A point is the median over rounds; its error bar reaches from the smallest to the largest round.
+    A point is the median over the rounds of the measurement; its error bar reaches from the smallest to the largest
+    value of a round.
     """
     rows = [row for row in rows if row.get("total_ts")]
     if not rows:
@@ -253,7 +257,7 @@ def clients(rows: Sequence[Row]) -> Figure | None:
 
 
 def _clients_line(axes: Any, rows: Sequence[Row], name: str, style: str, color: str, label: str) -> None:
-    """Plot a figure over the number of clients, where the figure is known."""
+    """Plot the field `name` of the rows over the number of clients; leave out rows without a value."""
     known = sorted((row for row in rows if row.get(name) is not None), key=lambda row: int(row["concurrency"]))
     if not known:
         return

@@ -1,10 +1,12 @@
 """Measure the machine's limits: memory bandwidth and peak arithmetic.
 
-`Limits` samples both between the repetitions of a test, because they may change by half within minutes. The bandwidth
-is measured by reading the model's matrices on as many threads as the backend has, the arithmetic by multiply-adds in
-registers (`kernels/cpu/roofline.py`) or, without compiled kernels, by products of NumPy. `read_bandwidth` and
-`product_rate` are quick estimates for the server and the command `plan`: they take a fraction of a second and compile
-nothing.
+`Limits` samples both limits between the repetitions of a test, because they may change by half within minutes. The
+kernels of `kernels/cpu/roofline.py` run on as many threads as the backend has. To measure the bandwidth, they read the
+model's matrices. To measure peak arithmetic, they run multiply-adds in registers. Without compiled kernels, NumPy reads
+the model's matrices and multiplies small matrices.
+
+`read_bandwidth` (for the server), `bandwidth_of` (for `inspect` and `plan`) and `product_rate` (for `plan`) are quick
+estimates without these kernels. They take a fraction of a second, once the backend's own kernels are compiled.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ SECONDS = 0.01
 
 
 class InNumPy:
-    """The NumPy references of the kernels, for machines without compiled kernels."""
+    """NumPy functions in place of the kernels of `kernels/cpu/roofline.py`, for machines without compiled kernels."""
 
-    # A square matrix and its product with itself fit into a core's second-level cache.
+    # Rows of the square matrix of `compute`. The matrix and its product fit into a core's second-level cache.
     SIDE = 192
 
     def read_in_order(self, words: np.ndarray) -> int:
@@ -51,7 +53,7 @@ class InNumPy:
     read = read_in_order
 
     def compute(self, rounds: int) -> float:
-        """Run `rounds` products of square matrices by BLAS, whose loops approach the processor's limit."""
+        """Run `rounds` products of square matrices with BLAS, which approaches peak arithmetic; return an output."""
         a, product = np.ones((self.SIDE, self.SIDE), np.float32), np.empty((self.SIDE, self.SIDE), np.float32)
         for _ in range(rounds):
             np.matmul(a, a, out=product)
@@ -78,7 +80,7 @@ class Compiled:
         return self._read(self._library.read_words_in_order, words)
 
     def compute(self, rounds: int) -> float:
-        """Run rounds of operations in registers."""
+        """Run `rounds` multiply-adds in each of several registers; return a sum."""
         return float(self._ran(rounds)[2:3].view(np.float32)[0])
 
     def flops(self, rounds: int) -> int:
@@ -91,6 +93,7 @@ class Compiled:
         return int(out[0])
 
     def _ran(self, rounds: int) -> np.ndarray:
+        """Run `compute`; return int32s (4,): two are an int64 number of operations, the third a float32 result."""
         out = np.empty(4, dtype=np.int32)
         self._library.run_rounds(rounds, address(out))
         return out
@@ -208,7 +211,7 @@ def side_by_side(words: list[np.ndarray]) -> list[np.ndarray]:
     return [in_words(np.concatenate(words))] if sum(w.nbytes for w in words) < SMALL else words
 
 
-# The most bytes of one measurement, so that all measurements of `bandwidth_of` take 0.2 s at 10 GB/s.
+# `bandwidth_of` reads up to MOST_BYTES, READINGS times. At 10 GB/s, this takes 0.2 s.
 MOST_BYTES = 512 << 20
 READINGS = 4
 
@@ -216,8 +219,8 @@ READINGS = 4
 def read_bandwidth(engine: Engine) -> float | None:
     """Return the bytes per second at which the backend's threads read the model's weights, the best of `READINGS`.
 
-    Return None if the result would not be the backend's memory bandwidth, because NumPy cannot view all weights, half
-    of them fit into the processor's cache, or the size of the cache is unknown.
+    Return None if NumPy cannot view all weights, if more than half of their bytes fit into the processor's cache, or if
+    the size of the cache is unknown: the result would not be the backend's memory bandwidth.
     """
     held = {id(linear.weight): linear.weight for linear in layers_of(engine)}
     words = [in_words(weight.data) for weight in held.values() if isinstance(weight, Matrix)]
@@ -230,7 +233,7 @@ def read_bandwidth(engine: Engine) -> float | None:
 def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
     """Return the bytes per second at which threads read int64 arrays, the best of `READINGS`.
 
-    Arrays are read in order, up to `MOST_BYTES` in total; the first is always read as a whole.
+    Only the first arrays are read, up to `MOST_BYTES` in total, but at least one array.
     """
     ends = itertools.accumulate(array.nbytes for array in words)
     some = [array for array, end in zip(words, ends, strict=True) if end <= MOST_BYTES] or [words[0]]

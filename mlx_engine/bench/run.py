@@ -1,4 +1,4 @@
-"""Run all cells of a benchmark: every test on every backend. Each cell gives a row: its samples and their origin."""
+"""Run all cells of a benchmark: every test on every backend. The result of a cell is a row of samples and origin."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def rows(
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as soon as it is measured.
 
-    An unavailable backend is never replaced; its rows have the reason.
+    An unavailable backend is never replaced by another one; its rows have the reason.
 
-    With `profile` a row also has the profile of one pass. `announce` is called before and after each run with (runs
-    done, runs in total, title). `how` has other options of `engines`.
+    With `profile`, a row with a KV cache also has the profile of one pass. `announce` is called before and after each
+    run with (runs done, runs in total, title). `how` has other options of `engines`.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
@@ -78,7 +78,7 @@ def rows(
 
 
 def _announce(announce: Announce, before: int, total: int, title: str, runs: int, of: int) -> None:
-    """Announce the progress of a cell, counted after the runs of earlier cells."""
+    """Announce that `runs` of the `of` runs of a cell are done, after `before` runs of earlier cells."""
     announce(before + runs, total, title)
 
 
@@ -163,7 +163,7 @@ class Bench:
         overlap: bool = True,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Row:
-        """Measure a test and return its row: samples, backend, shares of the machine's limits, and other processes.
+        """Measure a test; return its row: samples, backend, shares of the machine's limits, load of other processes.
 
         `progress` is called before and after each run with (runs done, runs in total).
         """
@@ -219,9 +219,15 @@ def threads_of(backend: Backend) -> int | None:
 
 
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
-    """Return the type of the largest matrix on the backend: its type on load, or the type to which it is expanded."""
+    """Return the type in which the backend holds the largest matrix.
+
+    This is the type to which `quant` converts the matrix, or the file's type. If the backend expands this type, it is
+    the type of the activations, or F32.
+    """
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
-    return loaded if is_kept else BY_NAME.get(backend.activations.upper(), F32)
+    # I16 is also the name of a GGML type, but matrices that fixed point cannot multiply are expanded to float32.
+    expanded = F32 if backend.activations == "i16" else BY_NAME.get(backend.activations.upper(), F32)
+    return loaded if is_kept else expanded

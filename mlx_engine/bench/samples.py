@@ -14,7 +14,7 @@ from mlx_engine.errors import OptionError, require
 
 @dataclass(frozen=True)
 class Test:
-    """A test: prefill `n_prompt` tokens, then decode `n_gen`, at depth `depth`. Computing the context is not timed."""
+    """A test: prefill `n_prompt` tokens, then decode `n_gen`, after `depth` tokens, whose prefill is not timed."""
 
     n_prompt: int = 0
     n_gen: int = 0
@@ -34,7 +34,7 @@ class Test:
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens for the rate in tokens per second."""
+        """The number of timed tokens."""
         return self.n_prompt + self.n_gen
 
 
@@ -80,7 +80,7 @@ MOST = 1000
 def tests_of(
     n_prompt: list[str] | None, n_gen: list[str] | None, both: list[str] | None, depth: list[str] | None
 ) -> list[Test]:
-    """Return all tests, as llama-bench combines them: at each depth, prefill, then decode, then both.
+    """Return all tests in the order of llama-bench: at each depth prefill tests, then decode tests, then tests of both.
 
     If only `both` is given, prefill alone and decode alone are left out.
 
@@ -140,21 +140,21 @@ def check_context(name: str, n_tokens: int, context: int) -> None:
     require(n_tokens <= context, option=name, expected=expected, found=n_tokens, message=message)
 
 
-# With fewer passes than this, time is taken to be proportional to the number of tokens.
+# With fewer measured passes, `rest` assumes that time is proportional to the number of tokens.
 ENOUGH = 8
 
 
 def rest(passes: Sequence[float], lengths: Sequence[int]) -> list[float]:
     """Estimate the seconds of the passes that were not run.
 
-    With a KV cache, every pass has length 1 and takes the same time. Without a cache, the time is a constant (to read
-    the weights) plus a part proportional to the length. A line is fitted to the later half of the measured passes,
-    because short lengths use other kernels. With fewer than ENOUGH passes, the time is taken to be proportional to the
-    length.
+    With a KV cache, every pass has length 1, and the estimate is the mean of the measured passes. Without a cache, the
+    time is a constant (to read the weights) plus a part proportional to the length. A line is fitted to the later half
+    of the measured passes, because short lengths use other kernels. With fewer than ENOUGH measured passes, the time is
+    assumed to be proportional to the length.
 
     Args:
         passes: the seconds of the passes that were run.
-        lengths: the tokens that each pass computes, of the passes in `passes` and then of the missing ones.
+        lengths: the number of tokens that each pass computes: first the passes of `passes`, then the missing passes.
     """
     n = len(passes)
     missing = lengths[n:]

@@ -2,12 +2,13 @@
 
 The file has a JSON object per line, with these keys:
 
-- `prompt`: a text or messages, answered `copies` times at once; or `prompts`: several prompts, answered at once.
-- `name`, `max_tokens`, `prediction`: optional.
-- `right`, optional: a fraction. The tokens of the answer without proposals are then proposed, and this fraction of them
-  is right. So the speedup at a given acceptance rate can be measured, also with random weights.
+- `prompt`: a text or messages. Or `prompts`: a list of prompts, which are answered at once.
+- `copies`, optional: how many times `prompt` is answered at once, by default 1.
+- `name`, `max_tokens`, `prediction` (a text that the answer may repeat): optional.
+- `right`, optional: a fraction. The answer is first generated without proposals. Then its tokens are proposed, with all
+  but this fraction replaced by wrong ones. This measures the speedup at a given acceptance, also with random weights.
 - `drafter`, optional: "mtp" or "draft". Without `drafter` and `right`, n-gram lookup and every loaded drafter get a row
-  each. With both, the drafter runs and its time counts, but its tokens are replaced as above.
+  each. With both, the drafter runs and its time counts, but tokens are proposed as with `right` alone.
 
 Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
 """
@@ -45,8 +46,8 @@ RECORDED = "recorded"
 class Recorded:
     """Proposes the tokens of a known answer, with some of them replaced by wrong ones.
 
-    The positions of the wrong tokens are random, drawn with `seed`; their number is exact. If instead each token were
-    replaced with a fixed probability, 76 % of the 256 tokens of one answer would be right instead of 80 %.
+    The number of wrong tokens is exact; their positions are random, drawn with `seed`. If each token were replaced with
+    a fixed probability, the number would vary: in one answer of 256 tokens, 76 % were right instead of 80 %.
     """
 
     def __init__(self, answer: Sequence[int], right: float, seed: int = 0) -> None:
@@ -55,15 +56,15 @@ class Recorded:
         self._ids, self._n = [i + (at in wrong) for at, i in enumerate(answer)], 0
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Add new ids of the answer."""
+        """Count new ids of the answer; the next proposal begins after them."""
         self._n += len(ids)
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return the next ids, and LONGEST in place of the length of a match."""
+        """Return at most `most` next ids, and LONGEST, the greatest evidence of n-gram lookup."""
         return self.after(self._n, most), LONGEST
 
     def after(self, n: int, most: int) -> Sequence[int]:
-        """Return the ids after the first n of the answer."""
+        """Return at most `most` ids after the first n of the answer."""
         return self._ids[n : n + most]
 
 
@@ -75,15 +76,15 @@ class Recordings:
         self._seeds = {request: seed for seed, request in enumerate(answers)}
 
     def __call__(self, sequence: AnswerSequence) -> Recorded:
-        """Return a drafter; each request has wrong tokens at other positions."""
+        """Return the drafter of a sequence; the positions of wrong tokens differ between requests."""
         return Recorded(self._answers[sequence.request], self._right, self._seeds[sequence.request])
 
     def end(self, sequence: AnswerSequence) -> None:
-        """Do nothing: no text is kept for other sequences."""
+        """Do nothing: unlike n-gram lookup, no text of the sequence is kept for later sequences."""
 
 
 class RecordedPasses:
-    """A drafter that runs its passes, and then proposes tokens of known answers in place of its own."""
+    """Runs the passes of a drafter, but proposes tokens of known answers in place of the drafter's tokens."""
 
     def __init__(self, drafter: PassDrafter, answers: Answers, right: float) -> None:
         self.name, self.most, self.share = drafter.name, drafter.most, drafter.share
@@ -94,7 +95,7 @@ class RecordedPasses:
         }
 
     def propose(self, wanted: Mapping[AnswerSequence, int], budget: int) -> Mapping[AnswerSequence, Sequence[int]]:
-        """Run the drafter. In place of the tokens that it proposes, return as many of the known answer."""
+        """Run the drafter; for each sequence, return as many tokens of the known answer as the drafter proposes."""
         found = self._drafter.propose(wanted, budget)
         return {
             one: self._recorded[one.request].after(len(one.output.token_ids), len(ids)) for one, ids in found.items()
@@ -120,7 +121,7 @@ def texts_of(file: Path) -> list[Row]:
         except ValueError:
             text = None
         if not isinstance(text, dict) or len({"prompt", "prompts"} & text.keys()) != 1 or not text.keys() <= KEYS:
-            expected = f"a JSON object with prompt or prompts and none but {', '.join(sorted(KEYS))}"
+            expected = f"a JSON object with either prompt or prompts, and only the keys {', '.join(sorted(KEYS))}"
             raise OptionError(f"{file}, line {n}: expected {expected}", option="--speculate", expected=expected)
         found.append({"name": f"line {n}", **text})
     if not found:
@@ -129,10 +130,10 @@ def texts_of(file: Path) -> list[Row]:
 
 
 def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row]:
-    """Yield a row for each text and drafter: the rates without and with proposals, their factor, and what was accepted.
+    """Yield a row per text and drafter: rates without and with proposals, their factor, and counts of accepted tokens.
 
     Raises:
-        EngineError: an answer with proposals differs.
+        EngineError: an answer differs with and without proposals.
         OptionError: a text names a drafter that is not loaded.
     """
     for text in texts:
@@ -145,14 +146,14 @@ def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row
                     depends = f"on {engine.backend.name} the bits of this model's results depend on a pass's length"
                     why = "report this as a bug" if fixes_rows(engine.model) else depends
                     raise EngineError(f"{text['name']}: the answer with proposals differs; {why}")
-                if repetition:  # the first repetition compiles kernels
+                if repetition:  # the first repetition compiles kernels, so it does not count
                     plain.append(off)
                     proposing.append(on)
             yield _row(text, way, plain, proposing)
 
 
 def _ways(engine: Engine, text: Row) -> Sequence[str]:
-    """Return the drafters that a text is answered with."""
+    """Return the names of the drafters that a text is answered with."""
     named = text.get("drafter")
     if named is not None and named not in engine.drafters:
         message = f"{text['name']}: drafter must be {listed(engine.drafters) or 'left out'}, not {named!r}"
@@ -187,7 +188,7 @@ def prompts_of(text: Row) -> list[Any]:
 
 
 def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Speculation:
-    """Return an object that proposes the tokens of a drafter, or the tokens of the known answers."""
+    """Return the speculation with the drafter `way`; if the text has `right`, proposals are of the known answers."""
     right, vocabulary = text.get("right", 1.0), int(engine.config.vocab_size)
     if way == RECORDED:
         return Speculation(Recordings(answers, right), vocabulary, usual=(LOOKUP,))
@@ -199,8 +200,8 @@ def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Specula
 def _answered(engine: Engine, text: Row, way: str | None, known: Sequence[Sequence[int]]) -> Row:
     """Answer the prompts of a text at once; return ids, counts and times.
 
-    The times count from the moment at which every prompt has its first token. `way` is the drafter, or None; `known`
-    are the answers that were generated without proposals.
+    The times are measured from the moment when every answer has its first token. `way` is the name of the drafter, or
+    None for no proposals; `known` are the ids of the answers without proposals.
     """
     options = Options.of(text.get("max_tokens", N_TOKENS), ignore_eos=True, prediction=text.get("prediction"))
     requests: list[Request] = [engine.request(prompt, options) for prompt in prompts_of(text)]

@@ -1,8 +1,8 @@
 """`bench --sweep`: measure every backend setting (rung, see `ladder.py`), with weights as float32 and as stored.
 
-A rung is listed with the reason if it is unavailable on this machine, if its weights take more than half of the memory,
-or if one token would exceed the budget. Finally, the fastest rung on the CPU decodes a longer text with and without a
-KV cache, to show the duration of every pass.
+A rung is not measured if it is unavailable on this machine, if its weights take more than half of the memory, or if
+one token would exceed the budget; its rows have the reason. Finally, the fastest rung on the CPU decodes a longer text
+with and without a KV cache, to show the duration of every pass.
 """
 
 from __future__ import annotations
@@ -50,13 +50,17 @@ from mlx_engine.weights.model import architecture_of, open_model
 BUDGET = 10.0
 # Number of passes of the long decode test, with and without a cache.
 PASSES = 256
-# Prompt lengths for a long context, and for a short one.
+# Default prompt lengths for models with a long context (at least 1,024 tokens), and with a short one.
 PROMPTS, SHORT_PROMPTS = (128, 512), (16, 64, 256)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a sweep. If `prompts` is None, the prompt lengths suit the model's context."""
+    """The settings of a sweep.
+
+    If `prompts` is None, the lengths of `PROMPTS` or `SHORT_PROMPTS` that fit the model's context are used, and `n_gen`
+    is limited to the context.
+    """
 
     prompts: Sequence[int] | None = None
     n_gen: int = 64
@@ -78,7 +82,7 @@ class Plan:
             BackendUnavailableError: a name is not the name of a backend.
             OptionError: none of the chosen rungs has the type of activations.
         """
-        refused("auto", self.activations)  # raises an error if no backend has them
+        refused("auto", self.activations)  # raises OptionError if no backend has this type of activations
         for name in self.backends or ():
             if all(rung.backend != name for rung in RUNGS):
                 check_backend(name)
@@ -92,8 +96,8 @@ class Plan:
 
     def tests(self, context: int) -> list[Test]:
         """Return the tests of a rung; raise OptionError if there is no test, or one does not fit the context."""
-        given = PROMPTS if context >= 2 * max(PROMPTS) else SHORT_PROMPTS
-        fitting = [n for n in given if n <= context]
+        defaults = PROMPTS if context >= 2 * max(PROMPTS) else SHORT_PROMPTS
+        fitting = [n for n in defaults if n <= context]
         lengths = fitting if self.prompts is None else [n for n in self.prompts if n]
         n_gen = min(self.n_gen, context) if self.prompts is None else self.n_gen
         tests = [Test(n_prompt=n) for n in lengths] + ([Test(n_gen=n_gen)] if n_gen else [])
@@ -113,7 +117,7 @@ def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
-        OptionError: a test does not fit the model's context.
+        OptionError: a test does not fit the model's context, or no chosen rung has the type of activations.
     """
     rungs = plan.rungs()
     path = resolve(model)
@@ -165,8 +169,9 @@ class Sweep:
     def _attempts(self, rung: Rung) -> list[tuple[Conversion, str | None]]:
         """Return the conversions of weights to measure, each with the reason to skip it or None.
 
-        Usually there are two: F32_LAYERS converts all layers to float32, STORED converts none. There is only one if
-        `plan.quant` names it, if the rung expands all weights to float32 anyway, or if the rung is unavailable.
+        Usually there are two: F32_LAYERS converts all layers to float32, STORED converts none. If `plan.quant` is not
+        STORED, if the rung expands all weights to float32 anyway, or if the rung is unavailable, `plan.quant` is the
+        only one.
         """
         reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations, jit=rung.jit)
         if reason is not None:
@@ -184,11 +189,12 @@ class Sweep:
         return [(quant, self._too_much(backend, quant)) for quant in quants]
 
     def _too_much(self, backend: Backend, quant: Conversion) -> str | None:
-        """Return the reason to skip an available rung: its weights do not fit, or a token takes too long."""
+        """Return the reason to skip an available rung (weights too large, or tokens too slow), or None."""
         of = sizes(self.checkpoint, lambda type_: bytes_per_weight(backend, type_), quant, backend.kv_type)
         memory = memory_bytes()
         if memory is not None and of.nbytes > MEMORY * memory:
-            return f"its weights would take {of.nbytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB"
+            machine = f"{MEMORY:.0%} of this machine's {memory / 1e9:.1f} GB"
+            return f"its weights would take {of.nbytes / 1e9:.1f} GB, more than {machine}"
         seconds = (of.layers + of.head) * seconds_per_weight(backend)
         if seconds > self.plan.budget:
             about = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
@@ -222,7 +228,7 @@ class Sweep:
 
 
 def seconds_per_weight(backend: Backend) -> float:
-    """Measure a backend's seconds per weight with a small matrix. A large model differs by a small factor."""
+    """Return a backend's seconds per weight of a small float32 matrix. A large model differs by a small factor."""
     shape = (32, 512)
     zeros = np.zeros(shape, dtype=np.float32)
     linear: Any = Linear("small", backend.prepare(Weight.pack("small", zeros, F32)))

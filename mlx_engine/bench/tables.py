@@ -29,7 +29,10 @@ OPTIONAL = {
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return a table with a row per cell: mean ± standard deviation, `~` for an estimate, or why it did not run."""
+    """Return a table with a line per row: mean ± standard deviation of the rate, or why the test was not run.
+
+    `~` marks an estimate.
+    """
     cells = [_cells(row) for row in rows]
     shown = [name for name in cells[0] if any(c[name] != OPTIONAL.get(name) for c in cells)]
     return aligned([shown, *([c[name] for name in shown] for c in cells)])
@@ -44,7 +47,7 @@ def aligned(table: Sequence[Sequence[str]]) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape a name from a file for a table cell."""
+    """Replace `|` and characters that are not printable by `?`, for names from files in Markdown tables."""
     return "".join(c if c.isprintable() and c != "|" else "?" for c in text)
 
 
@@ -76,7 +79,7 @@ def _rate(row: Row) -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Return CSV with a line per cell, without samples."""
+    """Return CSV with a line per row, without samples and other nested fields."""
     flat = [{k: v for k, v in row.items() if not isinstance(v, list | dict)} for row in rows]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(key for row in flat for key in row)), lineterminator="\n")
@@ -138,7 +141,7 @@ def default_folder(model: str) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder. Called before measuring, so that a wrong path does not waste a run.
+    """Create the folder. Call this before measuring, so that a wrong path does not waste a run.
 
     Raises:
         SourceError: the folder cannot be created.
@@ -157,6 +160,7 @@ def save(folder: Path, stem: str, found: Sequence[dict[str, Any]], page: str) ->
 
 Key = tuple[Any, ...]
 
+# The fields that identify a cell: a test of a model on a backend with its settings.
 KEY = ("model_name", "backend", "activations", "kv_type", "jit", "overlap", "kv", "quant", "test")
 # Defaults for rows that were written before these fields existed.
 DEFAULT = {"activations": EXACT, "kv_type": "f32", "jit": True, "overlap": True}
@@ -177,7 +181,7 @@ NEEDED = {
 
 
 def read(path: Path) -> dict[Key, Row]:
-    """Read the rows of a JSON or JSON lines file of `bench`: of each cell, the last row that has a rate.
+    """Return the rows of a JSON or JSON lines file of `bench` by `KEY`: for each key, the last row that has a rate.
 
     Raises:
         SourceError: the file cannot be read.

@@ -1,11 +1,12 @@
 """Compute the minimum work of a test from the sizes of a model: bytes read from memory, and arithmetic operations.
 
-The benchmarks divide this work by the measured time, to compare it with the machine's limits.
+The benchmarks divide this work by the measured time, and compare the resulting rates with the machine's limits.
 
-Every pass reads each matrix once, for any number of tokens; of a layer's experts it reads the share that its tokens are
-expected to choose. Embedding lookups are neglected. A tied embedding table counts once, as the output head. The head,
-and the last layer after its queries, keys and values, are computed only for tokens whose logits are wanted: in a test,
-the last token of a prompt and every generated token.
+Every pass reads each matrix once, for any number of tokens. A pass reads only those experts of a layer that its tokens
+are expected to choose. Embedding lookups are neglected. A tied embedding table counts once, as the output head.
+
+The last layer computes queries, keys and values of all tokens. Its later operations, and the head, are computed only
+for tokens whose logits are wanted. In a test, these are the last token of a prompt and every generated token.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from mlx_engine.weights.conversion import STORED, Conversion, layer_type
 from mlx_engine.weights.model import architecture_of
 from mlx_engine.weights.plan import check
 
-# Tables with a row per token id or position. All other two-dimensional tensors are matrices of linear layers.
+# Tables with a row per token id or position. All other two-dimensional tensors count as matrices of linear layers.
 LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
-# Matrices of the last layer that are multiplied only with tokens whose logits are wanted: those after its mixer.
+# How the names of matrices after a layer's token mixer (such as attention) begin. In the last layer, these matrices are
+# multiplied only with tokens whose logits are wanted.
 AFTER_MIXER = ("attn_output", "ssm_out", "shortconv.out_proj", "ffn_", "inp_gate", "proj")
 # A Python float takes 24 bytes, and its reference in a list 8.
 PYTHON_FLOAT_BYTES = 32
@@ -55,7 +57,7 @@ class Sizes:
         last_token_only: the last layer's part of `layers` that is multiplied only with tokens whose logits are wanted.
         scored_last: the last layer's part of `scored`, which counts only for tokens whose logits are wanted.
         head_nbytes: the head's part of `nbytes`.
-        expert_nbytes: bytes of all experts.
+        expert_nbytes: bytes of all experts of all layers.
         expert_share: the share of the experts that one token uses.
     """
 
@@ -76,7 +78,9 @@ class Sizes:
 def sizes(
     checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED, kv_type: str = "f32"
 ) -> Sizes:
-    """Return the sizes of a checkpoint's model on a backend with `held(type)` bytes per weight of a type.
+    """Return the sizes of a checkpoint's model on a backend.
+
+    `held` returns the backend's bytes per weight of a type.
 
     Raises:
         ModelError: no model can be built from the checkpoint.
@@ -121,7 +125,7 @@ def _is_expert(name: str) -> bool:
 
 
 def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:
-    """Return a backend's bytes per weight for this type, determined with a small matrix."""
+    """Return the bytes that a backend holds per weight of this type, determined with a small matrix."""
     shape = (32, type_.block_size)
     data = np.zeros(type_.bytes_for(math.prod(shape)), dtype=np.uint8)
     prepared = backend.prepare(Weight("small", shape, type_, data))
@@ -136,7 +140,7 @@ def work(of: Sizes, test: Test, *, kv: bool) -> Cost:
 
 
 def pass_work(of: Sizes, parts: Iterable[tuple[int, int, int]], *, kv: bool = True) -> Cost:
-    """Return the work of one pass over parts of sequences: each (new tokens, cached tokens, rows of logits)."""
+    """Return the work of one pass. A part is one sequence's (new tokens, cached tokens, rows of logits)."""
     flops, cached, rows, n_tokens = 0.0, 0.0, 0, 0
     for n, before, wanted in parts:
         everything, latest = n * before + n * (n + 1) // 2, sum(min(of.window, before + i) for i in range(1, n + 1))

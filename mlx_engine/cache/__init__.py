@@ -1,4 +1,7 @@
-"""The KV cache: pages (`pool.py`), recurrent states (`states.py`), sequences, and cached prefixes (`prefix.py`)."""
+"""The KV cache: pages (`pool.py`), recurrent states (`states.py`), sequences (`sequence.py`), and the prefix cache.
+
+`prefix.py` has the prefix cache in memory, and `disk.py` its files.
+"""
 
 from mlx_engine.cache.pool import CacheLayer, KVLayer, KVPool
 from mlx_engine.cache.prefix import PrefixCache

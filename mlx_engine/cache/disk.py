@@ -1,15 +1,15 @@
 """Keep pages and states of the prefix cache in files, so that later processes need not compute known prompts again.
 
-A file has one whole page of one group of layers, or the recurrent states of all layers after a whole page. Its name
-begins with the first half of a *chain digest*, which is the SHA-256 digest of the chain digest of the page before and
-of this page's token ids. So the name stands for all tokens up to the end of the page, and a prefix is found by
-computing the digests of its pages one after the other. Files that belong together have the same *identity*: model,
-backend, types, source code and format. Each identity has a folder of its own. A header in each file repeats the
-identity and the digest, and a checksum covers header and contents.
+A file has one whole page of one group of layers, or the recurrent states of all layers after a whole page. The *chain
+digest* of a page is the SHA-256 digest of the previous page's chain digest and of this page's token ids. The name of a
+file begins with the first half of the chain digest. So the name stands for all tokens up to the end of the page, and a
+prefix is found by computing the digests of its pages one after the other. A file is only used by engines of the same
+*identity*: model, backend, types, source code and format. Each identity has a folder of its own. A header in each file
+repeats the identity and the digest, and a checksum covers header and contents.
 
 Pages are written soon after the prompt has been run, and not when they are evicted. So the files exist even if the
 process is killed, and evictions need no writes. A thread writes the files. On an eager backend, the thread reads a page
-in place while passes run. A page of the prefix cache does not change until the cache drops the page, and this
+in place while passes run. A page of the prefix cache does not change until the cache drops the page. Each drop
 increments the page's *generation*, a counter. If the generation has changed while the thread read the page, the thread
 discards the bytes. So the thread holds no reference to a page, and passes never wait for the thread. On a lazy backend,
 pages are copied when they are offered, up to `MOST_COPIED` bytes.
@@ -68,22 +68,22 @@ This folder has keys and values of prompts, written by mlx_engine. A later start
 computing the prompts again. Prompts can be recovered from keys and values: keep this folder as private as the prompts.
 Any file may be removed at any time; `mlx_engine cache remove prefixes` removes all.
 """
-# The largest number of queued writes, and the largest number of bytes of a lazy backend's copies in the queue. Writes
+# The largest number of queued jobs, and the largest number of bytes of a lazy backend's copies in the queue. Writes
 # beyond these limits are dropped.
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
 # The bytes of files that are read between two passes, which takes about 0.1 s.
 MOST_READ = 64 << 20
 # The number of threads that read files ahead.
 READERS = 2
-# Seconds for which nothing is written after a write has failed; and seconds until a file that is used again is marked
-# as used again.
+# PAUSE: seconds for which nothing is written after a write has failed. TOUCHED: the smallest number of seconds between
+# two updates of the time of a file's last use.
 PAUSE, TOUCHED = 60.0, 60.0
-# Each page of a prefix is marked as used this much earlier than the page before it, so that pages are removed from the
-# end of the prefix.
+# Nanoseconds by which the time of use of a page is earlier than that of the page before it, so that pages are removed
+# from the end of a prefix.
 STEP_NS = 1_000_000_000
-# Seconds that a process waits for the writing thread when it ends.
+# Seconds that `close` and the end of the process wait for the writing thread.
 PATIENCE = 20.0
-# Seconds that the first prompt waits until the folder has been opened.
+# The largest number of seconds that the first prompt waits until the folder has been opened.
 BRIEFLY = 0.5
 _HEADER = struct.Struct("<8sI32s32s8sQ")
 MAGIC_FILE, _FILE = b"mlxekvs\n", struct.Struct("<8sI32sQ")
@@ -109,7 +109,7 @@ class Key(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """An array in a file: a layer's page (2 or 1, G, page, row), or an array of a layer's state.
+    """An array in a file: a layer's page (n_arrays, G, page, row), or an array of a layer's state.
 
     Attributes:
         layer: the index of the layer.
@@ -131,16 +131,16 @@ class Piece(NamedTuple):
 
 @dataclass
 class DiskStats:
-    """Counters since the start of the process.
+    """Counters of a `SavedPrefixes` since its creation.
 
     Attributes:
         tokens: number of tokens of prompts that were read from files.
         read: number of files that were read.
         written: number of files that were written.
-        dropped: number of files that were not written, because the queue was full, the page was evicted before, or the
+        dropped: number of files that were not written, because the queue was full, the page was evicted first, or the
             write failed.
         damaged: number of files that were removed because they failed their checks.
-        removed: number of files that were removed because all files together were too large.
+        removed: number of files that were removed because all files together were too large, or the disk was full.
         nbytes: bytes of all files, as far as this process knows.
     """
 
@@ -201,8 +201,8 @@ def source_digest() -> str:
 def backend_identity(be: Backend) -> dict[str, str]:
     """Return the properties of a backend on which the bits of keys and values depend, by name.
 
-    Compiled CPU kernels give the same bits on every processor. The results of other backends also depend on the
-    versions of their libraries and on the device.
+    Compiled CPU kernels give the same bits on every processor (docs/exactness.md has the exceptions). The results of
+    other backends also depend on the versions of their libraries and on the device.
     """
     found = {"backend": type(be).__name__, "activations": be.activations, "kv_type": be.kv_type, "format": str(VERSION)}
     if type(be).__name__ == "CompiledBackend":
@@ -219,12 +219,12 @@ def identity_of(about: Mapping[str, str]) -> tuple[str, bytes]:
 
 
 class SavedPrefixes:
-    """The pages and states in files that `Saver` has written, for reading only.
+    """Reads the pages and states in files that `Saver` has written. Each of these files has a whole prefix.
 
     Attributes:
         stats: counters.
         identity: the digest of the identity (`identity_of`); empty if it is not known yet.
-        saved: by the name of a page or state, its file and the offset in this file.
+        saved: the file of each page or state, and the offset in this file; by `Key.name`.
     """
 
     def __init__(self, identity: bytes = b"") -> None:
@@ -235,7 +235,8 @@ class SavedPrefixes:
         """Use a file that `Saver` has written, and return its token ids.
 
         Raises:
-            FormatError: the file was not written by `Saver`, or for another model, version or type of keys and values.
+            FormatError: `Saver` did not write the file, or wrote it for another model, version or type of keys and
+                values.
             OSError: the file cannot be read.
         """
         ids, records = opened(path, identity)
@@ -262,7 +263,7 @@ class SavedPrefixes:
         return key.name in self.saved
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return where a page or a state is: its file, its offset, and the number of bytes to read after its end."""
+        """Return the file and the offset of a page or a state, and how many more bytes to read after its end."""
         found = self.saved.get(key.name)
         return None if found is None else (*found, 0)
 
@@ -344,7 +345,7 @@ class PrefixFolder(SavedPrefixes):
             self._jobs.join()
 
     def close(self) -> None:
-        """Finish the queued writes, for at most `PATIENCE` seconds, and end the thread."""
+        """Let the thread finish the queued writes and end. Wait at most twice `PATIENCE` seconds."""
         self._end()
 
     @property
@@ -415,7 +416,7 @@ class PrefixFolder(SavedPrefixes):
     def place(self, key: Key) -> tuple[Path, int, int] | None:
         """Return where a page or a state is, as in the base class.
 
-        If the file has only this page or state, one byte more is read, to notice if the file is too long.
+        In this folder, a file has one page or state. One more byte is read, to notice a file that is too long.
         """
         found = super().place(key)
         return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
@@ -433,8 +434,8 @@ class PrefixFolder(SavedPrefixes):
         path = self.ours / key.name
         self._known.pop(key.name, None)
         if not os.path.lexists(path):
-            # Another process has removed this file, and perhaps many others. List the folder again, because each
-            # missing file would cost a look-up in which all files of the prefix are read again.
+            # Another process has removed this file, and perhaps many others. List the folder again. Otherwise, the
+            # prefix would be read again from its first file for each missing file.
             self._known = {name: self._known.get(name, 0.0) for name in _names(self.ours)}
             return
         self.stats.damaged += 1
@@ -444,7 +445,7 @@ class PrefixFolder(SavedPrefixes):
             self._bad.add(key.name)
 
     def write(self, key: Key, content: np.ndarray, used: int) -> None:
-        """Write a file, with `used` as the time of its last use in ns. If all files are too large, remove some.
+        """Write a file, with `used` as the time of its last use in ns, and remove files if the bound is exceeded.
 
         Raises:
             OSError: the file cannot be written.
@@ -468,10 +469,10 @@ class PrefixFolder(SavedPrefixes):
             self.bound()
 
     def bound(self, *, is_full: bool = False) -> None:
-        """If all files take more than the bound, remove the least recently used files, until the rest take 15/16 of it.
+        """If all files together exceed the bound, remove the least recently used, until they take 15/16 of the bound.
 
-        With `is_full`, which says that the disk is full, remove files until the rest take 15/16 of the present size, or
-        of the bound if it is smaller.
+        With `is_full` (the disk is full), always remove files, until they take 15/16 of the bound or of the present
+        size, whichever is smaller.
         """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)
@@ -577,8 +578,8 @@ class DiskPrefixes:
             if window is None:
                 n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
         page, windows = self._pool.page, self._pool.windows
-        # If a model has states, a prefix must end at the end of a page. If a prefix ends inside a page, a window may
-        # begin one page earlier.
+        # The last page may end after `most` tokens. Leave this page out if the model has states, which are stored only
+        # at page ends, or if a window needs an earlier page for position `most` than for the end of the page.
         reaches = any(first_visible(of, most) // page < first_visible(of, n * page) // page for of in windows)
         if n * page > most and (STATE in self._pieces or reaches):
             n -= 1
@@ -604,7 +605,7 @@ class DiskPrefixes:
         return keys
 
     def fill(self, kv: KVSequence, chain: Sequence[bytes]) -> bool:
-        """Append the missing pages of a prefix to a sequence with its first pages; return False if a file is damaged.
+        """Append a prefix's missing pages to a sequence that has the first pages; return False if a file is unusable.
 
         Raises:
             CacheFullError: the pool has too few free pages.
@@ -624,7 +625,7 @@ class DiskPrefixes:
         return True
 
     def _read(self, keys: Sequence[Key]) -> Generator[np.ndarray | None]:
-        """Yield the contents of files, or None for a file that cannot be used. Each result is valid until the next one.
+        """Yield the contents of files, or None for a file that cannot be used. Each result is valid until the next.
 
         Threads read and check the following files in advance, because computing a checksum takes longer than reading
         and copying a file.
@@ -668,7 +669,7 @@ class DiskPrefixes:
     # ---- writing ----
 
     def offer(self, chain: Sequence[bytes], part: str, slot: int, generations: np.ndarray, number: int) -> None:
-        """Queue a page or states to be written, unless their file already exists.
+        """Queue a page or states to be written, unless their file exists or is already queued.
 
         Args:
             chain: the chain digests of the prefix, up to this page.
@@ -776,7 +777,7 @@ def check(header: bytes, content: np.ndarray) -> bytes:
 
 
 def read_into(path: Path, buffer: memoryview, at: int = 0) -> int:
-    """Read a regular file from offset `at` on, until the buffer is full or the file ends; return the bytes read.
+    """Read a regular file from offset `at` on, until the buffer is full or the file ends; return the number of bytes.
 
     Raises:
         OSError: the file cannot be read, or is no regular file.
@@ -839,7 +840,7 @@ def files_in(path: Path) -> list[tuple[int, int, Path]]:
 
 
 class Saver:
-    """Writes the pages and states that a prefix cache offers to a single file, for `Engine.save_prefix`."""
+    """Writes a single file with the pages and states that a prefix cache offers, for `Engine.save_prefix`."""
 
     def __init__(self, file: RawIOBase, disk: DiskPrefixes, identity: bytes, ids: np.ndarray) -> None:
         self._file, self._disk, self._identity = file, disk, identity
@@ -868,7 +869,7 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
     Pages after a damaged header are left out. The contents of pages are checked later, when they are read.
 
     Raises:
-        FormatError: the file was not written by `Saver`, or for another model, version or type of keys and values.
+        FormatError: `Saver` did not write the file, or wrote it for another model, version or type of keys and values.
         OSError: the file cannot be read.
     """
     where, again = str(path), "remove it, or name another file"
@@ -957,7 +958,10 @@ def _opened(
 def _ended(
     jobs: queue.Queue[Callable[[], None] | None], thread: threading.Thread, is_open: threading.Event, process: int
 ) -> None:
-    """Tell the writing thread to end after its jobs, and wait for it. In a forked process, do nothing."""
+    """Tell the writing thread to end after its jobs, and wait for it. In a forked process, do nothing.
+
+    Do not wait while the thread still opens the folder, which may take long.
+    """
     if process != os.getpid():
         return
     with contextlib.suppress(queue.Full):

@@ -30,7 +30,8 @@ PAGE = 64
 # Default for the largest number of new tokens of a sequence in one forward pass. For each sequence, a group with a
 # window needs pages for the window and for these tokens.
 LONGEST_PASS = 512
-# The largest result of `tokens_that_fit`, because any number of tokens may fit if all layers have windows.
+# The default limit on the result of `tokens_that_fit`. If all layers have windows, a pool stops growing with the number
+# of tokens, so any number would fit.
 MOST_TOKENS = 1 << 24
 
 
@@ -41,10 +42,10 @@ class KVLayer:
     Attributes:
         n_kv_heads: the number of KV heads.
         head_dim: the dimension of a head.
-        window: the attention window, see `first_visible`; None for all tokens.
+        window: the attention window, see `first_visible` in `backends/batch.py`; None for all tokens.
         type: the type of keys and values.
-        n_arrays: 2 for keys and values. 1 if only keys are stored, whose first elements are also the values (the latent
-            of multi-head latent attention).
+        n_arrays: 2 for keys and values. 1 for multi-head latent attention, which stores only keys (the latents). The
+            first elements of such a key are also the value.
         state: the recurrent state, for a layer with another token mixer beside its attention; else None.
     """
 
@@ -132,7 +133,7 @@ class KVPool:
             page * sum(layer.token_nbytes for layer in with_kv if layer.window == window) for window in self.windows
         )
         self.reclaim: Callable[[int, int], object] | None = None
-        # For each group: a stack of the free pages, each as its first slot; and the reference count of each page.
+        # For each group: a stack of the first slots of free pages, its height, and the reference count of each page.
         self._free = [np.arange(n - 1, -1, -1, dtype=np.int64) * page for n in pages]
         self._n_free = pages
         self._references = [np.zeros(n, dtype=np.int64) for n in pages]
@@ -225,7 +226,7 @@ def kv_layers(layers: Sequence[CacheLayer]) -> list[KVLayer]:
 
 
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:
-    """Return the number of pages that a group of layers needs for sequences of `n_tokens` tokens in total.
+    """Return the number of pages that a group of layers needs for sequences with `n_tokens` tokens in all.
 
     Without a window, the last page of each sequence may be almost empty. So the sequences need at most
     `n_sequences - 1` pages more than one sequence of `n_tokens` tokens.
@@ -272,7 +273,7 @@ def tokens_that_fit(
     *,
     most: int = MOST_TOKENS,
 ) -> int:
-    """Return the number of tokens that fit into a `KVPool` of `nbytes`, in whole pages, at most `most`.
+    """Return the number of tokens that fit into a `KVPool` of `nbytes`: whole pages, but at most `most` tokens.
 
     Return 0 if not even one page of tokens fits.
     """

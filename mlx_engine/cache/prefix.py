@@ -1,15 +1,15 @@
 """The prefix cache: keeps keys and values of earlier prompts and answers for sequences with the same first tokens.
 
 The cache is a `RadixTree` over token ids. A node has a run of tokens, which follow the tokens of its parent, and holds
-the pages of these tokens. A node may begin inside a page. Its first page then also has the tokens before the node. So
-if several nodes on a path hold a page for the same positions, the page of the deepest node has all tokens up to the end
-of this node.
+the pages of these tokens. A node may begin inside a page. Its first page then also has the last tokens of its parent.
+So if several nodes on a path hold pages for the same positions, the page of the deepest node is used: it has the tokens
+of all these nodes.
 
 The longest common prefix is found exactly, to the token. Its whole pages are shared, and a partly used page is copied
-to a page of the new sequence. With `whole_pages`, only full pages are kept and reused. Otherwise a client could guess
-another client's prompt token by token, from the counts of cached tokens or from latency. The last token of a prompt is
-always computed, because its logits are needed. If this token is the last one of a cached page, the page's other tokens
-are reused.
+to a page of the new sequence. With `whole_pages`, only full pages are kept and reused. Without `whole_pages`, a client
+could guess another client's prompt token by token, from the counts of cached tokens or from latency. The last token of
+a prompt is always computed, because its logits are needed. If this token is the last one of a cached page, the other
+tokens of the page are reused, even with `whole_pages`.
 
 When the pool has too few free pages, or the cache exceeds its bound, the cache drops its references to pages, least
 recently used first. A page that no sequence holds is then free; a page that a sequence also holds stays allocated. The
@@ -55,9 +55,9 @@ class Node:
         parent: the node of the tokens before; None for the root, and for a node that was removed.
         children: the following nodes, by their first token id.
         last_use: the value of the prefix cache's counter at the last use.
-        evicted: the token that followed this node and was evicted last; None if none was evicted.
-        states: the slots of the held states. The key is the number of tokens of the prefix after which a sequence has
-            this state: from start + 1 to end.
+        evicted: the first id of the tokens that followed this node and were evicted last; None if none were evicted.
+        states: the slots of the held states, by the length of the prefix after which a sequence has this state: from
+            start + 1 to end.
     """
 
     start: int
@@ -112,9 +112,9 @@ class RadixTree:
 
         Args:
             path: the nodes, from a child of the root on.
-            n: the number of tokens of the path that may be reused.
+            n: the number of first tokens of the path that agree, from `walk`.
             step: 1; or the number of tokens per page, to reuse only whole pages. The returned length is a multiple of
-                `step`, or `most` if the page in which the first `most` tokens end is held as a whole.
+                `step`. It can also be `most`, inside a page, if all tokens of this page agree and are held.
             most: the largest length.
 
         Returns:
@@ -126,7 +126,7 @@ class RadixTree:
         held = [Snapshot(length, slot) for node in path for length, slot in node.states.items()]
         found = [snapshot for snapshot in held if snapshot.length <= n and snapshot.length % step == 0]
         state, length = None, 0 if self._states.n_slots else self._reaches(n, tables)
-        while length % step and length < most:  # a node ends inside a page that the next node does not hold
+        while length % step and length < most:  # the length is inside a page: the next node does not hold this page
             length = self._reaches(length - length % step, tables)
         for snapshot in sorted(found, reverse=True):
             if self._reaches(snapshot.length, tables) == snapshot.length:
@@ -135,7 +135,7 @@ class RadixTree:
         return length, [pages[: -(-length // self._page)] for pages, _ in tables], state
 
     def _reaches(self, n: int, tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        """Return the length of the longest prefix of n tokens for which every group holds all pages that are needed.
+        """Return the longest length, at most n tokens, for which every group holds all pages that are needed.
 
         `tables` has the result of `table` for each group.
         """
@@ -147,9 +147,10 @@ class RadixTree:
         return length
 
     def table(self, group: int, path: Sequence[Node], n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pages of a group for the first n tokens of a path, and the end of the tokens that each page has.
+        """Return the pages of a group for the first n tokens of a path, as two arrays (P,).
 
-        Both are arrays (P,): first slots of pages, -1 for a page that is not held; and positions.
+        The first array has the first slot of each page, -1 for a page that is not held. The second array, `reach`, has
+        the position after the last of the n tokens that the page has; for a page that is not held, its first position.
         """
         size = -(-n // self._page)
         pages, starts = np.full(size, -1, dtype=np.int64), np.arange(size) * self._page
@@ -163,9 +164,9 @@ class RadixTree:
         return pages, reach
 
     def insert(self, ids: np.ndarray, pages: Sequence[np.ndarray]) -> list[Node]:
-        """Add token ids (n,) to the tree, hold their pages if the tree does not have them, and return their path.
+        """Add token ids (n,) and the pages that the tree lacks to the tree, and return the path of the ids.
 
-        `pages` has, for each group of layers, the first slots (P,) of the pages; -1 for a page that has been freed.
+        `pages` has, for each group of layers, the first slots (P,) of the ids' pages; -1 for a page that was freed.
         """
         path, n = self.walk(ids)
         if path and n < path[-1].end and (n < len(ids) or self._lacks(path[-1], n)):
@@ -183,7 +184,7 @@ class RadixTree:
         return parent.children[first]
 
     def _extend(self, leaf: Node, more: np.ndarray, pages: Sequence[np.ndarray]) -> None:
-        """Append tokens to a leaf. A partly filled last page is replaced by the new page, which has the same tokens."""
+        """Append tokens to a leaf. A new page, which also has the old tokens, replaces a partly filled last page."""
         n_whole = leaf.end // self._page - leaf.start // self._page
         for group, new in enumerate(pages):
             new = new[leaf.end // self._page :]
@@ -223,11 +224,12 @@ class RadixTree:
         return n % self._page > 0 and any(pages[at] < 0 for pages in node.pages)
 
     def _fill(self, path: Sequence[Node], pages: Sequence[np.ndarray], n: int) -> None:
-        """In groups with a window, hold pages of n tokens that the nodes on their path do not hold yet."""
+        """In groups with a window, add those pages of the path's first n tokens that its nodes do not hold yet."""
         for group, window in enumerate(self._windows):
             for node in path if window is not None else ():
                 first = node.start // self._page
-                # A page that the n tokens fill in part may lack tokens of the node.
+                # If the node continues after the n tokens, leave out the page that they fill in part: it may lack
+                # tokens of the node.
                 of_node = node.pages[group] if node.end <= n else node.pages[group][: n // self._page - first]
                 new = pages[group][first : first + len(of_node)]
                 (gaps,) = ((of_node < 0) & (new >= 0)).nonzero()
@@ -267,9 +269,9 @@ def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> i
     """Return the largest number of tokens, at most `length`, for which a group holds all pages that are needed.
 
     Args:
-        length: the number of tokens.
+        length: the largest allowed result.
         window: the group's window.
-        reach: (P,) the end of the tokens that each page has, from `RadixTree.table`.
+        reach: (P,) the position after the last token that each page has, from `RadixTree.table`.
         page: tokens per page.
     """
     while True:
@@ -289,8 +291,8 @@ class HeldPages:
     Attributes:
         pool: the pool of the pages.
         n_pages: the number of different pages that are held in each group.
-        generations: for each group, the number of times that each page has been dropped. As long as a page's number is
-            the same, the contents of the page are unchanged.
+        generations: for each group and page, how often the last reference of a node to the page has been removed. While
+            this count is the same, the contents of a held page are unchanged.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -338,7 +340,8 @@ End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
 # The number of token ids that `Match.expected` and a node of `snapshot` show.
 SHOWN = 8
-# The tree's ids have the token id in their low bits, which this mask selects, and the number of the adapter above them.
+# An id in the tree has the token id in its low 32 bits, which this mask selects, and the number of the LoRA adapter in
+# the bits above.
 ID = (1 << 32) - 1
 
 
@@ -412,7 +415,7 @@ class PrefixCache:
         disk: DiskPrefixes | None = None,
     ) -> None:
         if pool.reclaim is not None or not pool.stores.are_kept:
-            raise ValueError("expected a pool with kept stores and without a prefix cache, found another one")
+            raise ValueError("expected a pool without a prefix cache, whose stores are kept")
         self.pool, self.max_nbytes, self.stats = pool, max_nbytes, PrefixStats()
         self.disk = disk
         self.whole_pages, self._step = whole_pages, pool.page if whole_pages else 1
@@ -472,7 +475,7 @@ class PrefixCache:
 
     @staticmethod
     def _after(node: Node, n: int) -> tuple[int, ...]:
-        """Return the first ids, at most `SHOWN`, with which the tree continues after n tokens, the last of `node`."""
+        """Return the ids, at most `SHOWN`, that follow n tokens in the tree. `node` has the last of the n tokens."""
         found = node.ids[n - node.start :]
         while len(found) < SHOWN and node.children:
             node = max(node.children.values(), key=lambda child: child.last_use)
@@ -488,11 +491,11 @@ class PrefixCache:
         Args:
             kv: the sequence.
             ids: the tokens of the prompt.
-            most: the largest number of tokens to reuse. The last token of a prompt must not be reused, because its
-                logits are needed, which are not cached. With `whole_pages`, the last page can be reused only if all of
-                it is held. So ids after the first `most` are compared, too, up to the end of the last page.
-            is_busy: whether other requests wait for this thread. If so, only a part of the prefix is read from files,
-                and `Match.has_more` tells the caller to look up again.
+            most: the largest number of tokens to reuse; None for all. The last token of a prompt must not be reused,
+                because logits are not cached. With `whole_pages`, the page in which the first `most` tokens end can be
+                reused only if the whole page agrees and is held. So the other ids of this page are compared, too.
+            is_busy: whether other requests wait for this thread. If so, only a part of the prefix is read from files.
+                If `Match.has_more` is then true, a later call reads the next part.
         """
         self._check(kv)
         first, end, has_more = 0, 0, False
@@ -515,7 +518,7 @@ class PrefixCache:
         return found
 
     def _load(self, disk: DiskPrefixes, ids: np.ndarray, most: int, *, is_busy: bool) -> tuple[int, int, bool]:
-        """Read the pages of a prefix of ids that are on disk, but not in the tree, and add them to the tree.
+        """Find the longest prefix of ids that can be reused with files, and read the missing pages into the tree.
 
         Return the range [first, end) of the tokens that were read, and whether the files have more tokens.
 

@@ -5,10 +5,10 @@ Before a forward pass of n tokens, `begin(n)` allocates pages, and the n tokens 
 continues with other tokens. Several passes may begin before the first is committed, because a lazy backend submits a
 pass before the token of the previous pass has reached the host.
 
-A page may have several holders: sequences and a prefix cache. `lend` returns pages for another holder, `adopt` begins a
-sequence with pages of another holder, and `fork` does both. If a token in a shared page must be overwritten, the page
-is copied first. New tokens after the lent tokens are written into the same page, because no other holder reads their
-slots.
+A page may have several holders: sequences and a prefix cache. `lend` returns pages for another holder, and `adopt`
+begins a sequence with pages of another holder. `fork` lends all committed tokens to a new sequence. Before a token in a
+shared page is overwritten, the page is copied. After `lend`, the sequence still writes new tokens into its partly
+filled last page, because no other holder reads the free slots of this page.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class KVSequence:
         self.tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
         self._firsts, self._end = [0] * len(pool.windows), 0
-        # Other holders of the pages may read the tokens before this position, so these tokens must not be overwritten.
+        # Other holders of the pages may read the tokens before this position. A shared page is copied before one of
+        # these tokens is overwritten.
         self._lent = 0
 
     @property
@@ -64,11 +65,12 @@ class KVSequence:
     def begin(self, n: int, *, each: bool = False) -> int:
         """Allocate pages for n more tokens, which are then pending, and return the position of the first of them.
 
-        With `each`, the recurrent state after every token is kept, so that only some of the tokens may be committed. If
-        the first of the n tokens overwrites a token that another holder of the page reads, the page is copied first.
+        With `each`, the recurrent state after every token is kept, so that any number of the tokens can be committed.
+        If the first of the n tokens overwrites a token that another holder of the page reads, the page is copied first.
 
         Raises:
-            CacheFullError: the capacity is exceeded, or the pool has too few free pages. Then nothing has changed.
+            CacheFullError: the capacity is exceeded, or the pool has too few free pages or slots of states. Then the
+                sequence has not changed.
         """
         if n < 1:
             raise ValueError(f"begin: expected at least one token, found {n}")
@@ -83,8 +85,8 @@ class KVSequence:
         if end > self._end or first < self._lent:
             self._allocate(first, n, end)
         if self._has_state:
-            # Keep the state at the last page boundary for the prefix cache, because the next prompt of a client often
-            # differs in its end.
+            # Keep the state at the last page boundary, too, for the prefix cache. The next prompt of a client often
+            # differs only near the end, and can then begin with this state.
             inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
             self.state.begin(first, n, inside, each=each)
         self.pending += n
@@ -118,7 +120,10 @@ class KVSequence:
                 rewound; or it has freed pages that would be inside a layer's window again.
         """
         if not 0 <= length <= self.length or self.pending:
-            raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
+            raise ValueError(
+                f"truncate: expected a length of at most {self.length} and no pending tokens, "
+                f"found {length} and {self.pending}"
+            )
         for group, window in enumerate(self.pool.windows):
             if window is not None and self._firsts[group] * self.pool.page > first_visible(window, length):
                 needed = f"a layer with a window of {abs(window)} needs earlier tokens whose pages are already freed"
@@ -129,7 +134,7 @@ class KVSequence:
         self._free_end()
 
     def close(self) -> None:
-        """Free all pages and discard all tokens. The sequence is then empty, and can be used again.
+        """Give back all pages and discard all tokens. The sequence is then empty, and can be used again.
 
         Raises:
             ValueError: tokens are pending, so that a pass could still write to the pages.
@@ -157,7 +162,7 @@ class KVSequence:
         return fork
 
     def lend(self, length: int) -> list[np.ndarray]:
-        """Return the pages of the first `length` committed tokens, for another holder, which must add references.
+        """Return the pages of the first `length` committed tokens. The new holder must add references to the pages.
 
         The result has, for each group of layers, an array (P,) with the first slot of each of P pages; -1 stands for a
         page that has left the window.
@@ -183,7 +188,7 @@ class KVSequence:
                 changed.
         """
         if self.length or self.pending or not self.pool.stores.are_kept:
-            raise ValueError("adopt: expected an empty sequence in a pool whose stores are kept, found another one")
+            raise ValueError("adopt: expected an empty sequence in a pool whose stores are kept")
         if length > self.capacity:
             raise CacheFullError(length=0, wanted=length, capacity=self.capacity)
         if length and self._has_state and (state is None or state.length != length):
@@ -223,7 +228,7 @@ class KVSequence:
         return table[positions // page] + positions % page
 
     def _allocate(self, first: int, n: int, end: int) -> None:
-        """Allocate pages up to page number `end`, for n tokens from position `first` on.
+        """Allocate the pages before page number `end`, for n tokens from position `first` on.
 
         In groups in which another holder reads the page of position `first`, copy this page.
         """
@@ -249,7 +254,7 @@ class KVSequence:
         """Copy the last, partly used page of a group to a free page, and give back the old page."""
         table, last, n = self.tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
-        if source[0] >= 0:  # -1 if no later token reads the page, because the window is a single token
+        if source[0] >= 0:  # -1 if no later token reads the page: a window of one token, or a chunk that ends here
             self.pool.copy(group, int(source[0]), int(target[0]), n)
             self.pool.give_back(group, source)
         table[last] = target[0]
@@ -279,7 +284,7 @@ class SequenceInput(NamedTuple):
         ids: (n,) the tokens, at least one.
         kv: the KV cache of the sequence.
         wanted: the number of last tokens whose logits are wanted; None for all.
-        each: whether to keep the state after each token, so that only some of the tokens may be committed later.
+        each: whether to keep the state after each token, so that any number of the tokens can be committed later.
     """
 
     ids: Sequence[Token]
@@ -289,10 +294,11 @@ class SequenceInput(NamedTuple):
 
 
 def begin(parts: Sequence[SequenceInput]) -> Batch:
-    """Allocate pages for the new tokens and return them as one batch. The caller commits or rolls back the batch.
+    """Allocate pages for new tokens, and return the tokens as one batch. The caller commits or rolls back the tokens.
 
     Raises:
-        CacheFullError: there are too few free pages, or a sequence is at its capacity. Then no sequence has changed.
+        CacheFullError: there are too few free pages or slots of states, or a sequence is at its capacity. Then no
+            sequence has changed.
     """
     if not parts:
         raise ValueError("expected new tokens of at least one sequence, found none")
@@ -305,7 +311,7 @@ def begin(parts: Sequence[SequenceInput]) -> Batch:
     if len(set(sequences)) != len(parts):
         raise ValueError(f"expected {len(parts)} different sequences, found one of them twice")
     if any(not 0 <= want <= n for want, n in zip(wanted, lengths, strict=True)):
-        raise ValueError(f"expected logits of at most {lengths} tokens to be wanted, found {wanted}")
+        raise ValueError(f"expected at most {lengths} wanted logits, found {wanted}")
     firsts: list[int] = []
     try:
         for part, n in zip(parts, lengths, strict=True):
@@ -344,7 +350,7 @@ def _batch(
 
 
 def _runs(parts: Sequence[SequenceInput], lengths: Sequence[int]) -> np.ndarray:
-    """Return (n, 4): first row, number of rows, source slot and target slot of each run; see `StateView`."""
+    """Return the runs (n, 4) int64 of a pass: first row, number of rows, source slot, target slot; see `StateView`."""
     runs, row = [], 0
     for part, n in zip(parts, lengths, strict=True):
         at = row

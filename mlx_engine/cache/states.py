@@ -1,9 +1,9 @@
-"""Recurrent states, which recurrent and convolution layers keep of a sequence in place of keys and values.
+"""Recurrent states: the cache of short convolutions, gated delta nets and Mamba2 mixers, in place of keys and values.
 
-A state has a fixed size, which does not grow with the sequence. A slot of a `StatePool` holds the states of all such
-layers after a certain number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads
-this slot and writes another one. So a pass that fails or is rolled back has not changed a committed state, and
-sequences and a prefix cache can share a slot. Slots are reference-counted; a slot without a reference is free.
+A state has a fixed size. A slot of a `StatePool` holds the states of all layers of a sequence after a certain number of
+tokens. A pass reads the newest slot of a sequence and writes another one. No later pass changes a written slot. So a
+pass that fails or is rolled back has not changed a committed state, and sequences and a prefix cache can share a slot.
+Slots are reference-counted; a slot without a reference is free.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
 
 BYTES_PER_FLOAT = 4
-# Slots for each sequence of a pool: its committed state, the states of two passes that a lazy backend may have in
-# flight, and a state inside a prompt. A prefix cache uses the slots that sequences do not need.
+# Slots for each sequence of a pool: the committed state, the states of two passes that a lazy backend may have in
+# flight, and a state at a page boundary inside a prompt. A prefix cache uses the slots that sequences do not need.
 SLOTS_PER_SEQUENCE = 4
 # The slot of the state before the first token, which is all zeros. No pass writes to this slot.
 ZERO = 0
@@ -41,7 +41,8 @@ class StateLayer:
 def n_slots(n_sequences: int, *, kept: bool = True, n_proposed: int = 0) -> int:
     """Return the number of slots of a pool for `n_sequences` sequences, including the slot of zeros.
 
-    A pass that checks proposed tokens writes a state after each of them: `n_proposed` in total.
+    A sequence has one slot if states are not kept for later passes. A pass that checks proposed tokens writes a state
+    after each of them: `n_proposed` in total.
     """
     return 1 + n_sequences * (SLOTS_PER_SEQUENCE if kept else 1) + n_proposed
 
@@ -52,8 +53,8 @@ class StatePool:
     Attributes:
         stores: for each layer of the model, the stores of its arrays; empty for a layer without a state.
         n_slots: the number of slots, free or in use, including the slot of zeros; 0 if no layer has a state.
-        generations: the number of times that each slot has been allocated. As long as a slot's number is the same, the
-            contents of the slot are unchanged.
+        generations: for each slot, how often it has been allocated. While this count is the same, the contents of the
+            slot are unchanged.
         nbytes_each: bytes of one slot: the states of all layers.
         reclaim: a function that the prefix cache sets, or None. If fewer than n slots are free, `reclaim(n)` is called
             to free cached states.
@@ -149,19 +150,20 @@ class SequenceState:
     Attributes:
         committed: the newest committed state.
         runs: the runs (n, source, target) of the pass that was begun last. In a run, n tokens advance the state in slot
-            `source` to the state in slot `target`. A pass has two runs if a state inside the pass is kept. It has a run
-            for each token if only some of its tokens may be committed (for proposed tokens).
+            `source` to the state in slot `target`. A pass has two runs if a state inside the pass is kept. A pass with
+            proposed tokens has a run for each token, so that any number of the tokens can be committed.
     """
 
     def __init__(self, pool: StatePool) -> None:
         self._pool = pool
         self.committed = Snapshot(0, ZERO)
         self.runs: list[tuple[int, int, int]] = []
-        # The states of passes that are not committed yet, oldest first; and a kept state inside the last committed
-        # chunk of a prompt.
+        # The states of passes that are not committed yet, oldest first.
         self._pending: list[Snapshot] = []
+        # A state inside the last committed pass, which is kept for the prefix cache.
         self._inside: Snapshot | None = None
-        # For a pass with a run for each token: the only length whose state is kept besides the committed state.
+        # For a pass with a run for each token: the length whose state becomes `_inside`, 0 for none. None for other
+        # passes: any state inside the pass becomes `_inside`.
         self._only: int | None = None
 
     @property
@@ -175,8 +177,8 @@ class SequenceState:
         Args:
             first: the position of the first token.
             n: the number of tokens.
-            inside: a length of the sequence within the pass. The state after this many tokens is kept, too, unless only
-                one slot is free.
+            inside: a length of the sequence, reached inside the pass. The state at this length is kept, too, unless
+                only one slot is free.
             each: whether to keep the state after every token until the pass is committed. This needs n free slots.
 
         Raises:
@@ -195,7 +197,7 @@ class SequenceState:
             self._pending.append(Snapshot(end, target))
 
     def commit(self, length: int) -> None:
-        """Commit the states after at most `length` tokens."""
+        """Commit the states after at most `length` tokens: keep the newest, and at most one other as `_inside`."""
         done = [state for state in self._pending if state.length <= length]
         if not done:
             return
@@ -215,7 +217,7 @@ class SequenceState:
             self._pool.give_back(self._pending.pop().slot)
 
     def snapshots(self, length: int) -> list[Snapshot]:
-        """Return the committed states after at most `length` tokens that this sequence holds."""
+        """Return the committed states that this sequence holds, of lengths from 1 to `length`."""
         found = [self.committed] if self._inside is None else [self._inside, self.committed]
         return [state for state in found if 0 < state.length <= length and state.slot != ZERO]
 

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64, including the terminating zero byte
 MAX_DIMS = 4  # GGML_MAX_DIMS
-# ggml counts elements in a signed 64-bit integer. This limit is eight times smaller, so that the size in bytes of the
-# values as float64 fits into 63 bits, too, as NumPy requires.
+# ggml's limit is 2**63 elements. This limit is eight times smaller, because NumPy also limits an array to 2**63 bytes,
+# and a float64 has 8 bytes.
 MAX_ELEMENTS = 1 << 60
 
-_RECORD_BYTES = 640  # an upper bound on a TensorInfo with its name and shape, and its dict entry
+_RECORD_BYTES = 640  # upper bound on the memory of a TensorInfo with name, shape and dict entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[i
     """Return the byte at which tensor data begins, and the tensors by name. All tensors are within the file.
 
     Raises:
-        FormatError: a record is damaged, there are gaps between tensors, tensors overlap, or the file ends before
-            their data.
+        FormatError: a record is damaged, there are gaps between tensors, tensors overlap, or the file ends before the
+            end of their data.
     """
     tensors: dict[str, TensorInfo] = {}
     starts: list[int] = []
@@ -203,7 +203,7 @@ class GGUFFile:
                 found="a second value for this key" if key else "an empty key",
                 hint=FAULTY,
             )
-        cursor.spend(512, field)  # each of two dicts gets a new entry
+        cursor.spend(512, field)  # upper bound on the bytes of an entry in each of the two dicts
         self.kinds[key] = kind = read_value_type(cursor, f"{field}, type,")
         self.metadata[key] = read_value(cursor, kind, field)
 
@@ -217,7 +217,7 @@ class GGUFFile:
         return {key: Value(self.kinds[key], value) for key, value in self.metadata.items()}
 
     def weight(self, name: str) -> Weight:
-        """Return a tensor in its stored type, as a view of the mapped file. The type need not be readable.
+        """Return a tensor in its stored type, as a view of the mapped file, even if its type cannot be dequantised.
 
         Raises:
             FormatError: the file has no tensor of this name.
@@ -234,7 +234,7 @@ class GGUFFile:
 
         Raises:
             FormatError: the file has no tensor of this name, or a dimension is too large for MLX.
-            UnsupportedTypeError: the tensor's type is known but cannot be read.
+            UnsupportedTypeError: the type is known, but dequantising it is not implemented.
             SourceError: the file was closed.
         """
         weight = self.weight(name)
@@ -343,7 +343,7 @@ def _alignment(cursor: Cursor, metadata: dict[str, object], kinds: dict[str, Val
     if kind == ValueType.UINT32 and isinstance(value, int) and value.bit_count() == 1:
         return value
     raise cursor.error(
-        f"metadata {ALIGNMENT_KEY!r}, before the tensors",
+        f"metadata {ALIGNMENT_KEY!r}, before the tensor records",
         expected="a UINT32 that is a power of two",
         found=f"{kind.name} {value}" if isinstance(value, int | float) else kind.name,
         hint=FAULTY,
@@ -365,7 +365,7 @@ def part_names(name: str) -> list[str]:
 
 
 def part_files(path: Path) -> list[Path]:
-    """Return the files of the split file to which `path` belongs by its name, or `path` alone if one is missing."""
+    """Return the files of the split file to which `path` belongs by its name, or `path` alone if a part is missing."""
     files = [path.with_name(name) for name in part_names(path.name)]
     return files if all(file.is_file() for file in files) else [path]
 

@@ -1,10 +1,9 @@
 """Parse the values of a GGUF header: numbers, strings and typed metadata. Every length is checked.
 
-Values become Python types: numbers become int and float, booleans bool, strings str. Arrays of numbers or booleans
-become read-only NumPy arrays, arrays of strings lists, and arrays of arrays tuples. A string of at most
+Values become Python types: numbers become int and float, booleans bool, strings str. An array of numbers or booleans
+becomes a read-only NumPy array, an array of strings a list, and an array of arrays a tuple. A string of at most
 32 KiB that is not UTF-8 is decoded with `surrogateescape`, so that it can be written back unchanged: llama.cpp accepts
-any bytes, and its test files contain such strings. If a longer string is not UTF-8, an error is raised: no token is
-that long.
+any bytes, and its test files contain such strings. A longer string is no token, and must be UTF-8.
 
 Allocations are counted, so a damaged or malicious header needs at most `8 * file size + 1 MB` of memory.
 
@@ -52,8 +51,8 @@ class Value:
     value: object
 
 
-# The code of each number type. Each code is the same type for `struct` and NumPy, on every system. ("<l" is not: it has
-# 4 bytes for `struct`, and for NumPy 8 on Linux.)
+# The format code of each number type. `struct` and NumPy read each code as the same type, on every system. The code
+# "<l" is not used, because it has 4 bytes in `struct`, but 8 in NumPy on Linux.
 CODES = {
     ValueType.UINT8: "<B",
     ValueType.INT8: "<b",
@@ -73,7 +72,8 @@ DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in
 def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
     """Decode up to `n` strings from the start of `piece`; return them and the bytes read.
 
-    Return None if the guess below is wrong or uncertain, or if `piece` has no complete string.
+    The positions of the strings are guessed. Return None if the guess is wrong or cannot be verified, or if `piece` has
+    no complete string.
 
     A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A string is stored as a
     length of 8 bytes and a text. A length below 256 is one byte and seven zeros. Texts rarely contain such a sequence,
@@ -118,15 +118,17 @@ CUT_SHORT = "the file is cut short or damaged; download or convert it again"
 FAULTY = "the file is damaged, or made by a faulty converter; download or convert it again"
 
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
-MAX_DEPTH = 8  # the most nested arrays that are read; no known file has nested arrays, and llama.cpp rejects them
+MAX_DEPTH = 8  # the deepest nesting of arrays that is read; no known file nests arrays, and llama.cpp rejects it
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 
-# Strings are decoded in pieces of this many bytes, so that only one piece is copied at a time.
+# Arrays of strings are decoded in pieces of this many bytes, so that only one piece is copied at a time. Longer strings
+# must be UTF-8.
 _PIECE = 1 << 15
-_OBJECT_BYTES = 256  # an upper bound on a string's or array's object without its data, and its entry in a dict
-_SPARE_BYTES = 1 << 18  # the part of the 1 MB that counted allocations may use; the rest is for uncounted ones
+_OBJECT_BYTES = 256  # an upper bound on the bytes of a str or array without its data, and of its entry in a dict
+# Counted allocations may exceed 8 * file size by this many bytes. The rest of the 1 MB is for allocations not counted.
+_SPARE_BYTES = 1 << 18
 
 
 class Cursor:
@@ -186,7 +188,7 @@ class Cursor:
             raise self.error(
                 field,
                 at=at,
-                expected=f"at most {(self.size - self.at) // bytes_each:,}, as the rest of the file can hold",
+                expected=f"at most {(self.size - self.at) // bytes_each:,} (the rest of the file holds no more)",
                 found=f"{n:,}",
                 hint=CUT_SHORT,
             )
@@ -199,8 +201,8 @@ class Cursor:
         if max_bytes is not None and length > max_bytes:
             expected = f"at most {max_bytes:,} bytes"
             raise self.error(field, at=at, expected=expected, found=f"{length:,}", hint=FAULTY)
-        # A Python str with one wide character needs four bytes for every character. The decoder's temporary buffer,
-        # which may need half of this in addition, is not counted.
+        # A Python str with one character above U+FFFF needs four bytes for every character. The decoder's temporary
+        # buffer, which may need two more bytes per character, is not counted.
         self.spend(4 * length + _OBJECT_BYTES, field)
         errors = "surrogateescape" if length <= _PIECE else "strict"
         try:
@@ -224,8 +226,8 @@ class Cursor:
             texts, n_bytes = short_strings(piece, n - len(out)) or any_strings(piece, n - len(out))
             if not texts:  # the next string is longer than a piece, or than the file
                 texts, n_bytes = [self.string(f"{field}[{len(out)}]")], 0
-            # If strings have 5 bytes or more on average, they need at most 8 times their bytes in the file (with the
-            # lengths). For shorter strings, add up the sizes of the Python objects.
+            # If texts have 5 or more bytes on average, the Python objects need at most 8 times the bytes of texts and
+            # lengths in the file. For shorter texts, add up the objects' sizes, plus 9 bytes each for the list.
             enough = n_bytes >= (8 + 5) * len(texts)
             self.spend(8 * n_bytes if enough else sum(map(str.__sizeof__, texts)) + 9 * len(texts), field)
             self.at += n_bytes

@@ -1,11 +1,11 @@
 """Write GGUF files. A file that was read can be written back byte for byte.
 
 The stored type of a metadata value follows from its Python type. A bool becomes BOOL, a str STRING, and a float
-FLOAT32. An int gets the first of UINT32, INT32, INT64 and UINT64 that can hold it. NumPy numbers and arrays keep the
+FLOAT32. An int gets the first of UINT32, INT32, INT64 and UINT64 that can hold it. NumPy numbers and arrays get the
 type of their dtype. A list of ints gets the first of these types that can hold all of them; a list of ints and floats
-gets FLOAT32. Other elements of a list must all have one type. An empty list becomes an array of strings, and an empty
-tuple an array of arrays, because the reader returns them in this way. `Value` sets another type;
-`GGUFFile.typed_metadata()` returns all values with the types that they had in the file.
+gets FLOAT32. All other lists must have elements of one type. An empty list becomes an array of strings, and an
+empty tuple an array of arrays, because the reader returns arrays of strings as lists and arrays of arrays as tuples.
+`Value` sets another type; `GGUFFile.typed_metadata()` returns all values with the types that they had in the file.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def write_gguf(
     try:
         with draft(target) as path:
             with path.open("wb") as stream:
-                _write_padded(stream, header, step if weights else 1)  # a file without tensor data is not padded
+                _write_padded(stream, header, step if weights else 1)  # a file without tensors is not padded
                 for weight in weights:
                     _write_padded(stream, weight.data.data, step)
             path.replace(target)
@@ -162,7 +162,11 @@ def _kind_of(value: object, option: str) -> ValueType:
 
 
 def _common_kind(values: Sequence[object], option: str) -> ValueType:
-    """Return the first type that holds every number of a sequence."""
+    """Return the stored type of numbers: BOOL, or the first of `_INTEGERS` that holds every int, or FLOAT32.
+
+    Raises:
+        OptionError: there is no such type. The error names `option`.
+    """
     if all(isinstance(value, bool) for value in values):
         return ValueType.BOOL
     integers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
@@ -214,7 +218,7 @@ def _encode_array(value: object, option: str, depth: int) -> bytes:
     else:
         kind = _common_kind(value, option)
     items = (_encoded(kind, item, f"{option}[{i}]", depth) for i, item in enumerate(value))
-    # `_encoded` writes no type before a value; an inner array begins with the type of its elements.
+    # The type of the elements is written once, before them. An inner array begins with the type of its own elements.
     return struct.pack("<IQ", kind, len(value)) + b"".join(items)
 
 

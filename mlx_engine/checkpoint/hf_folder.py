@@ -14,8 +14,8 @@ from mlx_engine.errors import FormatError, SourceError, first
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
-# The largest accepted JSON file, in bytes, and in lists and objects: an empty list has 3 bytes in the file, but 64 in
-# memory. The largest published index has 17 MB.
+# The most bytes of an accepted JSON file, and the most lists and objects in it. The second limit bounds the memory of
+# the parsed value: an empty list has 3 bytes in the file, but 64 in memory. The largest published index has 17 MB.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 1 << 25, 1 << 20
 SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 
@@ -39,7 +39,7 @@ def shards(folder: Path) -> list[SafetensorsFile]:
     elif (folder / SINGLE).exists():
         names, source = [SINGLE], SINGLE
     else:
-        names, source = _named_shards(folder) or [SINGLE], "the names of the others"
+        names, source = _named_shards(folder) or [SINGLE], "the numbers in the file names"
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise SourceError(
@@ -66,7 +66,7 @@ def _indexed(folder: Path) -> list[str]:
 
 
 def _named_shards(folder: Path) -> list[str]:
-    """Return the names of all shards, including missing ones, if a file of the folder has the name of a shard."""
+    """Find a shard by its name, model-I-of-N.safetensors; return the names of all N shards, or [] without a shard."""
     for file in sorted(folder.glob("model-*.safetensors")):
         match = NUMBERED.fullmatch(file.name)
         if match:
@@ -106,6 +106,6 @@ def parse_json(content: bytes | str, where: str, hint: str = "download the file 
         return json.loads(content)
     except RecursionError:
         found = "lists or objects nested too deep"
-    except ValueError as error:  # no JSON, no UTF-8, or an integer of more than 4,300 digits, which is Python's limit
+    except ValueError as error:  # not JSON, not UTF-8, or an integer of more than 4,300 digits, Python's limit
         found = str(error).partition(";")[0] if content else "an empty file"
     raise FormatError(where=where, expected="JSON", found=found, hint=hint)

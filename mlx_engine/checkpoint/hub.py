@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -17,9 +18,11 @@ from mlx_engine.errors import SourceError, shown
 # fail, which is too long a wait when there is no network.
 TIMEOUT = 5.0
 
-# Errors by which the hub refuses a request. Other failures are OSErrors, too: a full disk and, in older versions of
-# huggingface_hub, a missing network.
+# Errors with which the hub refuses a request. They are OSErrors, but not every OSError is a refusal: it may be a full
+# disk or, in older versions of huggingface_hub, a missing network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
+# Errors of the file system, with which a download cannot be written to the cache.
+_LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                 "chat_template.jinja", "*.safetensors", "*.safetensors.index.json"]  # fmt: skip
@@ -50,6 +53,11 @@ def download(repo: str, file: str | None) -> Path:
         if isinstance(error, REFUSALS) and not isinstance(error, LocalEntryNotFoundError):
             raise SourceError(f"{name}: the hub refused: {_first_line(error)}; check the name, and HF_TOKEN") from error
         cached = _cached(repo, file)
+        if cached is None and error.errno in _LOCAL:
+            raise SourceError(
+                f"{name}: the hub's cache folder cannot be written ({error.strerror}); free space, or choose another "
+                "folder with HF_HOME"
+            ) from error
         if cached is None:
             raise SourceError(
                 f"{name}: the hub does not answer ({_first_line(error)}); "
@@ -59,7 +67,7 @@ def download(repo: str, file: str | None) -> Path:
 
 
 def is_cached(repo: str, file: str | None) -> bool:
-    """Return whether `download` would find the model in the cache. No network access."""
+    """Return whether `download` without a network would find the model in the cache. No network access."""
     try:
         _check_file_name(repo, file)
         return _cached(repo, file) is not None
@@ -112,7 +120,7 @@ def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
     """Return the GGUF file to download, or None for the safetensors folder. `wanted` is a file or a type, if given."""
     if wanted is not None and not is_type(wanted):
         return wanted
-    # Only the first part of a split file is a choice. Files with encoders of images or audio are left out.
+    # Of a split file, only the first part can be chosen. Files with encoders of images or audio are left out.
     ggufs = [name for name in files if name.lower().endswith(".gguf") and name == part_names(name)[0]]
     ggufs = [name for name in ggufs if not PurePosixPath(name).name.lower().startswith("mmproj")]
     if not ggufs:

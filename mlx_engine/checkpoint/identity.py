@@ -12,7 +12,7 @@ from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.errors import SourceError
 from mlx_engine.kernels.files import draft
 
-# The number of evenly spaced pieces that `identity` reads of each file, and the size of a piece: 4 MiB per file.
+# `identity` reads 256 evenly spaced pieces of 16 KiB of each file, 4 MiB in all.
 PIECES, PIECE_BYTES = 256, 16 << 10
 
 
@@ -22,10 +22,12 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def identity(path: Path) -> str:
-    """Return a SHA-256, in hex, of the sizes and some bytes of a checkpoint's files, and of the names in a folder.
+    """Return a SHA-256, in hex, of the sizes and some bytes of a checkpoint's files.
 
-    Files of at most 4 MiB are read completely. Of larger files, 256 pieces are read. These pieces differ between models
-    of different training runs, quantisations or sizes. If only a few weights were edited, they may be equal.
+    The files are the parts of a GGUF file, or a folder's weights and config.json; in a folder, names are hashed, too.
+    Files of at most 4 MiB are read completely. Of larger files, 256 pieces and up to 255 bytes at the end are read.
+    Models of different training runs, quantisations or sizes have different pieces. Models that differ only in a few
+    edited weights may have the same pieces, and so the same digest.
 
     Raises:
         SourceError: a file cannot be read.
@@ -57,9 +59,9 @@ def digest(path: Path) -> str:
 
 
 def signature(path: Path) -> str:
-    """Return a text with the paths, sizes, inodes and times of a checkpoint's files; "" if a file is missing.
+    """Return a text with the paths, sizes, inodes and times of a checkpoint's weight files; "" if `stat` fails for one.
 
-    The text changes when a file is written again, because programs cannot set its change time (ctime).
+    The text changes when a file is written again, because programs cannot set the change time (ctime) of a file.
     """
     try:
         about = [(str(file.resolve()), file.stat()) for file in _weight_files(path)]
@@ -69,9 +71,9 @@ def signature(path: Path) -> str:
 
 
 def kept_digest(path: Path, folder: Path, loaded: str | None = None) -> str:
-    """Return the `digest` of a checkpoint, and keep it in a file for later calls.
+    """Return the `digest` of a checkpoint, and keep it in a file for later calls, because computing it reads all bytes.
 
-    If no file of the checkpoint has changed since, the kept digest is used, because computing it reads all bytes.
+    If an earlier call has kept the digest and no weight file has changed since that call, return the kept digest.
 
     Args:
         path: the checkpoint.

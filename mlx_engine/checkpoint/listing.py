@@ -21,7 +21,7 @@ class TensorRow:
     """One tensor of a listing.
 
     `type` is spelled as in the file; for a matrix that MLX has quantised it is the name of its `GroupType`. `nbytes` is
-    None for a tensor of a folder whose type cannot be read.
+    None for a tensor that is in a folder and has a type that cannot be read.
     """
 
     name: str
@@ -51,9 +51,10 @@ class Listing:
     Attributes:
         path: the file or folder.
         format: "GGUF" or "safetensors".
-        header: numbers about the file; for GGUF also version, alignment and data_offset.
-        metadata: GGUF metadata or config.json, in the file's order.
-        kinds: the GGUF type of each metadata value; empty for other formats.
+        header: file_bytes and n_tensors; n_metadata except for a single safetensors file; for GGUF also version,
+            alignment and data_offset.
+        metadata: GGUF metadata, in the file's order; for a folder `Checkpoint.settings`; empty for a safetensors file.
+        kinds: the GGUF type of each metadata value; empty for safetensors.
         tensors: in the file's order.
         weight: a function that returns a stored tensor by name.
     """
@@ -161,8 +162,8 @@ def _row(checkpoint: Checkpoint, name: str) -> TensorRow:
     return TensorRow(name, weight.shape, weight.type.name, weight.nbytes)
 
 
-# For each name of a size in the summary: its GGUF keys without the architecture's prefix, and its keys in config.json.
-# The first key that a file has is used.
+# The sizes in the summary, by name. Each has its GGUF keys, without the architecture's prefix, and its keys in
+# config.json. The first key that a file has is used.
 _SIZES = {
     "n_layers": (("block_count",), ("num_hidden_layers", "n_layer")),
     "hidden_size": (("embedding_length",), ("hidden_size", "n_embd")),
@@ -182,7 +183,7 @@ _SIZES = {
 
 
 def summary(listing: Listing) -> dict[str, object]:
-    """Return the architecture, the number of parameters and the sizes that the files state."""
+    """Return the architecture, the number of parameters and the sizes that the files state or imply."""
     is_gguf = listing.format == "GGUF"
     architecture = listing.metadata.get("general.architecture" if is_gguf else "model_type")
     settings = listing.metadata if is_gguf else _flat(listing.metadata)
@@ -201,7 +202,8 @@ def summary(listing: Listing) -> dict[str, object]:
 def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return config.json with the nested settings of RoPE, and of a multimodal model's text model, on the top level.
 
-    Transformers 5 writes the settings of RoPE to `rope_parameters`, with a mapping per kind of layer if kinds differ.
+    Transformers 5 writes the settings of RoPE to `rope_parameters`. If kinds of layers differ, this has a mapping per
+    kind; the mapping of full attention is used.
     """
     text = config.get("text_config")
     if isinstance(text, Mapping):

@@ -27,7 +27,10 @@ WORD_BITS = 32
 
 @dataclass(frozen=True)
 class Setting:
-    """How matrices are quantised. `where` (the file) and `key` (the place in config.json) are for error messages."""
+    """How matrices are quantised; `group` is the group size, in columns. Error messages name `where` and `key`.
+
+    `where` is the path of config.json, and `key` the place in it.
+    """
 
     where: str
     key: str
@@ -129,14 +132,15 @@ def _entry(files: Mapping[str, SafetensorsFile], stem: str, setting: Setting | N
     quants, scales, *biases = (files[name].tensors[name] for name in names)
     where = f"{files[names[0]].path}: {stem}"
     if setting is None:
-        raise _mismatch(where, "no scales, because config.json says that it is not quantised", f"{stem}{SCALES}")
+        raise _mismatch(where, "no scales, as config.json says that the matrix is not quantised", f"{stem}{SCALES}")
     wanted = f"{setting.key} of config.json asks for {setting.bits} bits, groups of {setting.group}, {setting.mode}"
     if quants.dtype != "U32" or len(quants.shape) < 2:
         raise _mismatch(where, f"quants of type U32 in rows ({wanted})", f"{quants.dtype} {quants.shape}")
     types, n_biases = (FLOATS, 1) if setting.mode == "affine" else ((BYTE,), 0)
     if scales.dtype not in types or len(biases) != n_biases:
         found = f"{scales.dtype} and {'biases' if biases else 'no biases'}"
-        raise _mismatch(where, f"scales of type {' or '.join(types)}, {n_biases} biases ({wanted})", found)
+        expected = f"scales of type {' or '.join(types)} and {'biases' if n_biases else 'no biases'} ({wanted})"
+        raise _mismatch(where, expected, found)
     _check_shapes(where, wanted, setting, quants, [scales, *biases])
     type_ = affine(setting.bits, setting.group, scales.dtype) if biases else fixed(setting.mode)
     shape = (*quants.shape[:-1], scales.shape[-1] * setting.group)
@@ -144,7 +148,7 @@ def _entry(files: Mapping[str, SafetensorsFile], stem: str, setting: Setting | N
 
 
 def _check_shapes(where: str, wanted: str, setting: Setting, quants: TensorEntry, others: list[TensorEntry]) -> None:
-    """Check that bits and group size fit the shapes, and that the shapes of scales and biases agree."""
+    """Check that bits and group size fit the shapes, and that scales and biases have the same shape and type."""
     width = quants.shape[-1] * WORD_BITS
     expected = (*quants.shape[:-1], width // setting.bits // setting.group)
     fits = width == expected[-1] * setting.group * setting.bits

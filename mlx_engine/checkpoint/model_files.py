@@ -26,13 +26,14 @@ class Checkpoint:
         where: the file or folder, for error messages.
         naming: the convention of the names of tensors and settings: "gguf", or "hf" (Hugging Face transformers).
         architecture: GGUF's general.architecture, or config.json's model_type.
-        settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json, without the
-            settings of a quantisation that is read.
+        settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json, without those
+            settings of quantisation that `shapes` and `weight` already take into account.
         metadata: all GGUF metadata; empty for a folder.
         shapes: every tensor's row-major shape. A quantised matrix has the shape of its weights, not of its quants.
         weight: a function that returns a stored tensor by name; its bytes are read from disk when they are first used.
         notes: lines for the user about settings that are ignored.
-        is_converted: whether weights are converted when they are read, so that their types are unknown before.
+        is_converted: whether quantised layers of GPTQ, AWQ or a similar program are converted to weights when they are
+            read. The types of these weights are unknown before.
     """
 
     where: str
@@ -138,8 +139,8 @@ def _expanded(checkpoint: Checkpoint, layers: Mapping[str, Layer]) -> Checkpoint
     )
 
 
-# Kinds of GGUF files that have no model: a description, and a hint for the user. The key is `general.type`, or, if this
-# is absent or not one of the keys, `general.architecture`.
+# Kinds of GGUF files that have no model, each with a description and a hint for the user. A file's kind is its
+# `general.type` if this is a key here, otherwise its `general.architecture`.
 GGUF_KINDS = {
     "adapter": (
         "a LoRA adapter, which changes a model's weights and has none of its own",
@@ -171,7 +172,7 @@ FROM_MLX = "mlx_lm.fuse --model {base} --adapter-path {folder} --save-path OUT"
 
 
 def refuse_other_kinds(file: GGUFFile, architecture: str) -> None:
-    """Check that a GGUF file has a model; raise FormatError with the kind of file that it is."""
+    """Raise FormatError if a GGUF file has no model; the message says which kind of file it is."""
     type_ = file.metadata.get("general.type", "model")
     kind = type_ if type_ in GGUF_KINDS else architecture
     if kind not in GGUF_KINDS and type_ == "model":
@@ -182,7 +183,7 @@ def refuse_other_kinds(file: GGUFFile, architecture: str) -> None:
 
 
 def refuse_other_folders(folder: Path) -> None:
-    """Check that a folder has config.json and safetensors; raise SourceError with the kind of folder that it is."""
+    """Raise SourceError if a folder lacks config.json or safetensors; the message says which kind of folder it is."""
     if (folder / "config.json").exists() and has_safetensors(folder):
         return
     try:
@@ -208,7 +209,7 @@ def _adapter(folder: Path, names: Sequence[str]) -> Found:
     command = FROM_PEFT if "peft_type" in config else FROM_MLX
     return (
         f"a LoRA adapter of {base}, which has no weights of its own",
-        f"merge it into its model, `{_filled(command, folder, base=base)}`, and name the folder OUT",
+        f"merge it into its model, `{_filled(command, folder, base=base)}`, and load the folder OUT",
     )
 
 
@@ -226,10 +227,10 @@ def _meta(folder: Path, names: Sequence[str]) -> Found:
         return None
     if parts[0].endswith(".pth"):
         return "the original form of a Llama model (consolidated.*.pth)", (
-            f"convert it, `{_filled(FROM_META, folder)}`, and name the folder OUT"
+            f"convert it, `{_filled(FROM_META, folder)}`, and load the folder OUT"
         )
     return f"the original form of a Mistral model ({parts[0]})", (
-        "download the files of transformers, config.json and model*.safetensors, which are published with it"
+        "download the files for transformers, config.json and model*.safetensors, which are published with it"
     )
 
 
@@ -238,7 +239,7 @@ def _torch(folder: Path, names: Sequence[str]) -> Found:
     if "config.json" not in names or not any(name.startswith(("pytorch_model", "model")) for name in files):
         return None
     return f"weights of PyTorch ({files[0]}), pickles that could run any code", (
-        f"convert them, `{_filled(FROM_TORCH, folder)}`, and name the folder OUT"
+        f"convert them, `{_filled(FROM_TORCH, folder)}`, and load the folder OUT"
     )
 
 

@@ -19,9 +19,9 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
-# The first bytes of files that users pass in place of a GGUF file, the kind of file, and a hint.
-_TORCH = "convert its folder to safetensors with transformers' save_pretrained, and name the new folder"
+_TORCH = "convert its folder to safetensors with transformers' save_pretrained, and load the new folder"
 _GGML = ("a file of GGML, which is older than GGUF", "download the GGUF file of this model")
+# Kinds of files that users pass in place of a GGUF file, by their first bytes: a description and a hint.
 _SIGNATURES = {
     b"PK\x03\x04": ("a ZIP archive, as PyTorch writes weights", _TORCH),
     b"\x80": ("a pickle, as PyTorch writes weights", _TORCH),
@@ -71,7 +71,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return the kind of a file that is not GGUF, by its first bytes, and a hint; None if the kind is unknown."""
+    """Return a description and a hint for a file that is not GGUF, by its first bytes `head`; None for other files."""
     name_folder = f"name its folder, {path.parent if path.parent.name else path.parent.absolute()}"
     if head[8:9] == b"{" or path.suffix == ".safetensors":
         return "a safetensors file, which has no settings of a model", name_folder
@@ -80,8 +80,7 @@ def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
     return next((kind for magic, kind in _SIGNATURES.items() if head.startswith(magic)), None)
 
 
-# A Git-LFS pointer has fewer bytes than this, by its specification. It begins with a version line, as no model file
-# does.
+# A Git-LFS pointer has fewer bytes than this, by its specification. It begins with a version line; no model file does.
 POINTER_BYTES = 1024
 _VERSION = b"version https://git-lfs.github.com/spec/"
 _SIZE = re.compile(rb"^size (\d{1,18})\r?$", re.MULTILINE)
@@ -90,7 +89,7 @@ _SIZE = re.compile(rb"^size (\d{1,18})\r?$", re.MULTILINE)
 def refuse_pointer(path: Path, head: bytes, expected: str) -> None:
     """Raise an error if `head`, the first bytes of the file at `path`, shows that the file is a Git-LFS pointer.
 
-    If a repository was cloned without Git LFS, it has such pointers, short text files, in place of large files.
+    A Git-LFS pointer is a short text file. A repository that was cloned without Git LFS has one for each large file.
 
     Source: https://github.com/git-lfs/git-lfs/blob/v3.5.1/docs/spec.md
 

@@ -30,7 +30,7 @@ CLASSIFIER = "cls.output.weight"
 FOLDER_KINDS: Mapping[str, Kind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 # Modules of sentence-transformers that are implemented, by the last part of their type.
 MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
-# The default labels, those of Qwen3-Reranker.
+# The default labels, the two tokens whose logits are compared; Qwen3-Reranker has these.
 LABELS = ("yes", "no")
 
 
@@ -42,7 +42,7 @@ class Pooling:
         kind: which hidden states are used: the last token's ("last"), the mean of all, or the first token's ("cls").
         is_normalized: whether the vector is scaled to length 1.
         is_declared: whether the files name a kind of pooling; if not, `kind` and `is_normalized` are the defaults.
-        missing: a step in the files that is not implemented; None if all steps are implemented.
+        missing: a step that the files name and that is not implemented; None if all steps are implemented.
         ranking: how the model ranks documents; None if it is not a reranker.
     """
 
@@ -60,7 +60,8 @@ class Ranking:
     Attributes:
         labels: the two tokens; the probability of the first is the score.
         template: the prompt, with {query} and {document}; None for the prompt of Qwen3-Reranker.
-        classifier: (2, D) the head's rows for these labels, if the file has only these rows and no head; else None.
+        classifier: (2, D) the rows of the output head for the two labels, if a GGUF file stores them as a tensor of
+            their own, `CLASSIFIER`; else None.
     """
 
     labels: tuple[str, str] = LABELS

@@ -25,7 +25,7 @@ from mlx_engine.quant.weight import Weight
 
 Files: TypeAlias = Mapping[str, SafetensorsFile]
 CONFIG = "quantization_config"
-# The types that scales may have; F8_E8M0 is an exponent, for powers of two.
+# The types that scales may have; F8_E8M0 stores the exponent of a power of two.
 SCALES = ("F32", "F16", "BF16", "F8_E8M0")
 
 
@@ -39,7 +39,7 @@ class Layer:
 
 
 class QuantConfig:
-    """The `quantization_config` of a folder. A setting that changes values and is not implemented is an error."""
+    """The `quantization_config` of a folder, with checks that raise an error for settings that are not implemented."""
 
     def __init__(self, where: str, values: Mapping[str, Any]) -> None:
         self.where, self.values = where, values
@@ -129,10 +129,10 @@ _PIECE = 1 << 20
 class Groups:
     """A matrix (N, K) of `bits`-bit integers q in G groups of columns, with a scale and a zero point per row and group.
 
-    A weight is `scale * (q - zero)`: one product in float32 of a widened scale and a small integer. If each block of 32
-    columns has one scale, all scales are float16 values, and every possible `q - zero` is from -128 to 127, then Q4_0
-    or Q8_0 can represent the same values, and backends multiply the matrix as stored. Other matrices are expanded to
-    float32.
+    A weight is `scale * (q - zero)`: one product in float32 of a widened scale and a small integer. The matrix is
+    converted to Q4_0 or Q8_0, with the same values, under three conditions: each block of 32 columns is in one group,
+    all scales are float16 values, and every possible `q - zero` is from -128 to 127. Backends multiply these types
+    without expanding them. Other matrices are expanded to float32.
 
     Attributes:
         name: the weight's name.
@@ -213,7 +213,7 @@ def equal_groups(k: int, size: int) -> NDArray[np.int64]:
 
 
 AWQ_BITS = 4
-# In which 4-bit field of a word, from the lowest, AWQ stores output 0, 1, ... 7 of the word.
+# AWQ stores output i of the 8 outputs in a word in the 4-bit field `AWQ_ORDER[i]`; field 0 has the lowest bits.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _AWQ_KNOWN = (
     "backend", "bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "modules_to_fuse",
@@ -282,8 +282,8 @@ def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     `qweight` (K * bits / 32, N) int32 packs the quants of 32 / bits columns into a word, the first in the lowest bits.
     `scales` is (G, N). `qzeros` (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq" stores
     every zero point minus one, "gptq_v2" stores the zero point itself. For "gptq", one addition per 32-bit word adds 1
-    to all zero points of the word, as in GPTQModel. When 1 was subtracted from a zero point of 0, it borrowed from its
-    neighbor in the word; the carry of the addition reverses this.
+    to all zero points of the word, as in GPTQModel. The subtraction of 1 from a zero point of 0 borrowed from the next
+    zero point in the word; the carry of the addition reverses the borrow.
 
     Source: `QuantLinear.pack` and `forward`, github.com/AutoGPTQ/AutoGPTQ,
     auto_gptq/nn_modules/qlinear/qlinear_cuda.py; `convert_gptq_v1_to_v2_format_module`,
@@ -333,9 +333,10 @@ BLOCKS, BLOCK_SCALES = "_blocks", "_scales"
 def mxfp4_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find the layers of MXFP4, the form in which gpt-oss is published: one weight has all experts of a layer.
 
-    NAME_blocks (..., N, K / 32, 16) has the quants of groups of 32 weights, two per byte, the even one in the low half.
-    NAME_scales (..., N, K / 32) has an exponent e per group, for the scale 2**(e - 127). The weight (..., N, K) keeps
-    the name NAME_blocks, because in folders that are not quantised the tensor NAME has another order of axes.
+    NAME_blocks (experts, N, K / 32, 16) has the quants of groups of 32 weights, two per byte, the even one in the low
+    half. NAME_scales (experts, N, K / 32) has an exponent e per group, for the scale 2**(e - 127). The weight (experts,
+    N, K) keeps the name NAME_blocks, because in folders that are not quantised the tensor NAME has another order of
+    axes.
 
     Source: `convert_moe_packed_tensors`, Hugging Face transformers, integrations/mxfp4.py.
     """
@@ -346,7 +347,7 @@ def mxfp4_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 def _mxfp4_layer(files: Files, stem: str) -> Layer:
     blocks, scales = part(files, stem + BLOCKS, "U8"), part(files, stem + BLOCK_SCALES, "U8")
     n_bytes = MLX.block_bytes - MLX.scale_bytes
-    check_shape(stem + BLOCKS, blocks.shape, (*blocks.shape[:3], n_bytes))  # four axes
+    check_shape(stem + BLOCKS, blocks.shape, (*blocks.shape[:3], n_bytes))  # exactly four axes
     check_shape(stem + BLOCK_SCALES, scales.shape, blocks.shape[:-1])
     shape = (*scales.shape[:-1], scales.shape[-1] * MLX.block_size)
 
@@ -396,7 +397,9 @@ def block_size(config: QuantConfig, key: str, value: object) -> tuple[int, int]:
 
 
 def fp8_layer(files: Files, prefix: str, block: tuple[int, int] | None) -> Layer:
-    """Return the layer of `prefix.weight` (N, K), with a scale per block; if `block` is None, per row or for all rows.
+    """Return the layer of `prefix.weight` (N, K), with a scale per block of `block` = (rows, columns).
+
+    If `block` is None, there is a scale per row, or one for the matrix.
 
     Raises:
         FormatError: the scales are missing, or do not fit the weight.

@@ -73,10 +73,10 @@ class SafetensorsFile:
         return np.frombuffer(self._data, np.uint8, entry.stop - entry.start, entry.start)
 
     def array(self, name: str, *dtypes: str) -> NDArray[Any]:
-        """Return a part of a quantised weight as a read-only view of the mapped file, of type `ARRAYS[dtype]`.
+        """Return a tensor of a quantised weight as a read-only view of the mapped file, of its NumPy type in `ARRAYS`.
 
         Raises:
-            FormatError: the type is none of `dtypes`.
+            FormatError: the stored type is not among `dtypes`.
         """
         entry = self.tensors[name]
         if entry.dtype not in dtypes:
@@ -201,7 +201,7 @@ def write_safetensors(path: Path, entries: Iterable[Entry], pieces: Iterable[NDA
         ValueError: the pieces have more or fewer bytes than the entries.
         OSError: the file cannot be written.
     """
-    # Without this entry, transformers rejects the file as a file of another framework.
+    # Without `__metadata__`, transformers rejects the file as a file of another framework.
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for entry in entries:

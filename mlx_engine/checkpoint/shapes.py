@@ -47,8 +47,9 @@ Progress: TypeAlias = Callable[[int, int], None]
 class RandomTensor:
     """A tensor of random values.
 
-    The values are normally distributed with `mean` and `std`. Q8_0 quants are uniform from -127 to 127, because uniform
-    numbers are faster to draw. With `is_decay` values are uniform between -2 and -0.01, like decays of a delta network.
+    Values are normally distributed with `mean` and `std`, with two exceptions. With `is_decay`, values are uniform
+    between -2 and -0.01, like decays of a gated delta network. Values of Q8_0 have mean 0 and the given `std`; their
+    quants are uniform from -127 to 127, because uniform numbers are faster to draw.
     """
 
     name: str
@@ -115,7 +116,7 @@ class Shape(ABC):
         """Write the checkpoint. For a folder, `progress` is called with (pieces written, total pieces)."""
 
 
-# ---- GGUF files: Q8_0 matrices, F32 norms and routers, a made-up vocabulary of the real size ----
+# ---- GGUF files: Q8_0 matrices, F32 norms and routers, a made-up vocabulary ----
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ class Qwen35NextShape(Qwen35Shape):
 
 @dataclass(frozen=True)
 class Qwen3MoeShape(Qwen3Shape):
-    """Sizes of a Qwen3-MoE with an untied head. No layer is dense, so `intermediate_size` is unused."""
+    """Sizes of a Qwen3-MoE with an untied head. No layer is dense, so no tensor has the `intermediate_size`."""
 
     n_experts: int
     n_experts_used: int
@@ -311,8 +312,8 @@ class Qwen3MoeShape(Qwen3Shape):
 class DeepSeek2Shape(Qwen3MoeShape):
     """Sizes of a DeepSeek-V2, with YaRN and a dense first layer.
 
-    Unlike in DeepSeek-V2-Lite, queries have a latent: if they have none, llama.cpp loads only models of 26 or 27
-    layers. `head_dim` is the size of a value head, and of a key head without its rotated part.
+    Queries have a latent, unlike those of DeepSeek-V2-Lite: llama.cpp loads models without this latent only if they
+    have 26 or 27 layers. `head_dim` is the size of a value head, and of a key head without its rotated part.
     """
 
     n_shared: int
@@ -370,7 +371,8 @@ class NemotronHShape(Qwen3Shape):
     """Sizes of a dense Nemotron-H with an untied head.
 
     Attributes:
-        pattern: a letter per layer: M a Mamba2 mixer, * attention, - an FFN.
+        pattern: a character per layer: "M" for a Mamba2 mixer, "*" for attention, "-" for an FFN.
+        n_space_heads: heads of a Mamba2 mixer, which have `space_head_dim` values each.
     """
 
     pattern: str
@@ -633,8 +635,7 @@ def tokenizer_json(size: int) -> dict[str, Any]:
 
 SHAPES: dict[str, Shape] = {
     "qwen3-0.6b": Qwen3Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6),
-    # A twelfth of the model's layers and of its vocabulary, so that the head has the same share of the work as in the
-    # model.
+    # A twelfth of the layers and of the vocabulary of Qwen3 30B-A3B, so that the head has the same share of the work.
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
     "qwen3.5-0.8b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     "qwen3.5-0.8b-mtp": Qwen35NextShape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
@@ -715,6 +716,6 @@ def file_of(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be regenerated: XDG_CACHE_HOME, or ~/.cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
+    """Return the folder for files that can be regenerated: mlx_engine in XDG_CACHE_HOME, or in ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's may fail
     return Path(cache) / "mlx_engine"

@@ -24,8 +24,8 @@ KINDS = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
 def resolve(source: str | Path, progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the path of a model, given its name; the docstring of this module lists the forms of names.
 
-    A `Path` is never read as another form of name. `progress` is called with (done, total) pieces while a shape whose
-    checkpoint is a folder is written for the first time.
+    A `Path` is always a path, even one such as `Path("builtin")`. A shape is written when it is first used. If its
+    checkpoint is a folder, `progress` is called with (pieces written, total pieces).
 
     Raises:
         SourceError: nothing of this name exists, or it cannot be downloaded.
@@ -46,9 +46,9 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
     except (OSError, RuntimeError, ValueError) as error:
         raise SourceError(f"{str(source)[:80]!r}: neither a path nor a hub id ({error})") from error
     name = None if isinstance(source, Path) else hub_name(source)
-    # "models/qwen3.gguf" has the form of a hub id, but means a file.
-    is_file = name is not None and source == name.repo and path.suffix in (".gguf", ".safetensors")
-    if name is None or is_file or path.parent.is_dir():
+    # "models/qwen3.gguf" has the form of a hub id, but means a file. So does a name in an existing folder.
+    means_file = name is not None and source == name.repo and path.suffix in (".gguf", ".safetensors")
+    if name is None or means_file or path.parent.is_dir():
         raise SourceError(f"{source}: no such file or folder; give {KINDS}")
     from mlx_engine.checkpoint.hub import download
 
@@ -56,7 +56,7 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
 
 
 def is_cached(source: str) -> bool | None:
-    """Return whether the model of a hub id is in the cache; None if `source` is not a hub id."""
+    """Return whether the model of a hub id has been downloaded; None if `source` is not a hub id."""
     try:
         if Path(source).expanduser().exists():
             return None
@@ -77,10 +77,11 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 ADDRESS = re.compile(r"https?://|(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
-# The first parts of the hub's addresses that belong to no model; the parts of an address that precede branch and file;
-# the only branch that is read.
+# The first part of the path of an address, if the address is not that of a model.
 NO_MODELS = ("datasets", "spaces", "collections", "papers", "docs", "blog")
+# PAGE in the address of a file: org/repo/PAGE/branch/file.
 FILE_PAGES = ("resolve", "blob", "raw")
+# The only branch that is read.
 BRANCH = "main"
 
 
@@ -123,10 +124,11 @@ def of_type(names: list[str], wanted: str) -> list[str]:
 
 
 def _from_address(text: str) -> HubName:
-    """Return the model of an address of the hub.
+    """Return the model whose page or file has this address on the hub.
 
     Raises:
-        SourceError: the address has another host or another branch, or does not belong to a model.
+        SourceError: the host is not the hub, the branch is not `BRANCH`, or the address is not that of a model or of a
+            GGUF file.
     """
     try:
         parts = urlsplit(text if "://" in text else f"https://{text}")
@@ -137,7 +139,7 @@ def _from_address(text: str) -> HubName:
     path = unquote(parts.path).strip("/")
     match, (first, *rest) = HUB_ID.fullmatch(path), path.split("/")
     if match is not None and first not in NO_MODELS:
-        # If the page of a repository shows the details of a file, the query of its address names this file.
+        # The hub shows the details of a file at org/repo?show_file_info=FILE.
         shown = parse_qs(parts.query).get("show_file_info", [None])
         return HubName(match["repo"], match["file"] or shown[0])
     is_page = len(rest) >= 3 and first not in NO_MODELS and rest[1] in (*FILE_PAGES, "tree")

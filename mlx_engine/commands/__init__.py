@@ -1,6 +1,7 @@
 """The command line: one module per command, with its options and its output.
 
-A command's module is imported when the command is called, so `--version` and `--help` import no command.
+A command's module is imported when the command is looked up, so `mlx-engine --version` and `mlx-engine --help` import
+no command.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ except KeyboardInterrupt:
 # Typer's options of shell completion.
 COMPLETION = ("--install-completion", "--show-completion")
 
-# The summary of each command, in the order of help. A command is a module of this package, which has a function or a
-# typer application of the same name. The command's own help begins with the summary, too.
+# The summary of each command, in the order of help. Each name is that of a module of this package, and of a function or
+# a typer application in the module. The docstring of a command also begins with the summary.
 SUMMARIES = {
     "generate": "Generate text from a prompt",
     "chat": "Talk with a model",
@@ -103,7 +104,7 @@ def main() -> None:
     try:
         console.exit_on_signals()
         log.show_bar = console.bar_of_parts
-        # Shells complete the words after the installed command, but not those after `python cli.py`.
+        # A completion script is always for the installed command: shells cannot complete words after `python cli.py`.
         app(prog_name="mlx-engine" if {*COMPLETION} & {*sys.argv[1:]} else None)
     except KeyboardInterrupt:
         sys.exit(console.INTERRUPTED)

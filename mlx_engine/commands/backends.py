@@ -1,4 +1,4 @@
-"""The command `backends`: list backends and their availability; with a model, the GPU dispatches of a token."""
+"""The command `backends`: list backends and their availability; with a model, also the GPU dispatches of one token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ON_GPU = ("mlx", "metal", "cuda")
 @takes_groups
 def backends(
     model: str | None = option(
-        None, "Also print the GPU dispatches and bytes of one token of this model.", flags=("--model", "-m")
+        None, "Also print the GPU dispatches of one token of this model, and the bytes read.", flags=("--model", "-m")
     ),
     allow_setting: AllowSetting = None,
     json: bool = option(False, "Print one JSON object."),
@@ -44,14 +44,14 @@ def backends(
     print(f"{'auto':<10}selects {auto()} on this machine")
     for row in rows:
         if "decode" in row:
-            counted = "MLX's operations counted as on Metal"
+            counted = "the counts of MLX's operations are those on Metal"
             print(f"\nGPU dispatches of one token of {model} on {row['name']} ({counted}):")
             print("".join(f"  {note}\n" for note in row["decode"].get("notes", ())), end="")
             print("\n".join(cost_lines(row["decode"])))
 
 
 def cost_lines(cost: dict[str, Any]) -> list[str]:
-    """Format the cost of a decode step as text."""
+    """Return lines about the cost of a decode step, which `decode_cost` has returned."""
     return [
         f"  {cost['per_layer']} dispatches per layer: {_listed(cost['layer'])}",
         *(

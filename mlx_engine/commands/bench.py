@@ -1,4 +1,4 @@
-"""The command `bench`: tokens per second of prefill and decode, the sweep over all backends, clients, comparisons."""
+"""The command `bench`: measure prefill and decode, all backends, several clients or speculation; compare results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
-# The options that a mode would ignore, by their fields. --compare would ignore all options but --out.
+# The names of the fields whose options a mode would ignore. --compare would ignore all options but --out.
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap", "experts_memory")
 IGNORED_BY_SPECULATION = (
     "n_prompt", "n_gen", "both", "depth", "kv", "no_overlap", "budget", "sweep", "compare", "concurrency", "url",
 )  # fmt: skip
 IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
-# Options that a server has chosen itself.
+# With --url, these options are fixed when the server is started.
 IGNORED_BY_URL = (
     "backend", "quant", "quant_min_dim", "quant_layer", "threads", "activations", "kv_type", "no_jit", "no_overlap",
     "prefix_cache", "experts_memory",
@@ -53,15 +53,15 @@ class MeasureOptions:
     )
     n_prompt: list[str] | None = option(
         None,
-        "Prompt tokens of a prefill test: 512, 128,512 or 64-256+64.",
+        "Prompt tokens of a prefill test: a number, a list such as 128,512, or a range with a step such as 64-256+64.",
         flags=("--n-prompt", "-p"),
-        unset="512; with --sweep what suits the model",
+        unset="512; with --sweep lengths that fit the context",
     )
     n_gen: list[str] | None = option(None, "Generated tokens of a decode test.", flags=("--n-gen", "-n"), unset="64")
     both: Annotated[
         list[str] | None,
         typer.Option(
-            "-pg", help="Test of both: P prompt tokens, then N generated tokens, such as 512,64.", metavar="P,N"
+            "-pg", help="Test of prefill and decode: P prompt tokens, then N generated tokens (512,64).", metavar="P,N"
         ),
     ] = None
     depth: Annotated[
@@ -107,15 +107,17 @@ class OutputOptions:
 class ModeOptions:
     """Modes other than single tests."""
 
-    sweep: bool = option(False, "Measure every backend, slowest first: tables, plots, and the speedup of each step.")
+    sweep: bool = option(
+        False, "Measure every backend, slowest first: tables, plots, and the speedup of each over the one before."
+    )
     compare: tuple[Path, Path] | None = option(
         None, "Compare two JSON files that bench wrote; nothing is measured.", metavar="OLD NEW"
     )
     speculate: Path | None = option(
         None,
-        "Answer each text of this file with and without proposed tokens. A line is a JSON object with the key "
+        "Answer the prompts in this file with and without proposed tokens. Each line is a JSON object with the key "
         "prompt or prompts. Optional keys: name, max_tokens, prediction, drafter, copies, and right (the share of "
-        "right tokens).",
+        "the proposed tokens that are right).",
         metavar="FILE",
     )
     draft: Draft = None
@@ -141,7 +143,7 @@ class ConcurrencyOptions:
     shared_prefix: int = option(
         0,
         "With --concurrency: all prompts begin with the same K tokens. Prints the time to first token with a new "
-        "prefix (cold), with the cached prefix (warm), and of prompts of the same length that share nothing.",
+        "prefix (cold), with the cached prefix (warm), and without a shared prefix, for prompts of one length.",
         metavar="K",
         least=0,
     )
@@ -218,10 +220,10 @@ def check_values(timing: TimingOptions, output: OutputOptions) -> None:
 
 
 def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mapping[str, str]) -> None:
-    """Check that no option was given that a mode would ignore. `given` has the given flags by name.
+    """Check that the chosen mode uses every given option. `given` maps names of fields to the given flags.
 
     Raises:
-        OptionError: an option would be ignored.
+        OptionError: the mode would ignore an option, or an option needs another mode.
     """
     if mode.speculate is not None:
         refuse("--speculate", [given[name] for name in IGNORED_BY_SPECULATION if name in given])
@@ -242,10 +244,10 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
 
 
 def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: ConcurrencyOptions) -> None:
-    """Check that --shard can be used: only modes with one engine on one backend can measure a shared model.
+    """Check that --shard can be used: a model on several ranks is measured with one engine, on one backend.
 
     Raises:
-        OptionError: this mode cannot measure a shared model, or there are several backends.
+        OptionError: this mode cannot measure a model on several ranks, or there are several backends.
     """
     modes = {"--sweep": mode.sweep, "--compare": mode.compare is not None, "--url": clients.url is not None}
     refuse("--shard", [flag for flag, is_given in modes.items() if is_given])
@@ -322,7 +324,7 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
 
 
 def single(option: str, texts: list[str] | None, default: int, mode: str, *, least: int) -> int:
-    """Parse an option that has one number in this mode.
+    """Return the number of an option that takes a single number with the flag `mode`.
 
     Raises:
         OptionError: the option has several numbers, or one below `least`.
@@ -341,7 +343,7 @@ def single(option: str, texts: list[str] | None, default: int, mode: str, *, lea
 
 
 def run_tests(model: str, names: list[str], tests: list[Any], output: OutputOptions, **options: Any) -> None:
-    """Run every test on every backend; print the rows and save them to a folder."""
+    """Run every test on each backend in `names`; print the rows and, with --out, save the rows to that folder."""
     from mlx_engine.bench.run import rows
     from mlx_engine.bench.tables import FORMATS, make_folder, markdown
 
@@ -368,7 +370,7 @@ def print_speculation(
     file: Path, draft: str | None, tests: MeasureOptions, timing: TimingOptions, compute: ComputeOptions,
     shard: Shard | None, output: OutputOptions,
 ) -> None:  # fmt: skip
-    """Answer the texts of a file with and without proposed tokens; print a row for each, and save them to a folder."""
+    """Answer the texts of a file with and without proposed tokens; print the rows and, with --out, save them."""
     from mlx_engine.bench.run import engines
     from mlx_engine.bench.speculation import markdown, rows, texts_of
     from mlx_engine.bench.tables import FORMATS, make_folder
@@ -460,9 +462,10 @@ def print_comparison(old: Path, new: Path, out: Path | None) -> None:
 def results(
     stem: str, model: str, output: OutputOptions, text: Callable[[list[Row]], str], page: Callable[..., str]
 ) -> Iterator[list[Row]]:
-    """Yield a list to fill with rows; in the end print them, and save them in a folder with plots.
+    """Yield a list to fill with rows; at the end, print the rows, and save them with plots in a folder.
 
-    Rows measured before an error or an interruption are printed and saved, too.
+    Rows measured before an error or an interruption are printed and saved, too. `text` formats the rows for --output
+    md. `page` returns the Markdown page of the folder for the rows and the names of the plots.
     """
     from mlx_engine.bench.tables import FORMATS, default_folder, make_folder
 
@@ -481,7 +484,7 @@ def results(
 
 
 def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
-    """Save rows and page, and print the path."""
+    """Save the rows as JSON and `page`, which is Markdown; print the path of the JSON file."""
     from mlx_engine.bench import tables
 
     tables.save(folder, stem, found, page)
@@ -489,7 +492,7 @@ def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
 
 
 def warn_if_disturbed(found: list[Row]) -> None:
-    """Print which figures are not usable, because other processes used the cores meanwhile."""
+    """Print a warning if other processes used the cores during the measurement, with the figures that are unusable."""
     from mlx_engine.bench.origin import finding
 
     if (warning := finding(found)) is not None:
@@ -497,7 +500,7 @@ def warn_if_disturbed(found: list[Row]) -> None:
 
 
 def keep(found: list[Row], row: Row) -> None:
-    """Append a row; warn once if the log timed every operation."""
+    """Append a row. Print the notes of the first row, and a warning at the first row with every operation timed."""
     if row.get("watched") and not any(other.get("watched") for other in found):
         notice("warning: MLX_ENGINE_LOG is set, so every operation is timed: rates are lower than without it")
     if not found:

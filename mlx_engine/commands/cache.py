@@ -34,17 +34,19 @@ _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 PrefixDir: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--prefix-dir", metavar="DIR", file_okay=False, help="The folder of --prefix-dir of serve or chat."),
+    typer.Option(
+        "--prefix-dir", metavar="DIR", file_okay=False, help="The folder that serve or chat keeps prefixes in."
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """An item of `cache list`: a model, the prefixes of a folder, compiled kernels, or their measured tuning.
+    """An item of `cache list`: a model, cached prefixes, compiled kernels, or the measured tuning of Metal kernels.
 
     Attributes:
         name: the name for the user: a hub id, shape:NAME, kernels, emulator, tuning or prefixes.
-        kind: how a deleted item is replaced: "download" needs a download; "made" is computed again when it is needed.
+        kind: how a deleted item is replaced when it is needed: by a "download", or "made" on this machine.
         path: the file or folder.
         parts: the paths that `delete` deletes: the path itself, or the engine's files in it.
         nbytes: total bytes, not following links.
@@ -102,7 +104,7 @@ def remove(
 
 
 def everything_kept(prefix_dir: Path | None) -> list[Kept]:
-    """Return all items on disk. `prefix_dir` is a folder of prefixes, such as --prefix-dir of `serve`, or None."""
+    """Return all items on disk. `prefix_dir` is a folder of cached prefixes, or None."""
     from mlx_engine.cache.disk import parts_of
 
     items = kept()
@@ -133,9 +135,9 @@ def confirmed(items: Sequence[Kept]) -> bool:
 
 
 def lines_of(items: Sequence[Kept]) -> list[str]:
-    """Return a line per item: name, size, whether it must be downloaded again, path."""
-    again = {"download": "downloaded", "made": "made when needed"}
-    rows = [(plain(item.name), size(item.nbytes), again[item.kind], plain(str(item.path))) for item in items]
+    """Return a line per item: name, size, "downloaded" or "made when needed", path."""
+    kinds = {"download": "downloaded", "made": "made when needed"}
+    rows = [(plain(item.name), size(item.nbytes), kinds[item.kind], plain(str(item.path))) for item in items]
     return columns(rows, "<><<") if rows else []
 
 
@@ -152,7 +154,7 @@ def kept() -> list[Kept]:
 
 
 def delete(item: Kept) -> None:
-    """Delete an item from disk. A process that has its files open can still read them.
+    """Delete an item from disk. A process that has the files open can still read them.
 
     Raises:
         SourceError: a part cannot be removed.
@@ -197,8 +199,7 @@ def _kernels() -> Iterator[Kept]:
     remove_dead(emulator)
     found = {
         "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
-        # Unfinished files are left out: `remove_dead` has deleted those of dead processes, and other processes are
-        # still writing the rest.
+        # Unfinished files are left out: running processes are still writing them. `remove_dead` has deleted the others.
         "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
         "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
     }

@@ -75,7 +75,7 @@ class PromptOptions:
     load: Path | None = option(None, "Continue the conversation of a file that /save wrote.")
     session: str | None = option(
         None,
-        "Continue the conversation of this name, without reading it again, and keep it at the end.",
+        "Continue the conversation of this name, if there is one, from its saved keys and values; save it at the end.",
         metavar="NAME",
         is_rare=True,
     )
@@ -121,7 +121,7 @@ def chat(
     from mlx_engine.tokenizer.chat_prompt import thinking
 
     functions = [function for path in prompt.tools or () for function in functions_of(path)]
-    described = tools_of(functions)
+    tools = tools_of(functions)
     how = {**compute.machine(), **compute.changes(run.context_len), "speculate": speculate, "draft": draft}
     how["adapters"] = one_adapter(adapter)
     prefixes.check()
@@ -135,11 +135,11 @@ def chat(
         chosen = choose_sampling(invocation, run.sampling, opened, suggested=suggested)
         options = replace(run, sampling=chosen.sampling)
         variables = thinking(opened.prompts.tokenizer.chat_template, prompt.think)
-        check(opened.prompts, options, list(messages) or shortest(prompt.system), variables, described)
+        check(opened.prompts, options, list(messages) or shortest(prompt.system), variables, tools)
         with progress_bar("loading", quiet=quiet) as progress:
             loaded = engine.Engine(opened, progress)
         prefixes.use(loaded)
-        conversation = Conversation(loaded, options, system=prompt.system, variables=variables, tools=described)
+        conversation = Conversation(loaded, options, system=prompt.system, variables=variables, tools=tools)
         greet(name, conversation, chosen, quiet=quiet)
         return conversation
 
@@ -153,7 +153,7 @@ def chat(
     if prompt.load is not None:
         continue_from(conversation, messages, str(prompt.load))
     typed = typed_messages(completer, keeps_history=not prompt.no_history)
-    named = {about["function"]["name"]: each for about, each in zip(described, functions, strict=True)}
+    named = {about["function"]["name"]: each for about, each in zip(tools, functions, strict=True)}
     talking = Chat(conversation, begin, named)
     try:
         talk(talking, typed, quiet=quiet)
@@ -163,7 +163,7 @@ def chat(
 
 
 def session_file(name: str) -> Path:
-    """Return the file with the messages of a session, in the folder of the typed messages.
+    """Return the file with the messages of a session. The folder is `sessions`, beside `history_file`.
 
     The session's keys and values are in a second file beside this one.
 
@@ -172,7 +172,8 @@ def session_file(name: str) -> Path:
         SourceError: the folder of sessions cannot be used.
     """
     if not re.fullmatch(r"[\w-][\w.-]{0,99}", name):
-        message = f"--session must be letters, digits, '-', '_' and '.', at most 100, not '.' first; not {shown(name)}"
+        expected = "at most 100 letters, digits, '-', '_' and '.', without a '.' at the beginning"
+        message = f"--session must be {expected}; not {shown(name)}"
         raise OptionError(message, option="--session", found=name)
     file = history_file().parent / "sessions" / f"{name}.json"
     try:
@@ -184,10 +185,10 @@ def session_file(name: str) -> Path:
 
 
 def resume(conversation: Conversation, file: Path) -> None:
-    """Continue a session: print its messages, and use its keys and values, if they are of this model.
+    """Continue a session: print the messages, and use the saved keys and values, if they are of this model.
 
     Raises:
-        EngineError: its messages cannot be read or rendered.
+        EngineError: the messages cannot be read or rendered.
     """
     from mlx_engine.checkpoint.hf_folder import parse_json
     from mlx_engine.tokenizer.chat_prompt import joined_parts
@@ -199,7 +200,7 @@ def resume(conversation: Conversation, file: Path) -> None:
     try:
         conversation.engine.load_prefix(file.with_suffix(".kv"))
     except (EngineError, OSError) as error:
-        notice(f"the conversation is read again: {getattr(error, 'strerror', None) or error}")
+        notice(f"the keys and values of the session are computed again: {getattr(error, 'strerror', None) or error}")
     try:
         conversation.restore(state)
     except (LookupError, TypeError) as error:
@@ -325,9 +326,9 @@ DECLINED = "The user does not want this call to be made."
 
 
 def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
-    """Ask the user whether to make a call, and return its result, or a text for the model if it is not made.
+    """Ask the user whether to call a function. Return the result or, if there is none, a text for the model.
 
-    `replies` yields the lines that the user types.
+    A function in `chat.always` is called without asking. `replies` yields the lines that the user types.
     """
     from mlx_engine.conversation.functions import call_function
 
@@ -351,7 +352,7 @@ def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
 
 
 def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
-    """Print an answer as it is generated. Ctrl-C stops it, and what was generated is kept."""
+    """Print an answer as it is generated. Ctrl-C ends the answer; the tokens generated so far are kept."""
     before = conversation.generation
     with stopped_by_ctrl_c() as stop:
         try:
@@ -390,7 +391,7 @@ def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Con
 
 
 class AnswerPrinter(TextWriter):
-    """Prints the pieces of one answer. Reasoning is dimmed in a terminal; elsewhere it goes to stderr if not quiet."""
+    """Prints one answer. Reasoning is dimmed on a terminal with colours; else it goes to stderr, unless `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(sys.stdout)
@@ -430,7 +431,7 @@ def limits_reached(conversation: Conversation) -> Iterator[str]:
 
 @contextmanager
 def stopped_by_ctrl_c() -> Iterator[threading.Event]:
-    """Provide an event that Ctrl-C sets, in place of an exception in the middle of a forward pass."""
+    """Yield an event that Ctrl-C sets. The default, an exception, could interrupt a forward pass."""
     pressed = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield pressed
@@ -443,7 +444,7 @@ def stopped_by_ctrl_c() -> Iterator[threading.Event]:
 
 
 Ask: TypeAlias = Callable[..., Iterator[str]]
-"""Starts an answer and returns its pieces; the argument `progress` is that of `Conversation.ask`."""
+"""A function that starts an answer and returns its pieces. The keyword `progress` is that of `Conversation.ask`."""
 
 QUIT, SLASHED_QUIT = ("quit", "exit"), ("/quit", "/exit", "/bye")
 
@@ -459,8 +460,8 @@ class Chat:
 
     Attributes:
         conversation: the conversation.
-        begin: loads the model of a name, checks that its template can render some messages, and returns an empty
-            conversation with it.
+        begin: loads the model of a name, checks that the model's template can render the given messages, and returns
+            a conversation without messages.
         functions: the tools, by name.
         always: the names of the tools that are called without asking.
         changed: the options that /set has changed.
@@ -559,7 +560,7 @@ def read_messages(path: str) -> list[Any]:
 
 
 def continue_from(conversation: Conversation, messages: list[Any], path: str) -> None:
-    """Replace the conversation with the messages of a file.
+    """Replace the conversation with `messages`, which were read from the file `path`.
 
     Raises:
         OptionError: the list has invalid messages.
@@ -639,7 +640,7 @@ def _use(conversation: Conversation, changed: dict[str, Any]) -> None:
     """Set some options of all further answers.
 
     Raises:
-        OptionError: a value is invalid, or the model's vocabulary lacks a token. Then no option is set.
+        OptionError: a value is invalid, or the vocabulary lacks a token that a value names. No option is set then.
     """
     options = conversation.options
     sampling = {f.name for f, _ in declared(Sampling)} & changed.keys()
@@ -674,7 +675,7 @@ def _value(options: Options, name: str) -> Any:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Format an option's value. Without a value, return the default that the help names, or "off", which /set takes."""
+    """Format an option's value. For an unset option, return the default as in the help, or "off" if it has none."""
     if value is None or value == ():
         unset = next(about.unset for f, about in declared() if f.name == name)
         return "off" if unset in (None, "none") else unset
@@ -714,7 +715,7 @@ def _stats(chat: Chat, _: str) -> None:
 
 def _tools(chat: Chat, _: str) -> None:
     if not chat.functions:
-        notice("there are no tools; --tools FILE.py has functions that the model may call")
+        notice("there are no tools; --tools FILE.py lets the model call the functions of a file")
     for tool in chat.conversation.tools:
         about = tool["function"]
         first = (about["description"].splitlines() or [""])[0]
@@ -729,7 +730,7 @@ def _help(_: Chat, __: str) -> None:
             notice(f"{command.usage:{width}}  {command.help}")
     notice(f"{'/bye, quit, exit':{width}}  End the conversation; so does Ctrl-D.")
     notice("Tab completes commands. A space before the slash sends the text to the model.")
-    notice("Ctrl-C stops an answer and keeps what was said. For a message of several lines, end a line with \\,")
+    notice("Ctrl-C stops an answer and keeps its text so far. For a message of several lines, end a line with \\,")
     notice('press Alt-Enter, or write """ before the first line and after the last.')
 
 
@@ -739,7 +740,7 @@ COMMANDS = {
     "/help": HELP,
     "/?": HELP,
     "/system": Command("/system [TEXT]", "Set the system message; without TEXT, remove it.", _system),
-    "/set": Command("/set [NAME VALUE]", "Set an option, such as temperature 0.7 or seed off; alone, list all.", _set),
+    "/set": Command("/set [NAME VALUE]", "Set an option: temperature 0.7, or seed off. Without NAME, list all.", _set),
     "/model": Command("/model NAME", "Load another model, and continue the conversation with it.", _model),
     "/tools": Command("/tools", "List the tools that the model may call.", _tools),
     "/clear": Command("/clear", "Begin a new conversation with the same system message.", _clear),
@@ -755,7 +756,7 @@ QUOTES = '"""'
 
 
 def is_complete(text: str) -> bool:
-    """Return whether a message ends here, or another line follows."""
+    """Return whether the text is a whole message; if not, another line follows."""
     stripped = text.strip()
     if stripped.startswith(QUOTES):
         return stripped.endswith(QUOTES) and len(stripped) >= 2 * len(QUOTES)
@@ -792,7 +793,7 @@ def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = 
 
 def history_file() -> Path:
     """Return the file of the messages that were typed: in XDG_STATE_HOME, or ~/.local/state."""
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - Path's raises
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - Path's may raise
     return Path(home) / "mlx_engine" / "chat_history"
 
 

@@ -38,9 +38,10 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """Convert errors of input and output, lack of memory, and signals to a message and an exit code.
+    """Decorate a command: print a message and exit with a code if the command fails or is ended by a signal.
 
-    All other errors are bugs, and keep their traceback.
+    This handles `EngineError`, lack of memory, signals, and failures to write stdout. All other exceptions are bugs,
+    and keep their traceback.
     """
 
     @functools.wraps(command)
@@ -72,7 +73,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
         except OSError as error:
-            # An OSError of a system call without a file name comes from writing to stdout. Others are bugs.
+            # A failure to write stdout has an errno, and no file name. All other OSErrors are bugs.
             if error.filename is not None or error.errno is None:
                 raise
             notice(f"error: the output cannot be written: {error.strerror or error}")
@@ -147,7 +148,7 @@ def _from_stdin() -> bytes:
 
 
 def checked_text(text: str, option: str) -> str:
-    """Return an argument; raise OptionError if its bytes are not UTF-8, which Python passes on as lone surrogates."""
+    """Return an argument of the command line; raise OptionError for lone surrogates: Python maps bad bytes to them."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -214,9 +215,9 @@ def still_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def bar_of_parts(title: str) -> Iterator[log.Bar | None]:
-    """Show a bar on a terminal, with the names of unfinished parts in its title; yield None elsewhere.
+    """Show a progress bar on a terminal; the caller reports (done, total, unfinished parts). Yield None elsewhere.
 
-    `main` sets `log.show_bar` to this function, so that code without access to the terminal can report progress.
+    `main` sets `log.show_bar` to this function, so that packages that do not import `commands` can show the bar.
     """
     if is_plain(sys.stderr):
         yield None
@@ -304,7 +305,7 @@ class TextWriter:
             self.write("\n")
 
     def _fit_to_terminal(self) -> bool:
-        """Return whether to wrap words. If the terminal has a new width, it has moved the text: update the position."""
+        """Return whether to wrap words. A terminal with a new width has wrapped its text again: update the position."""
         width = columns_of(self._out)
         if width != self._width and width:
             self._column %= width
@@ -316,7 +317,7 @@ class TextWriter:
     def _placed(self, part: str, *, dim: bool) -> str:
         """Return what to write for a part of the text, and move the position in the line.
 
-        The last column stays free: terminals differ in where the cursor is after a character in it.
+        The last column stays free: terminals differ in where the cursor is after a character in that column.
         """
         if part.endswith("\n"):
             self._column, self._word, self._word_width = 0, [], 0
@@ -335,7 +336,7 @@ class TextWriter:
         return self._grown(part, shown, width, fits=fits)
 
     def _grown(self, part: str, shown: str, width: int, *, fits: bool) -> str:
-        """Return what to write for another part of the last word."""
+        """Return what to write for another part of the last word. A word that no longer fits moves to the next line."""
         grown, earlier = self._word_width + width, "".join(self._word)
         self._word.append(shown)
         before, self._word_width = self._word_width, grown
@@ -354,7 +355,7 @@ class TextWriter:
 
 
 def columns_of(out: TextIO | None) -> int:
-    """Return the width of the terminal behind a stream; 0 if there is none, or it cannot move its cursor."""
+    """Return the number of columns of a stream's terminal; 0 if the stream has none, or the terminal is dumb."""
     if out is None or not out.isatty() or os.environ.get("TERM") == "dumb":
         return 0
     try:

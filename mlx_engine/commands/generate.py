@@ -92,18 +92,18 @@ class PromptOptions:
     think: Think = None
     prompt_cache: Path | None = option(
         None,
-        "Read keys and values from this file, as far as it has the same prompt; at the end, write those of "
-        "the prompt and the generated text to it.",
+        "Reuse the keys and values in this file, up to the first token that differs from the prompt. At the end, "
+        "write those of the prompt and the generated text to the file.",
         metavar="FILE",
         is_rare=True,
     )
 
     def check(self) -> None:
-        """Check for options that exclude each other, before anything is read.
+        """Check the options before any file is read.
 
         Raises:
-            OptionError: there are two prompts; or --prompt-cache is given with a batch, or --system or --think is given
-                without --chat.
+            OptionError: there are two prompts, a batch and a prompt, --prompt-cache with a batch, --system or --think
+                without --chat, or a system message that is not UTF-8.
         """
         if self.prompt is not None and self.prompt_option is not None:
             message = "give the prompt either as an argument or with --prompt"
@@ -123,7 +123,7 @@ class PromptOptions:
         """Return a scheduler that begins with the keys and values of --prompt-cache; None without this option.
 
         Raises:
-            EngineError: the file is not of this model, or the run has no cache.
+            EngineError: the file is not of this model, or the run has no KV cache.
             SourceError: the file cannot be read.
         """
         if self.prompt_cache is None:
@@ -140,10 +140,10 @@ class PromptOptions:
         return engine.scheduler_for(requests, keeps=True)
 
     def save(self, engine: Engine, run: Stream, scheduler: Scheduler | None) -> None:
-        """Write the file of --prompt-cache.
+        """Write the file of --prompt-cache, if the option was given.
 
         Raises:
-            SourceError: it cannot be written.
+            SourceError: the file cannot be written.
         """
         if self.prompt_cache is not None and scheduler is not None:
             done = run.generation
@@ -168,7 +168,7 @@ class PromptOptions:
             is_example: whether to run the example prompt if stdin is a pipe without data for a few seconds.
 
         Raises:
-            OptionError: the batch has no prompt, or a text is not UTF-8.
+            OptionError: there is a prompt besides --prompt-file, the batch has no prompt, or a text is not UTF-8.
             SourceError: a file cannot be read.
         """
         if self.batch_file is not None:
@@ -222,7 +222,7 @@ class OutputOptions:
     per_pass: bool = option(False, "Also print the time of every forward pass.", is_rare=True)
     quiet: bool = option(False, "Print only warnings and errors on stderr.", flags=("--quiet", "-q"))
     verbose: bool = option(False, "Also print the model, its KV cache and all timings.", flags=("--verbose", "-v"))
-    json: bool = option(False, "Print one JSON object instead of text.")
+    json: bool = option(False, "Print one JSON object per prompt instead of text.")
 
     def check(self) -> None:
         """Raise OptionError if --verbose and --quiet are given."""
@@ -364,7 +364,7 @@ def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
 
 
 def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, requested: str, *, json: bool) -> None:
-    """Print the error of one run of a batch, whose other runs continue; with `json` one object with the error."""
+    """Print the error of a run of a batch on stderr; with `json`, also print an object with the error on stdout."""
     from mlx_engine.loop.stream import failed
 
     notice(f"{label}error: {error}")
@@ -436,7 +436,7 @@ def without_line_end(text: str) -> str:
 def piped(*, is_example: bool) -> str:
     """Return all of stdin if it is a pipe or a file; an empty text if it is a terminal, or closed.
 
-    If a pipe stays silent, print a line and wait; with `is_example`, return an empty text instead.
+    If a pipe has no data for `PATIENCE` seconds, print a line and wait; with `is_example`, return an empty text.
 
     Raises:
         OptionError: the text is not UTF-8.
@@ -451,7 +451,7 @@ def piped(*, is_example: bool) -> str:
 
 
 def _is_silent(seconds: float) -> bool:
-    """Return whether stdin has neither bytes nor an end within some seconds."""
+    """Return whether stdin stays open without data for this number of seconds."""
     try:
         with selectors.DefaultSelector() as pipes:
             pipes.register(sys.stdin, selectors.EVENT_READ)
@@ -479,7 +479,7 @@ def requests_for(makes: RequestBuilder, prompts: Sequence[Prompt], options: Opti
 
 
 def longest_of(requests: Sequence[Request]) -> int:
-    """Return the largest number of tokens that the cache holds for requests that share forward passes."""
+    """Return the most tokens that the KV cache may hold: those of the `BATCH_SLOTS` longest requests."""
     from mlx_engine.engine import BATCH_SLOTS
 
     return sum(sorted((request.longest for request in requests), reverse=True)[:BATCH_SLOTS])
@@ -507,7 +507,7 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
 
 
 def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: int | None) -> list[str]:
-    """Return the lines about the tokenizer and the KV cache of the longest run, and of `context_len` if given."""
+    """Return the lines about the tokenizer and the KV cache, for the longest run and for `context_len` if given."""
     kind = f"{engine.tokenizer.vocab_size:,} tokens ({engine.tokenizer.kind}, {Path(engine.tokenizer.where).name})"
     if not kv:
         return [f"Tokenizer: {kind}", "KV cache: none"]
@@ -522,7 +522,7 @@ def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: i
 
 
 def kv_cache(size: CacheSize) -> str:
-    """Return the line about the KV cache: its bytes, the shape they follow from, states, and what windows save."""
+    """Return the line about the KV cache: bytes and shape, bytes of states, and bytes that attention windows save."""
     from mlx_engine.cache.pool import kv_layers, state_of
 
     layers = kv_layers(size.layers)

@@ -30,18 +30,18 @@ class ShowOptions:
     stats: bool = option(False, "Also print each tensor's min, max, mean and standard deviation.")
     head: int | None = option(None, "Also print the first N values of each tensor.", least=0)
     meta: str | None = option(None, "Print only the value of this metadata key, in full.")
-    backend: str = option("auto", "Print the memory and the rate on this backend.", flags=("--backend", "-b"))
+    backend: str = option("auto", "Print the memory and the decode speed on this backend.", flags=("--backend", "-b"))
     context: int | None = option(
         None,
-        "Print the memory and the rate for a conversation of N tokens.",
+        "Print the memory and the decode speed for a conversation of N tokens.",
         least=1,
         unset="the model's, at most 4,096",
     )
     experts_memory: str | None = option(
         None,
-        "Print what is read from the file if at most SIZE of experts, such as 8GiB, are in memory.",
+        "Print how much a token reads from the file if at most SIZE of experts, such as 8GiB, is in memory.",
         metavar="SIZE",
-        unset="what is free",
+        unset="the free memory",
     )
     verify: bool = option(False, "Check that the model is complete and can be run, and that all its values are finite.")
 
@@ -68,7 +68,7 @@ def inspect(
             "--model",
             "-m",
             metavar="MODEL",
-            help="The same as the argument. Several are shown with a line each, and with the memory of all together.",
+            help="The same as the argument. If given several times, print a line per model and their total memory.",
         ),
     ] = None,
     show: ShowOptions,
@@ -89,7 +89,7 @@ def inspect(
     names = model_option or ["builtin" if model is None else model]
     if len(names) > 1:
         if show.lists_tensors or show.meta is not None or show.verify:
-            message = "several models have a line each; --tensors, --meta and --verify are for one model"
+            message = "--tensors, --meta and --verify show a single model; give --model once"
             raise OptionError(message, option="--model", found=names)
         print_several(
             {name: run_facts(resolve(name), show.backend, show.context, most) for name in names}, as_json=json
@@ -148,7 +148,7 @@ TITLES = {
 
 
 def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print header, model sizes, how it would run (`run_facts`), metadata, tensors, and totals by type."""
+    """Print header, model sizes, the result of `run_facts` (`run`), metadata, tensors, and totals by type."""
     from mlx_engine.checkpoint.listing import summary
 
     sizes, totals = summary(listing), listing.totals()
@@ -190,7 +190,7 @@ def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> Non
 
 
 def header_rows(listing: Listing) -> list[tuple[str, str]]:
-    """Return the rows about the file."""
+    """Format the header of the file as rows of a title and a text."""
     header = listing.header
     version = f" version {header['version']}" if "version" in header else ""
     n_metadata, n_tensors = len(listing.metadata), len(listing.tensors)
@@ -203,7 +203,7 @@ def header_rows(listing: Listing) -> list[tuple[str, str]]:
 
 
 def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the rows about the model."""
+    """Format the sizes of the model as rows of a title and a text."""
     rows = []
     for name, value in sizes.items():
         text = f"{value:,}" if isinstance(value, int) else shown(value, "float32").strip("'")
@@ -230,12 +230,12 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
 
 
 def run_facts(path: Path, backend: str, context: int | None, experts_memory: int | None = None) -> dict[str, Any]:
-    """Return whether the model could be loaded (`supported`), and the reason why not, or the sizes and the rate."""
+    """Return whether the model can be loaded (`supported`), and its memory and decode speed, or why not (`reason`)."""
     from mlx_engine.bench.outlook import machine_bandwidth, outlook
     from mlx_engine.machine.memory import usable_cores
 
     if path.suffix == ".safetensors" and path.is_file():
-        return {"supported": False, "reason": "a file of tensors without a config.json; name the folder of the model"}
+        return {"supported": False, "reason": "a file of tensors without a config.json; give the folder of the model"}
     try:
         found = outlook(path, backend, context, experts_memory)
     except EngineError as error:
@@ -246,11 +246,11 @@ def run_facts(path: Path, backend: str, context: int | None, experts_memory: int
 
 
 def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of `run_facts`."""
+    """Format the result of `run_facts` as rows of a title and a text."""
     if not facts["supported"]:
         return [("runs here", f"no: {plain(facts['reason'])}")]
     needed, available = facts["weights_bytes"] + facts["kv_bytes"], facts["available_bytes"]
-    state = "yes" if facts["fits"] else f"not in the memory: {size(needed)} needed, {size(available)} available"
+    state = "yes" if facts["fits"] else f"does not fit into memory: {size(needed)} needed, {size(available)} available"
     left = f" (and {size(facts['left_bytes'])} left in the file)" if facts["left_bytes"] else ""
     kv = f"{size(facts['kv_bytes'])} of keys and values for {facts['context']:,} tokens"
     rows = [
@@ -268,7 +268,7 @@ def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_several(found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print a line with each model's `run_facts`, and whether those that run here fit into the memory together."""
+    """Print a line per model with its `run_facts`, and whether all supported models fit into memory together."""
     models = [facts for facts in found.values() if facts["supported"]]
     needed = sum(facts["weights_bytes"] + facts["kv_bytes"] for facts in models)
     available = min((facts["available_bytes"] for facts in models), default=0)

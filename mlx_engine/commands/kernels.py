@@ -43,7 +43,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @reports_errors
 @takes_groups
 def list_(json: AsJSON = False) -> None:
-    """List the kernels: purpose, inputs and outputs. A matrix product's "rung" counts its steps of optimisation."""
+    """List the kernels: purpose, inputs and outputs. Rungs are kernels of the same Q8_0 product, from slow to fast."""
     from mlx_engine.kernels.lab.catalog import entries
     from mlx_engine.kernels.launch import executors
 
@@ -80,15 +80,16 @@ def check(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Python program whose mx.fast.metal_kernel calls and experiments are checked in the emulator; or a "
-            ".metal file, whose kernels are compiled in every build.",
+            help="Python program to run in the emulator, which checks its mx.fast.metal_kernel calls and Experiment "
+            "objects; or a .metal file, whose kernels are compiled in every build of the emulator.",
             show_default="the project's kernels",
         ),
     ] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Arguments of the program; with a .metal FILE, a Python file with experiments that run its kernels.",
+            help="Arguments of the program; with a .metal FILE, a Python file with MetalExperiment objects for its "
+            "kernels.",
             show_default=False,
         ),
     ] = None,
@@ -98,10 +99,14 @@ def check(
     executor: Executor = None,
     seeds: int = option(2, "Number of thread orders to try; on a GPU, number of runs.", least=2),
     races: bool = option(
-        True, "Also look for data races, in a last run of each shape or call.", flags=("--races/--no-races",)
+        True, "Also run each shape or call once more to find data races.", flags=("--races/--no-races",)
     ),
-    lanes: str = option("active", "With FILE: lanes that SIMD-group operations need: active, as in Metal, or all."),
-    suffixes: bool = option(False, "With FILE: refuse float literals without a suffix, as CUDA needs."),
+    lanes: str = option(
+        "active",
+        "With FILE: active runs SIMD-group operations over the lanes that reach them, as in Metal; all requires all 32 "
+        "lanes to reach them, as in CUDA.",
+    ),
+    suffixes: bool = option(False, "With FILE: refuse float literals without a suffix, which are doubles in CUDA."),
     include: list[Path] | None = option(
         None, "With a .metal FILE: folder of the files that it includes.", flags=("--include", "-I")
     ),
@@ -165,7 +170,7 @@ def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
 @reports_errors
 @takes_groups
 def bench(
-    report: bool = option(False, "Also write a report to share: this table, the chip, and tokens per second."),
+    report: bool = option(False, "Also write a report to share: the printed table, the chip, and tokens per second."),
     file: Annotated[
         Path | None,
         typer.Argument(help="The file that --report writes: Markdown, or .json.", show_default="kernels-CHIP.md"),
@@ -203,7 +208,7 @@ def bench(
         print(kernel_report.summary(found))
     if path is not None:
         kernel_report.write_report(path, found)
-        notice(f"the report is in {path}; the only file name in it is that of the model")
+        notice(f"the report is in {path}; it has no file name except the model's")
 
 
 @kernels.command(cls=Command)
@@ -237,10 +242,11 @@ def chosen(names: list[str] | None) -> list[Entry]:
 
 
 def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
-    """Return the given executor, or this machine's default; with `only_gpu` the default is never the emulator.
+    """Return the given executor, or if none is given, the first that this machine has.
 
     Raises:
-        OptionError: the name is unknown, or the executor is unavailable.
+        OptionError: the name is unknown, the executor is unavailable, or with `only_gpu` no executor is given and this
+            machine has only the emulator.
     """
     from mlx_engine.kernels.launch import EXECUTORS, executors
 
@@ -264,12 +270,12 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
 def check_kernel_file(
     file: Path, arguments: Sequence[str], orders: Orders, folders: Sequence[Path], *, json: bool
 ) -> bool:
-    """Check a file, print the report, and return whether everything was right.
+    """Check a file, print the report, and return whether the check passed.
 
-    With `json`, what the program prints goes to stderr. `folders` are those of --include.
+    With `json`, the stdout of the checked program is redirected to stderr. `folders` are those of --include.
 
     Raises:
-        OptionError: there is no such file, a switch has an unknown value, or there is no compiler.
+        OptionError: there is no such file, --lanes has an unknown value, or there is no compiler.
     """
     from mlx_engine.kernels.emulator import unavailable
     from mlx_engine.kernels.emulator.kernel import LANES

@@ -1,7 +1,7 @@
-"""The command `models`: list the supported architectures and types, as the files in `mlx_engine/models` declare them.
+"""The command `models`: list the architectures that `mlx_engine/models` declares, and the supported types of weights.
 
-The keys of an architecture's settings are found by running the code that reads a config with a `Recorder` in place of
-a file. The recorder notes the key of every read, and returns a made-up value.
+To find the keys of an architecture's settings, its config is read from a `Recorder` instead of a file. The recorder
+notes every key that is read, and returns a made-up value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from mlx_engine.weights.model import Architecture, architectures_of
 @reports_errors
 @takes_groups
 def models(
-    keys: str | None = option(None, "Print the settings that an architecture reads, by their keys.", metavar="NAME"),
+    keys: str | None = option(
+        None, "Print the keys of architecture NAME's settings in config.json and GGUF.", metavar="NAME"
+    ),
     json: bool = option(False, "Print one JSON object."),
 ) -> None:
     """List the supported architectures, and the types of weights that each backend multiplies as they are stored."""
@@ -47,11 +49,11 @@ def models(
         return
     head = ("model_type, architecture", "GGUF", "")
     print("\n".join(columns([head, *((", ".join(a.names), a.gguf, a.title) for a in found)], "<<<")))
-    print("\ntypes that are read, and the backends that multiply them as they are stored")
+    print("\nreadable types, and the backends that multiply them as they are stored")
     backends = list(next(iter(types.values())))
     rows = [(f"  {name}", *("yes" if on[b] else "-" for b in backends)) for name, on in types.items()]
     print("\n".join(columns([("", *backends), *rows], "<" * (1 + len(backends)))))
-    print("Other types are expanded to float32 on load. --keys NAME lists the settings that an architecture reads.")
+    print("-: expanded to float32 on load. --keys NAME lists the settings that an architecture reads.")
 
 
 def types_by_backend() -> dict[str, dict[str, bool]]:
@@ -80,8 +82,8 @@ def print_keys(keys: Keys) -> None:
             print(f"\nchecked in {title}, because only some values are implemented: {', '.join(checked)}")
 
 
-# The made-up value of a field that was read before the current one (`_Known`). The n-th key that a recorder reads gets
-# STAND_IN + 2 n, so the values differ and are even.
+# The made-up value of a field that was not read from a `Recorder` (see `_Known`). A recorder returns STAND_IN + 2 n for
+# its n-th key: these values are even and differ.
 STAND_IN = 8
 
 
@@ -116,7 +118,7 @@ class Keys:
     Attributes:
         architecture: its entry in the list.
         fields: the fields of the config, in their order.
-        checked_hf: keys of config.json of which only some values are implemented.
+        checked_hf: keys of config.json that are only checked, because some of their values are not implemented.
         checked_gguf: the same for GGUF.
     """
 
@@ -159,27 +161,27 @@ def _files() -> Iterator[tuple[Entry, Architecture]]:
 
 
 def _asked(config: Any, naming: Naming) -> dict[str, tuple[str, ...]]:
-    """Return the keys that each field asks for."""
+    """Return the keys that each field of a config class reads, by the name of the field."""
     known = _Known()
     return {f.name: _read(f, naming, known) for f in fields(config)}
 
 
 def _read(config_field: Any, naming: Naming, known: _Known) -> tuple[str, ...]:
-    """Return the keys that a field asks for; add its value to `known`, for the fields after it."""
+    """Return the keys that a field reads; add its made-up value to `known`, which the next fields may use."""
     setting = config_field.metadata[SETTING]
     if hasattr(setting, naming) and hasattr(setting, "kind"):  # a single key
         where = getattr(setting, naming)
         keys = [] if where is None else [where if isinstance(where, str) else where[0]]
         return tuple(keys + list(setting.repeated if naming == "gguf" else ()))
     asked = Recorder()
-    # Some of the made-up values are refused.
+    # A setting may refuse made-up values.
     with suppress(EngineError, ValueError, TypeError, ArithmeticError, AttributeError):
         setattr(known, config_field.name, setting.read(asked, naming, known))
     return tuple(dict.fromkeys(asked.keys))
 
 
 class _Known(SimpleNamespace):
-    """The fields that were read before the current one. Those with a single key all have the value STAND_IN."""
+    """The fields before the current one. Fields with a single key, and fields that could not be read, have STAND_IN."""
 
     def __getattr__(self, name: str) -> int:
         return STAND_IN
@@ -203,12 +205,12 @@ class Recorder(Settings):
         return None if default is REQUIRED else value  # type: ignore[return-value]
 
     def choice(self, key: str, default: str, *others: str) -> str:
-        """Return the last choice, which has the most settings of its own, so that these are read and recorded, too."""
+        """Return the last choice: it has the most settings of its own, which are then recorded, too."""
         self._get(key, default)
         return others[-1] if others else default
 
     def mapping(self, key: str) -> Settings | None:
-        """Return a recorder for the keys inside this one."""
+        """Return a recorder for the keys inside `key`, which adds to the same list of keys."""
         self._get(key, None)
         return Recorder(f"{self._prefix}{key}.", self.keys)
 

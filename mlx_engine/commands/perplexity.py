@@ -57,8 +57,8 @@ class ReferenceOptions:
 
     reference: str | None = option(
         None,
-        "Also report the KL divergence from this model, or from a file that --save wrote, and how often both "
-        "have the same likeliest token. --quant, --activations and --kv-type do not change it.",
+        "Compare with this model, or with a file that --save wrote: report the KL divergence, and how often both have "
+        "the same likeliest token. --quant, --activations and --kv-type apply only to --model.",
         flags=("--reference", "-r"),
         metavar="MODEL|FILE",
     )
@@ -162,7 +162,7 @@ def report(found: dict[str, Any], about: dict[str, Any]) -> str:
         ratio, same = against["log_ratio_standard_error"], against["top_1_standard_error"]
         rows += [
             ("reference's perplexity", f"{against['perplexity']:.4f}", ""),
-            ("log of the ratio", f"{against['log_ratio']:.6f}", _plus_minus(ratio, ".6f")),
+            ("log of perplexity ratio", f"{against['log_ratio']:.6f}", _plus_minus(ratio, ".6f")),
             *([] if error is None else [("error of the logits", f"{error:.2e}", "relative, root mean square")]),
             ("KL divergence", f"{kl['mean']:.3g}", _plus_minus(kl["standard_error"], ".2g")),
             *((f"  {p} % of tokens below", f"{value:.3g}", "") for p, value in kl["percentiles"].items()),

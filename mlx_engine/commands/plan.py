@@ -1,7 +1,7 @@
 """The command `plan`: estimate memory, link traffic and speed of a model that several machines share.
 
-The model is not run, and the machines need not exist: options describe them. Without options for them, the memory
-bandwidth and the rate of products are measured on this machine.
+The model is not run, and the machines need not exist: options describe them. If no option gives the memory bandwidth or
+the rate of products, this machine's is measured.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ class HostOptions:
         75.0, "How much of a machine's memory the model may take.", metavar="PERCENT", least=1, most=100
     )
     bandwidth: str | None = option(
-        None, "Memory bandwidth, such as 120GB/s; one, or one per machine.", metavar="RATE", unset="measured here"
+        None,
+        "Memory bandwidth, such as 120GB/s: of all machines, or one per machine.",
+        metavar="RATE",
+        unset="measured here",
     )
     compute: str | None = option(
         None,
-        "Arithmetic of products, such as 3TFLOP/s; one, or one per machine.",
+        "Arithmetic rate of products, such as 3TFLOP/s: of all machines, or one per machine.",
         metavar="RATE",
         unset="measured here",
     )
     ranks_per_host: int = option(1, "Processes on each machine; they share its memory.", least=1)
-    cores: int | None = option(None, "Cores of each machine, if its ranks have to share them.", unset="enough", least=1)
+    cores: int | None = option(None, "Cores of each machine, which its ranks share.", unset="enough", least=1)
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """What is measured on this machine, because no option gives it."""
+        """The rates that no option gives, which are measured on this machine."""
         given = {"bandwidth": self.bandwidth, "compute": self.compute}
         return tuple(name for name, value in given.items() if value is None)
 
@@ -116,14 +119,20 @@ class LinkOptions:
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """What the machines shall do."""
+    """The workload."""
 
     context: int | None = option(None, "Tokens of each conversation.", unset="the model's, at most 4,096", least=1)
     prompt: int | None = option(
-        None, "Tokens of a prompt, for its rate.", flags=("--prompt", "-p"), unset="512, at most the context", least=1
+        None,
+        "Tokens of the prompt whose rate is estimated.",
+        flags=("--prompt", "-p"),
+        unset="512, at most the context",
+        least=1,
     )
     slots: int | None = option(None, "Conversations at the same time.", unset="as many as ranks", least=1)
-    top_k: int = option(1, "Logits that a token is chosen from: 1 if greedy, K with top-k, 0 for all (serve).", least=0)
+    top_k: int = option(
+        1, "How many of a token's logits are sent: 1 if greedy, K with top-k, 0 for all, as `serve` does.", least=0
+    )
 
     def asked(self, longest: int, n_ranks: int) -> Asked:
         """Return the workload; raise OptionError if it exceeds the model's context of `longest` tokens."""
@@ -158,7 +167,7 @@ def measured_bandwidth(backend: base.Backend, threads: int) -> float:
 def measured_compute(backend: base.Backend, outline: Outlined) -> float:
     """Return the floating-point operations per second of this backend's products.
 
-    The matrix has the type with the most bytes in the model.
+    The measured product has a matrix of the type that takes the most bytes in the model.
     """
     from mlx_engine.bench.roofline import product_rate
 
@@ -373,8 +382,8 @@ def rate_rows(found: Summary) -> Iterator[tuple[str, str]]:
 
 def _least(n: int | None) -> str:
     if n is None:
-        return "no pipeline of ranks like the last one holds the model"
-    return f"a pipeline of ranks like the last one needs at least {n:,} of them"
+        return "no number of ranks with the last rank's memory is enough for a pipeline"
+    return f"pipeline of ranks with the last rank's memory: at least {n:,}"
 
 
 def _rate(value: float) -> str:

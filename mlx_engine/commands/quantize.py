@@ -29,8 +29,8 @@ def quantize(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write; for mlx-* a new folder.")],
     to: str = option(
         "q8_0",
-        "Type of the matrices: q8_0, q4_0, q4_1, f16 or bf16; q4_K_M, q5_K_M or q6_K, mixed as by llama.cpp; "
-        "or, for a folder that mlx-lm loads, mlx-Nbit with 2, 3, 4, 5, 6 or 8 for N, mlx-mxfp4, mlx-mxfp8 or "
+        "Type of the matrices. In a GGUF file: q8_0, q4_0, q4_1, f16 or bf16; or q4_K_M, q5_K_M or q6_K, mixed as by "
+        "llama.cpp. In a folder that mlx-lm loads: mlx-Nbit with 2, 3, 4, 5, 6 or 8 for N; mlx-mxfp4, mlx-mxfp8 or "
         "mlx-nvfp4.",
     ),
     quant_min_dim: Annotated[

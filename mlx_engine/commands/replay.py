@@ -25,7 +25,7 @@ class Journal(NamedTuple):
     """The requests of a journal.
 
     Attributes:
-        entries: the requests of one model that have tokens, with the numbers of their lines.
+        entries: the requests of one model that have generated tokens, with the numbers of their lines.
         n_empty: requests without tokens, such as those that were cancelled before their first token.
         n_bad: lines that are damaged, or of another model, or of the same model with other options of `load`.
     """
@@ -40,10 +40,10 @@ class Journal(NamedTuple):
 def replay(
     file: Annotated[Path, typer.Argument(help="A journal that `serve --journal` has written.")],
     model: str | None = option(
-        None, "The model, if it is elsewhere now.", flags=("--model", "-m"), unset="as in the journal"
+        None, "The model, if it has been moved.", flags=("--model", "-m"), unset="as in the journal"
     ),
     backend: Backend = "auto",
-    slots: str = option("1,4,16", "Run all requests once per N, N answers at a time.", metavar="N,N,..."),
+    slots: str = option("1,4,16", "For each N, run all requests, N answers at a time.", metavar="N,N,..."),
     limit: int | None = option(None, "Run the first N requests only.", least=1),
     threads: int | None = option(None, "Number of threads.", flags=("--threads", "-t"), least=1),
 ) -> None:
@@ -72,7 +72,7 @@ def replay(
 
 
 def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, ModelId, str]:
-    """Return the requests of a journal, their model, and where it is loaded from; report the lines that are left out.
+    """Return the requests of a journal, their model, and its source; report the lines that are left out.
 
     Raises:
         OptionError: no request is for the model.
@@ -89,7 +89,7 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
     found: list[Numbered] = [(n, entry) for n, entry in lines if not isinstance(entry, EngineError)]
     if not found:
         instead = f"all of its {len(damaged)} lines are damaged" if damaged else "it is empty"
-        raise OptionError(f"{file} has no requests, as serve --journal writes them: {instead}", option=str(file))
+        raise OptionError(f"{file} has no requests that serve --journal has written: {instead}", option=str(file))
     source = found[0][1].model.source if source is None else source
     digest = identity(resolve(source))
     same = [(n, entry) for n, entry in found if entry.model.digest == digest]
@@ -100,14 +100,15 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
     about = same[0][1].model
     kept = [(n, entry) for n, entry in same if entry.model.options == about.options]
     if len(kept) < len(found):
-        notice(f"error: {file}: {len(found) - len(kept)} requests are of other models: {numbers_of(found, kept)}")
+        others = f"{len(found) - len(kept)} requests have another model or other options"
+        notice(f"error: {file}: {others}: {numbers_of(found, kept)}")
     entries = [(n, entry) for n, entry in kept if entry.n_tokens][:limit]
     n_empty = sum(not entry.n_tokens for _, entry in kept)
     return Journal(entries, n_empty, len(damaged) + len(found) - len(kept)), about, source
 
 
 def numbers_of(found: Sequence[Numbered], kept: Sequence[Numbered]) -> str:
-    """Return the numbers of the first lines that were found and not kept."""
+    """Return the numbers of the first ten lines that are in `found` and not in `kept`, as text."""
     there = {n for n, _ in kept}
     left = [str(n) for n, _ in found if n not in there]
     return f"lines {', '.join(left[:10])}{' and others' if len(left) > 10 else ''}"

@@ -33,7 +33,7 @@ class PageOptions:
 
     against: Path | None = option(None, "Compare with this report.json of an earlier report.")
     anyway: bool = option(
-        False, "With --against: compare even if model, machine or test differ; the page lists the differences."
+        False, "With --against: compare even if model, machine or test differ; the report lists the differences."
     )
     out: Path | None = option(None, "Folder for report.md and report.json.", unset="bench-results/MODEL-TIME")
     json: bool = option(False, "Print the JSON instead of the Markdown.")

@@ -41,14 +41,12 @@ if TYPE_CHECKING:
     from mlx_engine.serve.worker import Cores, Worker
     from mlx_engine.weights.outline import Need
 
-# Python's default thresholds of garbage collection: new objects for the youngest generation, and for each older one the
-# number of collections of the generation before it.
+# The default thresholds of garbage collection in CPython 3.10 to 3.12 (see `gc.set_threshold`).
 GARBAGE_THRESHOLD = (700, 10, 10)
 
 
 NO_PREFIXES = PrefixOptions()
-# For each address that stands for all networks of this machine, the address by which clients on this machine reach the
-# server.
+# The addresses that mean all networks, each with the address by which clients on this machine reach the server.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -70,8 +68,8 @@ class AddressOptions:
     ] = None
     allow_host: list[str] | None = option(
         None,
-        "Serve requests to this host name, too; may be given several times. Without it, a server that only "
-        "this machine can reach has the names localhost, 127.0.0.1, [::1] and --host; any other has every name.",
+        "Accept requests to this host name; may be given several times. localhost, 127.0.0.1, [::1] and --host are "
+        "always accepted. Without this option, a server that other machines can reach accepts every host name.",
         metavar="NAME",
         is_rare=True,
     )
@@ -84,8 +82,8 @@ class AddressOptions:
     name: str | None = option(None, "Name of the first model in the API.", unset="from the file or hub id")
     alias: list[str] | None = option(
         None,
-        "Answer requests for this model name, too, such as claude-sonnet-4-5, with the first model or with "
-        "the one after `=`; may be given several times.",
+        "A further name, such as claude-sonnet-4-5, of the first model or of the model after `=`; may be given several "
+        "times.",
         metavar="NAME[=MODEL]",
     )
     any_model: bool = option(False, "Answer requests for every other model name, too, with the first model.")
@@ -109,7 +107,7 @@ class AddressOptions:
                 raise OptionError(message, option="--allow-host", found=name)
 
     def hosts(self, host: str) -> frozenset[str] | None:
-        """Return the hosts that clients may name, or None for any; `host` is the address as numbers."""
+        """Return the host names that the header Host may have, None for all; `host` is the server's IP address."""
         from mlx_engine.serve.origins import LOOPBACK, host_names
 
         if not is_local(host) and not self.allow_host:
@@ -124,15 +122,15 @@ class AddressOptions:
 
     def page(self, url: str) -> str:
         """Return the line about the chat page; `url` is the server's address on this machine."""
-        others = ", on other machines with this one's name or address" if self.host in EVERYWHERE else ""
-        return f"Chat in a browser: {url}/{others}{' (it asks for the key)' if self.api_key is not None else ''}"
+        others = " (elsewhere, with this machine's name or address)" if self.host in EVERYWHERE else ""
+        return f"Chat in a browser: {url}/{others}{' (the page asks for the key)' if self.api_key is not None else ''}"
 
     def warnings(self, host: str) -> list[str]:
-        """Return a warning if others can reach the server and need no key; `host` is the address as numbers."""
+        """Return a warning if other machines can reach the server without a key; `host` is the server's IP address."""
         if self.api_key is not None or is_local(host):
             return []
-        pages = "" if self.allow_host else ", and web pages that they open; --allow-host NAME keeps these out"
-        return [f"warning: anyone who can reach {self.host} can use this server (--api-key KEY restricts it){pages}"]
+        pages = "" if self.allow_host else ", and so can web pages that they open (--allow-host NAME excludes these)"
+        return [f"warning: anyone who can reach {self.host} can use this server{pages}; --api-key KEY restricts this"]
 
 
 @dataclass(frozen=True)
@@ -154,14 +152,14 @@ class CapacityOptions:
         None,
         "Memory for keys and values, such as 2GiB.",
         metavar="SIZE",
-        unset="half of what is free, at most a full context, or --context-len, per slot",
+        unset="half of the free memory, at most a full context (or --context-len) per slot",
     )
     queue: int = option(64, "Let at most N answers wait for a slot; more are refused (429).", least=0)
-    no_prefix_cache: bool = option(False, "Compute every prompt from its first token.")
+    no_prefix_cache: bool = option(False, "Compute every prompt from its first token, without cached prefixes.")
     explain_cache: bool = option(
         False,
-        "Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
-        "for a server with a single user, because clients learn about each other's prompts.",
+        "Reuse prefixes of any length, not only multiples of 64 tokens; show in replies and on the chat page what is "
+        "cached. Only for a server with a single user: clients learn about each other's prompts.",
         is_rare=True,
     )
     max_body: str = option("4MiB", "Refuse larger requests (413).", metavar="SIZE", is_rare=True)
@@ -192,8 +190,8 @@ class ModelsOptions:
             *("--model", "-m"),
             metavar="[NAME=]MODEL",
             help="GGUF file, Hugging Face folder, hub id org/repo[:FILE or :TYPE] such as org/repo:Q4_K_M, builtin, or "
-            "shape:NAME (random weights). May be given several times: requests choose by name, and models are loaded "
-            "when they are first asked for, the first one at the start.",
+            "shape:NAME (random weights). May be given several times: each request names its model. The first model is "
+            "loaded at the start, every other model at the first request for it.",
             show_default="builtin",
         ),
     ] = None
@@ -208,15 +206,15 @@ class ModelsOptions:
     ] = None
     idle_unload: str | None = option(
         None,
-        "Unload a model that has had no request for this time, such as 10m; the next one loads it again.",
+        "Unload a model that has had no request for this time, such as 10m; its next request loads it again.",
         metavar="TIME",
         unset="never",
     )
     models_memory: str | None = option(
         None,
-        "Memory for all loaded models; if another one needs it, the least recently used is unloaded.",
+        "Memory for all loaded models; if a model needs more, the least recently used models are unloaded.",
         metavar="SIZE",
-        unset="what is free at the start",
+        unset="the memory that is free at the start",
         is_rare=True,
     )
 
@@ -234,7 +232,7 @@ class ModelsOptions:
 
     @property
     def memory(self) -> int | None:
-        """Bytes for all loaded models; None for what is free."""
+        """Bytes for all loaded models; None for the memory that is free at the start."""
         return None if self.models_memory is None else bytes_of("--models-memory", self.models_memory)
 
     @property
@@ -337,7 +335,9 @@ def serve(
     sharing: Annotated[ShardOptions, RARE],
     suggested: Annotated[
         bool,
-        typer.Option("--suggested", help=SUGGESTED + " Otherwise OpenAI's defaults hold.", rich_help_panel="Answers"),
+        typer.Option(
+            "--suggested", help=SUGGESTED + " Without --suggested: OpenAI's defaults.", rich_help_panel="Answers"
+        ),
     ] = False,
     journal: Annotated[
         Path | None,
@@ -354,10 +354,11 @@ def serve(
     if capacity.no_prefix_cache and prefixes.prefix_dir is not None:
         raise OptionError("--prefix-dir cannot be combined with --no-prefix-cache", option="--prefix-dir")
     if journal is not None and not models.is_alone:
-        raise OptionError("--journal needs a server with one model, which is never unloaded", option="--journal")
+        message = "--journal cannot be combined with several models, --models-dir or --idle-unload"
+        raise OptionError(message, option="--journal")
     if adapter and (journal is not None or not models.is_alone):
         option = "--journal" if journal is not None else "--adapter"
-        message = "--adapter needs a server with one model, which is never unloaded, and cannot be journaled"
+        message = "--adapter cannot be combined with --journal, several models, --models-dir or --idle-unload"
         raise OptionError(message, option=option)
     options = compute.changes(capacity.context_len)
     from mlx_engine.weights.adapters import named
@@ -367,12 +368,13 @@ def serve(
     how["adapters"] = named(adapter or ())
     with sharing.joined() as shard:
         if shard is not None and not models.is_alone:
-            raise OptionError("--shard needs a server with one model, which is never unloaded", option="--shard")
+            message = "--shard cannot be combined with several models, --models-dir or --idle-unload"
+            raise OptionError(message, option="--shard")
         if shard is not None and not shard.is_leader:
             follow(models.source, used, shard, how)
             return
         if shard is not None and prefixes.prefix_dir is not None:
-            raise OptionError("--prefix-dir needs a model that this process has alone", option="--prefix-dir")
+            raise OptionError("--prefix-dir cannot be combined with --shard", option="--prefix-dir")
         loading = Loading(used, capacity, {**how, "shard": shard}, prefixes, is_suggested=suggested)
         answer_requests(models, loading, address, options, journal)
 
@@ -400,8 +402,8 @@ class Loading:
     def open(self, source: str) -> OpenedModel:
         """Check the files of a model. Called in a thread.
 
-        The tokenizer and the sampling that the files suggest are read here, so that their errors are reported before
-        the weights are loaded, and the first request need not wait for them.
+        Also read the tokenizer and, with --suggested, the suggested sampling. So errors in them are reported before the
+        weights are loaded, and the first request does not wait for the tokenizer.
         """
         from mlx_engine.commands.options.suggested import checked
         from mlx_engine.engine import open_source
@@ -414,7 +416,10 @@ class Loading:
         return OpenedModel(source, opened, self)
 
     def describe(self, source: str) -> Mapping[str, object]:
-        """Return what /v1/models shows of a model's files. A model that is not on this machine is not downloaded."""
+        """Return the fields of /v1/models that describe a model's files.
+
+        They are empty for random weights (`shape:`), and for a model of the hub that has not been downloaded.
+        """
         from mlx_engine.checkpoint.gguf import part_files
         from mlx_engine.checkpoint.sources import is_cached
         from mlx_engine.engine import open_source
@@ -470,8 +475,8 @@ class OpenedModel:
         from mlx_engine.engine import Engine
         from mlx_engine.loop.memory import SPARE_SHARE
 
-        # Without --kv-memory, keys and values get at most a share of the memory that is free after loading. So leave
-        # enough that keys and values of LEAST_TOKENS fit into this share.
+        # Without --kv-memory, keys and values get at most SPARE_SHARE of the memory that is free after loading. If not
+        # all experts fit, leave so much memory free that keys and values of LEAST_TOKENS fit into this share.
         kv, has_experts = self.loading.capacity.kv_bytes, bool(getattr(self.opened.config, "n_experts", 0))
         self.opened.check_memory(kv=kv, spare=int(self.need.kv / SPARE_SHARE) if kv is None and has_experts else 0)
         with progress_bar("loading") as progress:
@@ -501,10 +506,11 @@ class OpenedModel:
 
 
 def kv_memory(engine: Engine, capacity: CapacityOptions, room: int | None = None) -> int | None:
-    """Return the bytes for keys and values: --kv-memory, or what follows from the context; None lets the engine choose.
+    """Return the bytes for keys and values; None lets the engine choose.
 
-    Without --kv-memory, the bytes suffice at most for a full context (--context-len, or the model's) in every slot.
-    With several models, they are at most the share SPARE_SHARE of `room`, but enough for LEAST_TOKENS.
+    With --kv-memory, return its size. Without --context-len and with a single model, return None. Otherwise return the
+    default of the engine, but at most the bytes of a full context (--context-len, or the model's) in every slot. With
+    several models, return at most SPARE_SHARE of `room` or the bytes for LEAST_TOKENS, whichever is more.
     """
     from mlx_engine.cache.pool import pool_nbytes
     from mlx_engine.loop.memory import SPARE_SHARE, spare_bytes
@@ -559,12 +565,12 @@ def answer_requests(
     fault = asyncio.run(run())
     if isinstance(fault, EngineError):
         raise fault
-    if fault is not None:  # the fault itself could be a SystemExit, whose exit code may be 0
+    if fault is not None:  # not `raise fault`: as a SystemExit, it could end the process with exit code 0
         raise RuntimeError("the engine thread has died") from fault
 
 
 def served_models(models: ModelsOptions, loading: Loading, address: AddressOptions, host: str) -> Models:
-    """Return the models of a server, none of which is loaded; `host` is the server's address, as numbers."""
+    """Return the models of a server, none of which is loaded; `host` is the server's IP address."""
     from mlx_engine.serve.limits import Turns
     from mlx_engine.serve.registry import Models, ServedModel
     from mlx_engine.serve.worker import Cores, Worker
@@ -578,7 +584,7 @@ def served_models(models: ModelsOptions, loading: Loading, address: AddressOptio
         service = new_service(Worker(make), spec, address, loading.capacity, host)
         service.adapters = tuple(loading.how.get("adapters", ()))
         service.check_names()
-        service.turns = turns  # all models share the event loop
+        service.turns = turns  # one object: requests of all models stall the same event loop
         new_worker = partial(worker_for, service, loading, cores)
         service.worker = new_worker(make)
         about = partial(loading.describe, spec.source)
@@ -604,7 +610,7 @@ def served_models(models: ModelsOptions, loading: Loading, address: AddressOptio
 def new_service(
     worker: Worker, spec: ModelSpec, address: AddressOptions, capacity: CapacityOptions, host: str
 ) -> Service:
-    """Return the service of a model; `host` is the address that the server listens on, as numbers."""
+    """Return the service of a model; `host` is the IP address that the server listens on."""
     from mlx_engine.serve.service import Service
 
     return Service(
@@ -653,20 +659,21 @@ def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
     """Return the sampling that the model's files suggest, and a line about it.
 
     Raises:
-        SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
+        SourceError, FormatError, OptionError: a file cannot be read, or suggests an invalid value.
     """
     from mlx_engine.commands.options.suggested import checked, named
 
     found = checked(engine.path)
     text = named(found.values) or "nothing"
-    return found.values, [f"Sampling where a request leaves it out, from {Path(found.where).name}: {text}"]
+    return found.values, [f"Default sampling of requests, from {Path(found.where).name}: {text}"]
 
 
 def collect_garbage_again() -> None:
-    """Restore Python's default garbage collection, which `main` has made rare, but exclude all objects that exist now.
+    """Restore frequent garbage collection, which `commands.main` has made rare, but exclude all objects that exist now.
 
-    An exception and its traceback refer to each other, so only a collection frees them: with the threshold of `main`,
-    10,000 requests took 110 MiB. The loaded model and tokenizer are frozen, because scanning them takes time.
+    An exception and its traceback refer to each other, so only a collection frees them: with the threshold of
+    `commands.main`, 10,000 requests took 110 MiB. The loaded model and tokenizer are frozen, because scanning them
+    takes time.
     """
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLD)
@@ -692,8 +699,8 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
     pool, slots = scheduler.pool, scheduler.slots
     context = engine.config.context_length
     _, rank = engine.model.kv_capacity()
-    least = "" if rank is None else f"; rank {rank} has the least memory for them"
-    limit = "" if context_len is None else f"; a request may have {min(context_len, context):,} of them"
+    least = "" if rank is None else f"; rank {rank} has the least memory for keys and values"
+    limit = "" if context_len is None else f"; a request may have at most {min(context_len, context):,}"
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.description}",
         *engine.notes,
@@ -704,7 +711,7 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
 
 
 def usage(engine: Engine | None, address: AddressOptions, url: str, models: Models | None = None) -> list[str]:
-    """Return the lines about the address, with a command that works; with several models, also their names."""
+    """Return lines with the server's address and an example request; with several models, also their names."""
     has_template = engine is not None and engine.tokenizer.chat_template is not None
     route = "/v1/chat/completions" if has_template else "/v1/completions"
     text = "Tell me a story."
@@ -718,7 +725,7 @@ def usage(engine: Engine | None, address: AddressOptions, url: str, models: Mode
 
 
 def is_local(host: str) -> bool:
-    """Return whether an address, given as numbers, can be reached from this machine alone."""
+    """Return whether an IP address can be reached from this machine only."""
     return ipaddress.ip_address(host).is_loopback
 
 

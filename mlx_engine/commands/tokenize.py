@@ -148,7 +148,11 @@ def print_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
 
 
 def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
-    """Print the tokens that `wanted` may mean, by id and by text; raise OptionError if there is no such token."""
+    """Print the tokens whose id or vocabulary entry is `wanted`; if there is none, the single token of this text.
+
+    Raises:
+        OptionError: the text has no token or several tokens.
+    """
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
     if not ids:
         ids = tokenizer.encode(wanted, special=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlx_engine.errors import OptionError, size
 
-# Longer strings are cut to this length, followed by their full length.
+# `shown` cuts longer strings to this many characters, and appends their full length.
 SHOWN_CHARACTERS = 200
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 TIME, SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)", re.IGNORECASE), {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -41,7 +41,10 @@ def plain(text: str) -> str:
 
 
 def shown(value: object, kind: str = "") -> str:
-    """Format a value on one line: long strings are cut, arrays shown as number and type of elements."""
+    """Format a value on one line: text is cut to `SHOWN_CHARACTERS`, a list or array becomes "LENGTH x TYPE".
+
+    Floats have seven significant digits if `kind` is "float32", and all digits if not.
+    """
     if isinstance(value, str):
         return repr(value[:SHOWN_CHARACTERS]) + _rest(value)
     if isinstance(value, dict):
@@ -71,7 +74,7 @@ def _common_type(values: Sequence[object]) -> str:
 
 
 def exact(n_bytes: int | None) -> str:
-    """Format an exact number of bytes."""
+    """Return a number of bytes with all its digits; "?" for None."""
     return "?" if n_bytes is None else f"{n_bytes:,}"
 
 
@@ -87,7 +90,7 @@ def experts_text(nbytes: int, held: int, read: int) -> str:
         return f"{size(nbytes)}, all in memory"
     return (
         f"{held / nbytes:.0%} of {size(nbytes)} in memory; a token reads about {read / 1e6:,.0f} MB of the others from "
-        "the file, if the model chooses as Qwen3-30B-A3B does"
+        "the file, if tokens choose experts as in Qwen3-30B-A3B"
     )
 
 

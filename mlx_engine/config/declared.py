@@ -24,7 +24,7 @@ Where: TypeAlias = str | tuple[str, object] | None
 Condition: TypeAlias = Callable[[Any, Any], str | None]
 
 SETTING = "setting"
-# Relative tolerance with which floats count as equal, because a default may have been computed in a different way.
+# Floats count as equal within this relative tolerance, because two formulas for the same setting round differently.
 CLOSE = 1e-6
 
 C = TypeVar("C", bound="ConfigBase")
@@ -34,12 +34,14 @@ P = ParamSpec("P")
 class Setting(ABC):
     """How a field of a config is read from a file's settings, and written as GGUF keys or keys of config.json.
 
-    By default a setting has no keys to write.
+    A setting without `to_gguf` or `to_hf` writes no keys.
     """
 
     @abstractmethod
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
-        """Return the value; `known` has the fields that were read before, and `n_embeddings`.
+        """Return the value of the field.
+
+        `known` has the fields that were read before, and `n_embeddings`, the number of rows of the embedding table.
 
         Raises:
             UnsupportedConfigError: a setting is missing, invalid or not implemented.
@@ -60,8 +62,8 @@ class Key(Setting):
 
     Attributes:
         kind: the function that reads the key, usually a method of `Settings`, such as `Settings.whole`.
-        gguf: the GGUF key without the architecture's prefix; None if GGUF has no key. The value is then None, or False
-            for a flag.
+        gguf: the GGUF key without the architecture's prefix, or (key, default). None if GGUF has no key: the field is
+            then None, or False if `kind` is `Settings.flag`.
         hf: the same for config.json.
         repeated: GGUF keys that must have the same value if they are present.
         condition: a `Condition` that the value must meet.
@@ -102,7 +104,7 @@ class ActivationKey(Setting):
     """The activation of the FFN.
 
     Attributes:
-        words: from the word in config.json to the name of the activation in this engine; the first word is the default.
+        words: by word in config.json, the name of the activation in this engine; the first word is the default.
         gguf: the value for all GGUF files: the activation that llama.cpp computes. GGUF has no key for activations.
         hf: the key in config.json.
     """
@@ -121,7 +123,7 @@ class ActivationKey(Setting):
 
 @dataclass(frozen=True)
 class Constant(Setting):
-    """A field with a fixed value, for architectures whose base class reads this field from files.
+    """A field with a fixed value, in place of a field that the base class of the config reads from files.
 
     The value may be a function of the fields that were read before.
     """
@@ -150,11 +152,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class ConfigBase:
-    """The base class of configs. The declaration of each field reads and writes the field."""
+    """The base class of configs. Each field is read and written by its `Setting`."""
 
     expected: ClassVar[Expected] = Expected()
     # Class variables for `models/standard.py` and `layer.Attention.read`:
-    # layer_norms: norms without a bias are layer norms, too, not RMS norms.
+    # layer_norms: norms without a bias are layer norms; if False, RMS norms. Norms with a bias are always layer norms.
     # is_parallel: attention and FFN read the same hidden states (a parallel block).
     # norms_after_rope: heads of queries and keys are normed after the rotary embedding, not before.
     # only_local_rope: in a model with sliding windows, only the layers with a window have rotary embedding.
@@ -216,7 +218,7 @@ class ConfigBase:
     def to_hf(self) -> dict[str, object]:
         """Return this config as keys of config.json.
 
-        A setting in `expected` gets its first implemented value, unless `expected` has None or a function for it.
+        A key in `expected` gets its first implemented value; it is left out if that is None or a function.
         """
         keys: dict[str, object] = {}
         for key, allowed in self.expected.hf.items():
@@ -258,7 +260,7 @@ def declared(setting: Setting, *, compare: bool = True) -> Any:
 
 
 def declares(setting: Callable[P, Setting]) -> Callable[P, Any]:
-    """Return a function that takes the arguments of this class, and declares a field with the setting made of them."""
+    """Return a function that makes a `setting` (a class) from its arguments, and declares a field with this setting."""
     return lambda *args, **kwargs: declared(setting(*args, **kwargs))
 
 
@@ -279,7 +281,10 @@ def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: 
 
 
 def main_layers(s: Settings, key: str, default: Any) -> int:
-    """Return the number of layers without layers of multi-token prediction, which GGUF's `block_count` includes."""
+    """Return the number of layers, not counting layers of multi-token prediction (MTP).
+
+    GGUF's `block_count` includes the MTP layers.
+    """
     n, extra = s.whole(key, default), s.whole_or_zero("nextn_predict_layers") if key == "block_count" else 0
     if extra >= n:
         raise s.error("nextn_predict_layers", f"fewer than all {n} layers", extra)
@@ -287,7 +292,7 @@ def main_layers(s: Settings, key: str, default: Any) -> int:
 
 
 def n_layers() -> Any:
-    """Declare the field `n_layers`, without layers of multi-token prediction."""
+    """Declare the field `n_layers`, which does not count layers of multi-token prediction."""
     return declared(Key(main_layers, "block_count", "num_hidden_layers", condition=believable))
 
 
@@ -307,7 +312,11 @@ def flag(gguf: Where, hf: Where) -> Any:
 
 
 def said(hf: Where) -> Any:
-    """Declare a flag of config.json that has no GGUF key, for `Row.when` in the tensor table (`weights/table.py`)."""
+    """Declare a flag of config.json that says whether files have certain tensors.
+
+    GGUF has no key for the flag: for GGUF files, it is set if the file has the tensors (`Row.when` in
+    `weights/table.py`).
+    """
     return flag(None, hf)
 
 
@@ -316,7 +325,7 @@ def number(gguf: Where, hf: Where) -> Any:
     return declared(Key(Settings.number, gguf, hf))
 
 
-# ---- defaults of config fields, functions of the fields that were read before; and conditions (`Condition`) ----
+# ---- functions that compute defaults from the fields that were read before, and conditions (`Condition`) ----
 
 
 # The largest accepted head dim, far above any model. With a huge head dim, a damaged file would make rotary tables that
@@ -340,7 +349,7 @@ def per_head(known: Any) -> int:
 
 
 def believable(n_layers: int, known: Any) -> str | None:
-    """Check the number of layers. A damaged file may have a huge number, and objects are made for each layer."""
+    """Check that the number of layers is at most `MOST_LAYERS`."""
     return None if n_layers <= MOST_LAYERS else f"at most {MOST_LAYERS:,}"
 
 
@@ -355,7 +364,7 @@ def divides(name: str) -> Condition:
 
 
 def halves(head_dim: int, known: Any) -> str | None:
-    """Check that rotary embedding is possible with this head dim."""
+    """Check that the head dim is even and at most `WIDEST_HEAD`."""
     if head_dim % 2:
         return "an even number, because RoPE rotates pairs of elements"
     return None if head_dim <= WIDEST_HEAD else f"at most {WIDEST_HEAD:,}"
@@ -399,5 +408,8 @@ def same_as(name: str) -> Callable[[Settings, str, Any], object]:
 
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
-    """Return a check that a setting is present and has this value, for settings whose default is another value."""
+    """Return a check that a setting is present and has this value.
+
+    For settings that transformers sets to another value if they are absent.
+    """
     return lambda s, key, config: s.choice(key, REQUIRED, value)

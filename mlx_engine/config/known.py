@@ -38,19 +38,19 @@ _LACKS: dict[str, str] = {
         xverse""",
     "ALiBi, biases of attention scores by distance": "bloom jais mpt refact",
     "another order of rows in the fused matrix of queries, keys and values, in a parallel block": "falcon",
-    "a bias of the head": "gptj phixtral",
+    "a bias of the output head (lm_head)": "gptj phixtral",
     "queries, keys and values clamped": "dbrx",
     "norms inside of attention and FFN": "bitnet",
     "the activation xIELU": "apertus",
-    "a scale of scores by the logarithm of the length": "qwen",
+    "attention scores scaled by the logarithm of the context length": "qwen",
     "sparse block attention": "phi3small",
-    "another choice of experts: one after the other, each by a softmax of masked logits": "phimoe",
+    "experts that are chosen sequentially, each by a softmax over masked logits (SparseMixer)": "phimoe",
     "a softmax between routed and shared experts": "Klear",
     "a soft cap of the router": "grok",
-    "a mixture of experts beside a dense FFN without norms of its own": "arctic",
+    "a mixture of experts beside a dense FFN, without norms of their outputs": "arctic",
     "a router that reads the input of attention": "smallthinker",
-    "experts in groups with a small expert for each": "grovemoe",
-    "experts that do nothing, and two attentions in a layer": "longcat_flash longcat_flash_ngram",
+    "groups of experts, each group with a small expert of its own": "grovemoe",
+    "experts that return their input, and two attentions in a layer": "longcat_flash longcat_flash_ngram",
     "a different number of heads in each layer": "deci laguna nemotron-nas openelm step35 step3p5",
     "values narrower than keys": "mimo2 mimo_v2_flash",
     "keys and values of other layers": "afm7 hunyuan",
@@ -59,7 +59,7 @@ _LACKS: dict[str, str] = {
     "sparse attention with an indexer (DSA)": "deepseek_v32 glm-dsa glm_moe_dsa",
     "Kimi's delta attention (KDA)": "kimi-linear kimi_linear",
     "lightning attention": "bailing_moe_linear minimax",
-    "Mamba of the first kind": "jamba mamba plamo2",
+    "Mamba 1": "jamba mamba plamo2",
     "the states of RWKV": "arwkv7 rwkv6 rwkv6qwen2 rwkv7",
     "the recurrence RG-LRU": "recurrent_gemma",
     "several residual streams (AltUp)": "gemma3n",
@@ -71,5 +71,5 @@ _LACKS: dict[str, str] = {
         chameleon clip cogvlm deepseek2-ocr hunyuan_vl kimi_k25 kimi_vl lfm2-vl paddleocr pixtral qwen2_vl qwen2vl
         qwen3_vl qwen3_vl_moe qwen3vl qwen3vlmoe wavtokenizer-dec""",
 }
-# The mechanism that this engine lacks to run an architecture, by its name.
+# By architecture: the mechanism that this engine lacks to run it.
 LACKS = {name: what for what, names in _LACKS.items() for name in names.split()}

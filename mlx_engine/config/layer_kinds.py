@@ -20,8 +20,8 @@ class LayerKinds(Setting):
     """A flag per layer: True for layers of the first of two kinds, False for the second kind.
 
     Attributes:
-        every: the default of the interval n: every n-th layer is of the second kind.
-        begins: whether the first of every n layers is of the second kind, in place of the last. If True, `interval` is
+        every: the default of n, if every n-th layer is of the second kind.
+        begins: whether the first of every n layers is of the second kind, and not the last. If True, `interval` must be
             empty.
         names: the names of both kinds in config.json's `layer_types`; None if the kinds are not listed there.
         interval: the key of n, for GGUF ("gguf") and for config.json ("hf"), if there is one.
@@ -56,8 +56,7 @@ class LayerKinds(Setting):
     def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
         """Return the list of flags, or the interval n if it must be written.
 
-        Return no key if GGUF has none. With `flags` and `if_window`, also return no key if no layer is of the first
-        kind.
+        Return no key if GGUF has none, or if no layer is of the first kind and both `flags` and `if_window` are set.
         """
         if "gguf" in self.flags:
             return {} if self.if_window and not any(value) else {self.flags["gguf"]: list(value)}
@@ -90,8 +89,8 @@ class OfSomeLayers(Setting):
     config.json has the number once. GGUF files have a list, with 0 for the layers without it.
 
     Attributes:
-        gguf: the key of the list; one number is read as the value of all layers. This class does not write the key:
-            `to_gguf` of the `Config` in `models/` does.
+        gguf: the key of the list, or of a single number for all layers. This class does not write the key: `to_gguf` of
+            the `Config` in `models/` does.
         hf: the key in config.json.
     """
 
@@ -104,7 +103,7 @@ class OfSomeLayers(Setting):
         found = s.counts(self.gguf, known.n_layers) or []
         different = {n for n in found if n}
         if len(different) != 1:
-            raise s.error(self.gguf, "one number, and 0 for the layers without it", found)
+            raise s.error(self.gguf, "0 for some layers, and the same number for the others", found)
         return different.pop()
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:

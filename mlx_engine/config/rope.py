@@ -25,7 +25,7 @@ Frequencies: TypeAlias = tuple[float, ...]
 
 
 def part_of(n: int, head_dim: int) -> float:
-    """Return n / head_dim, rounded such that `int(head_dim * part)`, which other programs compute, is n."""
+    """Return n / head_dim, rounded so that other programs, which compute `int(head_dim * fraction)`, get n."""
     part = n / head_dim
     return part if int(head_dim * part) == n else math.nextafter(part, 1)  # 44 * (30 / 44) is below 30
 
@@ -45,12 +45,12 @@ class Rotation:
         context: length of the training context in tokens; unused by "default", "linear" and "proportional".
         attention_factor: factor of cosines and sines, for "yarn" and "longrope".
         truncate: for "yarn": whether the indices of the pairs that correspond to `low` and `high` are rounded.
-        short: for "longrope": divisor of each frequency up to the training context.
+        short: for "longrope": divisor of each frequency in contexts up to the training context.
         long: for "longrope": divisor of each frequency in longer contexts.
         extent: length of the longest sequence, for "longrope" and "dynamic"; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
         part: for "proportional": the fraction of a head's pairs that are rotated; these are the first pairs.
-        beta: `Growth.beta` of Llama 4's attention scaling, in which `Growth.length` is `context`; 0 for no scaling.
+        beta: `Growth.beta` of Llama 4's attention scaling; 0 for no scaling. `Growth.length` is `context`.
     """
 
     theta: float
@@ -158,7 +158,10 @@ def longrope(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def proportional(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Divide the first frequencies by the factor; do not rotate the other pairs. Source: Gemma 4 in transformers."""
+    """Divide the frequencies of the first pairs by the factor; set the other frequencies to 0.
+
+    `Rotation.part` is the fraction of the first pairs. Source: Gemma 4 in transformers.
+    """
     n = int(r.part * len(frequencies))
     return tuple(f / r.factor for f in frequencies[:n]) + (0.0,) * (len(frequencies) - n)
 
@@ -196,6 +199,7 @@ SCALING = "rope.scaling."
 # A key in the config.json of DeepSeek-R1-0528-Qwen3-8B. It is ignored, as in transformers and llama.cpp, which use only
 # `yarn_attention`. (vLLM multiplies both factors.)
 ATTN_FACTOR = "attn_factor"
+# The rules of Llama and of architectures derived from it.
 EVERY_RULE = ("linear", "dynamic", "llama3", "yarn", "longrope")
 WITH_FACTOR, WITH_CONTEXT = ("linear", "dynamic", "llama3", "yarn", "proportional"), ("llama3", "yarn", "longrope")
 # The old name of longrope.
@@ -204,11 +208,11 @@ SU = "su"
 
 @dataclass(frozen=True)
 class RotationSetting(Setting):
-    """The setting that reads and writes a `Rotation`. Its field is declared after `head_dim` and `context_length`.
+    """The setting that reads and writes a `Rotation`. Declare its field after `head_dim` and `context_length`.
 
     Attributes:
         gguf: the GGUF key of the base.
-        hf: the key of the base in config.json, if `rope_parameters` does not have it.
+        hf: the key of the base in config.json, for files in which `rope_parameters` does not have the base.
         theta: the default base, or a function of the fields that were read before.
         rules: the implemented rules besides "default"; if empty, `rope_scaling` is not read.
         layers: which kind of layers in `rope_parameters` has this rotation, a value of LAYER_KINDS; None if all layers
@@ -217,7 +221,7 @@ class RotationSetting(Setting):
         partial: whether files may say that only a part of each head is rotated.
         grows: whether files may have Llama 4's attention scaling.
         truncates: `Rotation.truncate` for GGUF files, which have no key for it.
-        part: with `partial`, the default of the fraction of each head that is rotated, in config.json.
+        part: with `partial`, the fraction of each head that is rotated if config.json has no key for it.
         alpha: whether the rule "dynamic" may have Hunyuan's `alpha`, which is an error in other models.
     """
 
@@ -251,7 +255,7 @@ class RotationSetting(Setting):
         # As in llama.cpp, a file with a scaling factor but without a scaling type has linear scaling.
         known_here = [rule for rule in ("linear", "yarn", "longrope") if rule in self.rules]
         rule = s.choice(f"{SCALING}type", "linear" if "linear" in self.rules else "none", "none", *known_here)
-        # This key is ignored: it is also written for models without a scaling rule.
+        # `finetuned` is ignored, because files of models without a scaling rule have it, too.
         s.flag(f"{SCALING}finetuned", True)
         context = s.whole(f"{SCALING}original_context_length", getattr(known, "context_length", 1))
         factor, attention = s.number(f"{SCALING}factor", 1.0), s.number(f"{SCALING}attn_factor", 1.0)
@@ -279,8 +283,8 @@ class RotationSetting(Setting):
         s.expect(f"{SCALING}yarn_ext_factor", 1.0)
         usual = yarn_attention(r.factor)
         times = s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0
-        # llama.cpp ignores this key. Converters copy it from `attention_factor` or `attn_factor` of config.json. Accept
-        # the factor of `yarn_attention`, and its inverse, the only published value of `attn_factor`.
+        # llama.cpp ignores `yarn_attn_factor`, a copy of `attention_factor` or `attn_factor` of config.json. Accept the
+        # factor of `yarn_attention`, and its inverse, which is the only published value of `attn_factor`.
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
         if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
             raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's own factor, {usual:g}", repeated)
@@ -346,7 +350,7 @@ class RotationSetting(Setting):
                 scaling = s.mapping("rope_scaling")
             else:
                 s.expect("rope_scaling", None)
-        # Phi-3 has the length of the training context outside of this mapping.
+        # Phi-3 has the length of the training context outside of `rope_scaling`.
         original = s.whole_or_none(ORIGINAL, None) if "longrope" in self.rules else None
         if scaling is None:
             return Rotation(theta, n_rotated=self._rotated(s, part, known))
@@ -369,7 +373,9 @@ class RotationSetting(Setting):
             return None
         n = int(known.head_dim * part)
         if n % 2 or not 0 < n < known.head_dim:
-            raise s.error("partial_rotary_factor", f"an even part of the head dim, {known.head_dim}", part)
+            raise s.error(
+                "partial_rotary_factor", f"a fraction that rotates an even number of {known.head_dim} elements", part
+            )
         return n
 
     def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
@@ -381,12 +387,12 @@ class RotationSetting(Setting):
             return r
         if rule == "linear":
             return replace(r, rule=rule, factor=s.number("factor"))
-        # The default is the value outside of this mapping (Phi-3). If there is none, the default is the model's context
-        # length, but for longrope the key is required.
+        # If this mapping has no training context, use the value outside of the mapping (Phi-3). If both are
+        # absent, longrope is an error, and the other rules use the model's context length.
         usual = original or (REQUIRED if rule == "longrope" else getattr(known, "context_length", 1))
         context = s.whole(ORIGINAL, usual)
         if original not in (None, context):
-            raise s.error(ORIGINAL, f"{original}, as outside of this mapping", context)
+            raise s.error(ORIGINAL, f"{original}, the value of the same key outside of the RoPE settings", context)
         return _READ[rule](self, s, replace(r, rule=rule, context=context), known)
 
     def _dynamic(self, s: Settings, r: Rotation, known: Any) -> Rotation:
@@ -415,7 +421,7 @@ class RotationSetting(Setting):
         once, all_ = s.number_or_zero("mscale"), s.number_or_zero("mscale_all_dim")
         usual = yarn_attention(factor, once) / yarn_attention(factor, all_) if once and all_ else yarn_attention(factor)
         low, high = s.number("beta_slow", 1.0), s.number("beta_fast", 32.0)
-        # The first YaRN models have this key; transformers does not read it.
+        # The first YaRN models have `finetuned`; transformers does not read it.
         s.flag("finetuned", True)
         s.number(ATTN_FACTOR, 1.0)
         beta = 0.0
@@ -507,12 +513,14 @@ def beyond_chunk() -> Any:
 
 
 def for_context(config: Any, context: int | None) -> Any:
-    """Return the config for sequences of at most `context` tokens; None means the model's usual context.
+    """Return the config for a context of `context` tokens; None means the model's usual context.
 
-    Only configs with LongRoPE or dynamic NTK change. With LongRoPE, the usual context is the training context, with the
-    short divisors. For a longer `context`, the long divisors are used from the first token on, and sequences may have
-    `context_length` tokens. With dynamic NTK, the usual context is `context_length`. For a longer `context`, all tokens
-    have the frequencies that transformers would use for the last of `context` tokens.
+    Only configs with LongRoPE or dynamic NTK change:
+
+    - With LongRoPE, the usual context is the training context, with the short divisors. For a longer `context`, all
+      tokens have the long divisors, and the limit of a sequence is the model's `context_length`.
+    - With dynamic NTK, the usual context is `context_length`. For a longer `context`, which becomes the limit, all
+      tokens have the frequencies that transformers would use for the last of `context` tokens.
 
     Raises:
         OptionError: the context is no whole number >= 1.
@@ -543,7 +551,7 @@ def context_notes(config: Any) -> tuple[str, ...]:
     """Return a line for the user if a loaded model could have a longer context."""
     rope, whole = by_length(config), getattr(config, "beyond_chunk", None) or 0
     if whole > config.context_length:
-        reached = "attention beyond it, which is not implemented, would reach"
+        reached = "dual chunk attention, which is not implemented, would allow"
         return (f"context {config.context_length:,} tokens, one chunk; {reached} {whole:,}",)
     if rope is None or rope.is_long:
         return ()

@@ -43,7 +43,7 @@ _GENERATION = (
     "pad_token_id", "prefix", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
     "sep_token_id", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "unk_token_id",
 )  # fmt: skip
-# Settings that the classes of the first Llama wrote: a flag, and into how many parts matrices were cut for training.
+# Settings in files of the first Llama models: a flag, and the degree of tensor parallelism in training.
 _OLD_LLAMA = ("is_llama_config", "pretraining_tp")
 # Settings of layers of multi-token prediction (MTP), which follow the model's layers. If these layers are not used,
 # `weights/plan.py` ignores their tensors.
@@ -60,8 +60,8 @@ HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_MT
 # Keys of GGUF files that models do not read, because `checkpoint/pooling.py` does.
 HARMLESS_IN_GGUF = frozenset(("classifier.output_labels", "pooling_type"))
 
-# Values that switch a feature off. A setting with such a value is accepted in every architecture. If a model file
-# implements the feature, it reads the setting itself, and this table does not apply.
+# Values that switch a feature off. A setting with such a value is accepted in every architecture. If the config of an
+# architecture reads the setting, this table does not apply.
 OFF: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False, None),
     "attention_bias": (False, None),
@@ -106,7 +106,7 @@ REQUIRED: Any = object()
 # that lists millions of missing tensors.
 MOST_LAYERS = 10_000
 
-# Sizes and positions are kept in 32 bits by some kernels; published settings stay far below.
+# The largest accepted whole number, because some kernels keep sizes and positions in 32 bits.
 LARGEST = 2**31 - 1
 
 
@@ -133,7 +133,7 @@ class Settings:
         return value
 
     def whole_or_none(self, key: str, default: Any = REQUIRED) -> int | None:
-        """Return a whole number from 1 to `LARGEST`, or None if the value is null. `default` is for an absent key."""
+        """Return a whole number from 1 to `LARGEST`; None for null, and `default` only for an absent key."""
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.whole(key, default)
 
@@ -150,7 +150,7 @@ class Settings:
         return float(value)
 
     def number_or_none(self, key: str, default: Any = REQUIRED) -> float | None:
-        """Return a finite number > 0, or None if the value is null. `default` is for an absent key."""
+        """Return a finite number > 0; None for null, and `default` only for an absent key."""
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.number(key, default)
 
@@ -183,7 +183,10 @@ class Settings:
         return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
 
     def choice(self, key: str, default: Any, *others: str) -> str:
-        """Return a word, which is `default` or one of `others`. If the key is absent, return `default`."""
+        """Return a word, which is `default` or one of `others`; `default` if the key is absent.
+
+        If `default` is `REQUIRED`, the word is one of `others`, and an absent key is an error.
+        """
         value = self._get(key, default)
         words = others if default is REQUIRED else tuple(dict.fromkeys((default, *others)))
         if not isinstance(value, str) or value not in words:
@@ -209,7 +212,7 @@ class Settings:
         return value
 
     def pattern(self, key: str, letters: str) -> str | None:
-        """Return a string of the given letters; a file may have it as a list of letters. None if the key is absent."""
+        """Return a string of the given letters, which files may have as a list; None if the key is absent."""
         value = self._get(key, None)
         if value is None:
             return None
@@ -280,6 +283,6 @@ class Settings:
 
     def error(self, key: str, expected: str, found: object) -> UnsupportedConfigError:
         """Return the error about one setting, for the caller to raise."""
-        # `name` allows `--allow-setting` to remove the setting; it is None for a setting that must be present.
+        # The error suggests `--allow-setting NAME`, except for a setting that must be present.
         name = None if key in self._required else self._path + key
         return UnsupportedConfigError(where=self._where, key=key, expected=expected, found=found, name=name)

@@ -4,9 +4,9 @@
 The parser consists of generators that yield when they need more text, so the events do not depend on how the text is
 cut into pieces.
 
-Text is held back only while it may be part of a delimiter, or of the head of a call, which is the text before its
-arguments. The event `CallBegin` is emitted when the call's name is known and its arguments begin. If the head of a call
-does not parse, it is returned as text, unchanged.
+Text is held back only while it may be part of a delimiter, of the head of a call (the text before the arguments), or of
+the white space between two parts, which is dropped. The event `CallBegin` is emitted when the call's name is known and
+its arguments begin. If the head of a call does not parse, it is emitted as text, unchanged.
 """
 
 from __future__ import annotations
@@ -116,17 +116,17 @@ class AnswerReader:
         return found
 
     def _read(self) -> Generator[None, None, None]:
-        """Parse an answer: its reasoning, then texts and calls."""
+        """Parse an answer: reasoning, texts and calls."""
         form, calls, region = self._form, self._form.calls, None
         if self._is_thinking:
             region = next((each for each in (*form.first, *form.regions) if each.is_reasoning), None)
-            self._turn(is_reasoning=region is not None)
+            self._begin_part(is_reasoning=region is not None)
         elif form.first:
             region = yield from self._first(form.first)
         while True:
             may_be_bare = calls is not None and calls.is_bare and self._may_be_bare and not self._is_reasoning
             if may_be_bare and (yield from self._bare_call()):
-                self._turn(is_reasoning=False)
+                self._begin_part(is_reasoning=False)
                 continue
             close = region.close if region else None
             match = yield from self._until([close, calls and calls.open, *(each.open for each in form.regions)])
@@ -135,12 +135,12 @@ class AnswerReader:
             if calls and calls.open and match.re is calls.open.full:
                 if (yield from self._call(match)):
                     region = None
-                    self._turn(is_reasoning=False)
+                    self._begin_part(is_reasoning=False)
                 continue
             self._cursor.at = match.end()
             is_closed = close is not None and match.re is close.full
             region = None if is_closed else next(each for each in form.regions if each.open.full is match.re)
-            self._turn(is_reasoning=region is not None and region.is_reasoning)
+            self._begin_part(is_reasoning=region is not None and region.is_reasoning)
 
     def _first(self, regions: Sequence[Region]) -> Generator[None, None, Region | None]:
         """Parse the opening marker of the reasoning at the start of an answer, if there is one."""
@@ -149,24 +149,27 @@ class AnswerReader:
             match = yield from self._cursor.here(region.open)
             if match:
                 self._cursor.at = match.end()
-                self._turn(is_reasoning=True)
+                self._begin_part(is_reasoning=True)
                 return region
-        self._say(spaces)
+        self._emit_text(spaces)
         return None
 
     def _call(self, match: re.Match[str]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening delimiter. If there are none, emit the delimiter as text."""
+        """Parse the calls after an opening delimiter. Without calls, emit the delimiter as text and return False."""
         groups = {key: value.replace(MARK, "") for key, value in match.groupdict().items() if value}
         name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
         is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)
         self._cursor.at = match.end()
         if is_call and (yield from self._calls.read(name, is_marked=True, before=self._drop_space)):
             return True
-        self._say(match[0])
+        self._emit_text(match[0])
         return False
 
     def _bare_call(self) -> Generator[None, None, bool]:
-        """Parse a call without an opening delimiter, at the start of the answer, after reasoning or after a call."""
+        """Parse a call without an opening delimiter, and return whether there is one.
+
+        Such a call may be at the start of the answer, after reasoning or after another call.
+        """
         cursor, self._may_be_bare = self._cursor, False
         cursor.is_kept, at = True, cursor.at
         yield from cursor.spaces()
@@ -181,20 +184,20 @@ class AnswerReader:
 
     def _until(self, delimiters: Sequence[Delimiter | None]) -> Generator[None, None, re.Match[str] | None]:
         """Emit the text before the first of several delimiters, and return its match; None at the end of the answer."""
-        match = yield from self._cursor.find([each for each in delimiters if each], self._say)
+        match = yield from self._cursor.find([each for each in delimiters if each], self._emit_text)
         if match is None and not self._is_reasoning and not self._trims and self._space:
             self._events.append(TextDelta(self._space))
         return match
 
-    def _turn(self, *, is_reasoning: bool) -> None:
+    def _begin_part(self, *, is_reasoning: bool) -> None:
         """Begin another part of the answer. White space between two parts is dropped."""
         self._is_reasoning, self._trims, self._space, self._may_be_bare = is_reasoning, True, "", True
 
     def _drop_space(self) -> None:
         self._space = ""
 
-    def _say(self, text: str) -> None:
-        """Emit text of the current part. White space is held back, because it is dropped if another part follows."""
+    def _emit_text(self, text: str) -> None:
+        """Emit text of the current part. White space at its end is held back: it is dropped if another part follows."""
         text = self._space + text.replace(MARK, "")
         if self._trims:
             text = text.lstrip()
@@ -228,7 +231,7 @@ def message_of(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def delta_of(events: Sequence[Event]) -> dict[str, Any]:
-    """Return the new parts of a message of OpenAI's API: of its reasoning, of its content and of its calls."""
+    """Return the delta of a message in OpenAI's API: more reasoning, more content, and new or continued calls."""
     texts: dict[str, str] = {}
     calls: dict[int, dict[str, Any]] = {}
     for event in events:

@@ -21,11 +21,12 @@ from mlx_engine.conversation.schemas import STRINGS, Types, json_of, types_of
 Emit = Callable[[str], object]
 Reading = Generator[None, None, None]
 
-# Patterns: unescaped characters of a JSON string; numbers and names in any syntax, and in JSON's; a key without quotes;
-# white space.
+# Unescaped characters of a JSON string.
 PLAIN = re.compile(rf'[^"\\\x00-\x1f{MARK}]+')
+# A number, true, false or null: in any syntax, and in JSON's.
 SCALAR = re.compile(r"[-+.\w]*")
 JSON_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+# A key without quotes.
 BARE_KEY = re.compile(r"""[^\s:{}\[\],"']*""")
 SPACE = re.compile(r"\s*")
 ESCAPED = frozenset('"\\/bfnrtu')
@@ -38,7 +39,7 @@ MAX_DEPTH = 64
 
 
 class MalformedError(Exception):
-    """The text is not a call, or its arguments are not in the format. Ends the attempt to parse the call."""
+    """The text is not a call, or its arguments are not in the format. Raised to end the parsing of a call."""
 
 
 class Cursor:
@@ -56,7 +57,7 @@ class Cursor:
         self.text, self.at, self.is_end, self.is_cut, self.is_kept = "", 0, False, False, False
 
     def more(self) -> Reading:
-        """Wait for more text."""
+        """Wait for more text; first drop the text before the cursor, unless `is_kept`."""
         if not self.is_kept:
             self.text, self.at = self.text[self.at :], 0
         yield
@@ -91,7 +92,10 @@ class Cursor:
             yield from self.more()
 
     def find(self, delimiters: Sequence[Delimiter], give: Emit) -> Generator[None, None, re.Match[str] | None]:
-        """Emit the text before the first of several delimiters, and return its match; None at the end."""
+        """Emit the text before the first of several delimiters, move to this delimiter, and return its match.
+
+        If there is none, emit all text, and return None at the end.
+        """
         while True:
             found, certain = None, len(self.text)
             for delimiter in delimiters:
@@ -135,8 +139,9 @@ class CallReader:
 
         Args:
             name: the name of the tool, if the opening has it.
-            is_marked: whether there is an opening; False for a call without one (`is_bare` in `formats.CallForm`).
-            before: called before each call begins.
+            is_marked: whether an opening delimiter was parsed; False for a call without one (`CallForm.is_bare`). The
+                name does not refer to MARK.
+            before: a function that is called before each call begins.
         """
         cursor, n = self._cursor, self.n_calls
         self._before, self._is_marked, self._is_open = before, is_marked, False
@@ -177,7 +182,7 @@ class CallReader:
         self._events.append(CallBegin(self.n_calls, self._format.new_id(), name))
         self.n_calls, self._is_open = self.n_calls + 1, True
 
-    def _argue(self, text: str) -> None:
+    def _emit_arguments(self, text: str) -> None:
         if text:
             self._events.append(ArgumentsDelta(self.n_calls - 1, text.replace(MARK, "")))
 
@@ -188,13 +193,13 @@ class CallReader:
     def _emit_call(self, name: str | None, arguments: str) -> None:
         """Emit a call whose arguments are complete."""
         self._begin(name)
-        self._argue(arguments)
+        self._emit_arguments(arguments)
         self._end()
 
     def _rest(self) -> Reading:
         """Emit the rest of malformed arguments unchanged, up to the end of the call."""
         ends = [each for each in (self._form.close or self._form.open,) if each]
-        match = yield from self._cursor.find(ends, self._argue)
+        match = yield from self._cursor.find(ends, self._emit_arguments)
         if match is not None:
             self._end()
         self._is_open = False
@@ -213,7 +218,7 @@ class CallReader:
     def _object(self, name: str | None) -> Reading:
         """Parse an object with the name and the arguments of a call.
 
-        Unknown members become text after the call; in a call without an opening delimiter, they are malformed.
+        Unknown members become text after the call. In a call without an opening delimiter, they raise MalformedError.
         """
         form, held, others, n = self._form, "", list[str](), self.n_calls
         yield from self._take("{")
@@ -249,7 +254,7 @@ class CallReader:
         char = yield from self._char()
         if char == "{":
             self._begin(name)
-            yield from self._value(self._argue)
+            yield from self._value(self._emit_arguments)
             self._end()
         elif char in ('"', "n"):
             text = yield from self._collected(self._string if char == '"' else self._value)
@@ -307,7 +312,7 @@ class CallReader:
             emit(json.dumps(key, ensure_ascii=False))
 
     def _scalar(self, emit: Emit) -> Reading:
-        """Emit a string, a number or a name."""
+        """Emit a string, a number, true, false or null."""
         if (yield from self._cursor.next()) == '"':
             yield from self._string(emit)
             return
@@ -366,7 +371,7 @@ class CallReader:
         return "".join(parts).strip()
 
     def _char(self, emit: Emit | None = None) -> Generator[None, None, str]:
-        """Return the next character that is not white space; emit the white space before it."""
+        """Move over white space, emit it if `emit` is given, and return the next character."""
         spaces = yield from self._cursor.spaces()
         if emit is not None and spaces:
             emit(spaces)
@@ -393,8 +398,8 @@ class CallReader:
             if not n:
                 self._begin(name)
             key = match["key"].replace(MARK, "")
-            self._argue(("{" if not n else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-            value = _Value(self._argue, types.get(key))
+            self._emit_arguments(("{" if not n else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+            value = _Value(self._emit_arguments, types.get(key))
             yield from self._tagged(value, opening, closing)
             n += 1
         closes = self._form.close is not None and (yield from cursor.here(self._form.close))
@@ -403,7 +408,7 @@ class CallReader:
                 raise MalformedError
             self._begin(name)
         if closes or not cursor.is_cut or (yield from cursor.next()):
-            self._argue("}" if n else "{}")
+            self._emit_arguments("}" if n else "{}")
             self._end()
 
     def _tagged(self, value: _Value, opening: Delimiter, closing: Delimiter) -> Reading:
@@ -422,11 +427,12 @@ class CallReader:
                 cursor.at = end
                 value.end()
                 return
-            value.add(cursor.text[at])  # part of the value: neither another value nor the call's end follows this tag
+            # Neither another value nor the end of the call follows, so this closing tag is part of the value.
+            value.add(cursor.text[at])
             cursor.at += 1
 
     def _is_after_value(self, opening: Delimiter) -> Generator[None, None, bool]:
-        """Return whether the text at the cursor ends a value: another value, the call's end, or the answer's end."""
+        """Return whether another value, the end of the call or the end of the answer follows."""
         cursor = self._cursor
         yield from cursor.spaces()
         if not (yield from cursor.next()):
@@ -510,7 +516,8 @@ def _lines(text: str, settings: Mapping[str, Any], types: Mapping[str, Types]) -
 
 def _python_calls(text: str, tools: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the names and arguments of a list of calls in Python's syntax."""
-    for source in (text.strip(), text.strip().replace("\n", "\\n")):  # strings may have line ends
+    # If the text does not parse, escape line feeds, because a model may write them inside of string literals.
+    for source in (text.strip(), text.strip().replace("\n", "\\n")):
         try:
             if any(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(source).readline)):
                 continue
@@ -523,7 +530,11 @@ def _python_calls(text: str, tools: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name and arguments of a call; raise ValueError if it is not a call or has values that JSON lacks."""
+    """Return the name and the JSON text of the arguments of a call.
+
+    Raises:
+        ValueError, TypeError: the expression is not a call with literal arguments, or JSON has no such values.
+    """
     if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
         raise ValueError("no call with literal arguments")
     name = ast.unparse(call.func)
@@ -539,7 +550,7 @@ def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _python_value(value: ast.expr) -> Any:
-    """Return the value of a literal, which may also have the names of JSON (true, false, null)."""
+    """Return the value of a literal, in which true, false and null of JSON are allowed, too."""
     if isinstance(value, ast.Name) and value.id in ("true", "false", "null"):
         return json.loads(value.id)
     if isinstance(value, ast.List | ast.Tuple):

@@ -4,7 +4,7 @@ A delimiter is a literal or a regular expression. Python's `re` has no partial m
 expression, which matches the end of a text if this end can be completed to a match of the first expression. For the
 delimiter `</think>`, this second expression matches the end of "so far </th".
 
-Think markers are the delimiters between the reasoning of a model and the answer that follows.
+Think markers are the delimiters before and after the reasoning of a model.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ MARKERS = (
 
 
 def think_markers(template: str | None) -> ThinkMarkers | None:
-    """Return the markers of a chat template; None if it has none that are known."""
+    """Return the markers of a chat template; None if it contains no known markers."""
     return next((markers for markers in MARKERS if markers.sign in (template or "")), None)
 
 
 MARK = "\udc00"
-"""Stands before the text of a control token in marked text. No text that UTF-8 can encode has a low surrogate."""
+"""Stands before the text of a control token in marked text. As a lone surrogate, it is never part of valid text."""
 
-# The parts of an expression: a character, a class, a group's beginning, a quantifier.
+# A part of a regular expression: a character or class, the beginning or end of a group, "|", or a quantifier.
 PART = re.compile(
     r"(?P<atom>\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)|\[\^?\]?(?:\\.|[^\]\\])*\])"
     r"|(?P<open>\((?:\?P<\w+>|\?:|(?!\?)))|(?P<close>\))|(?P<bar>\|)"
@@ -74,7 +74,7 @@ class _Item(NamedTuple):
 
 
 def partial_of(pattern: str) -> str:
-    """Return an expression that matches the end of a text if more text could complete it to a match of `pattern`.
+    """Return an expression that matches the end of a text if more text could complete this end to a match of `pattern`.
 
     Raises:
         UnsupportedPatternError: the pattern has a look-around, a back-reference or an anchor.
@@ -120,7 +120,7 @@ def _sequence(items: Iterable[_Item]) -> str:
     """Return the partial expression of elements that follow each other."""
     rest: str | None = None
     for source, partial, quantifier in reversed(list(items)):
-        most = quantifier.rstrip("?}").split(",")[-1].lstrip("{")  # of {2}, {2,} or {2,5}
+        most = quantifier.rstrip("?}").split(",")[-1].lstrip("{")  # the maximum: "2" of {2}, "" of {2,}, "5" of {2,5}
         again = source + ("{0," + most + "}" if "{" in quantifier else "*")
         if quantifier in ("", "?", "??"):
             ways = [partial or r"\Z"]
@@ -157,7 +157,7 @@ class Delimiter:
     def find(self, text: str, at: int, *, is_end: bool) -> tuple[re.Match[str] | None, int]:
         """Return the first match at or after an index, and an index before which no match can begin.
 
-        Without `is_end` more text may follow; a match that more text could change is not returned.
+        Unless `is_end`, more text may follow, so a match that more text could change is not returned.
         """
         found = self.full.search(text, at)
         maybe = None if is_end else self._partial.search(text, at)
@@ -166,7 +166,7 @@ class Delimiter:
         return found, len(text) if found is None else found.start()
 
     def match(self, text: str, at: int, *, is_end: bool) -> re.Match[str] | _More | None:
-        """Return the match that begins at an index; MORE if this depends on the text that follows."""
+        """Return the match that begins at an index; None if there is none; MORE if only more text can decide this."""
         if not is_end and (at == len(text) or self._partial.match(text, at)):
             return MORE
         return self.full.match(text, at)

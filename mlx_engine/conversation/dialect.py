@@ -4,8 +4,8 @@ Clients send conversations in the form of OpenAI's API. Few templates can write 
 system message in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A
 `Dialect` lists the forms that one template can write, and `rewritten` changes each message as little as possible.
 
-The form of a message does not depend on later messages. So a message is written in the same way in every later turn,
-and the prefix cache can reuse its tokens.
+Later turns do not change how earlier messages are written; at most, text is joined to the end of the last one. So the
+prefix cache can reuse the tokens of earlier turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WriteCalls: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], str]
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 INSTRUCTIONS = (SYSTEM, "developer")
 
-# A line that `without_noise` removes.
+# Matches the first line of Claude Code's system message, which `without_noise` removes.
 NOISE = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 
 # The form of call ids that templates of Mistral's older models demand.
@@ -49,22 +49,23 @@ class Dialect:
         parts: whether a content may be a list of text parts. If False, the content is one text.
         head: whether a system message may be the first message. If False, its text is put at the beginning of the user
             message that follows directly. If no user message follows directly, the text becomes a user message.
-        late: whether a system message may stand later. If False, it becomes a user message in `<system-reminder>` tags,
-            and several system messages at the beginning are joined.
-        reminders: where a system message in `<system-reminder>` tags stands after tool results: "message", in a message
-            of its own; "result", in the last result, because the template would take a message for a new question and
+        late: whether system messages may follow the first message. If False, system messages at the beginning are
+            joined, and each later one becomes a user message in `<system-reminder>` tags.
+        reminders: where a text in `<system-reminder>` tags is put after tool results: in a "message" of its own, or at
+            the end of the last "result". Templates that need "result" take any user message for a new question, and
             drop the reasoning before it.
         developer: whether there is a role `developer`. If False, it becomes `system`.
-        runs: the roles, user or assistant, that two adjacent messages may both have. If user or assistant is missing,
-            adjacent messages of this role are joined.
+        runs: those of the roles user and assistant that may have several messages in a row. Adjacent messages of the
+            other role, or of both if `runs` is empty, are joined.
         opening: whether the first message may be an answer. If False, an empty user message is put before it.
-        after_results: where a user message after tool results stands: "after" the results; "after an answer" that is
-            empty and is added after the results; "inside" the last result.
+        after_results: where a user message that follows tool results is put: "after" the results; "after an answer",
+            an empty one that is inserted between; or "inside" the last result.
         calls: whether tool calls are a field of a message. If False, they are text in the model's own format.
-        several: where several calls of one answer stand: in "one message"; "one each", a message per call, followed by
-            its result; in the "text" of a message; or in "plain text", with the results as user messages.
-        beside: where the calls of an answer with text stand: in "one message" with the text; "apart", in a message
-            after it; or in "text" or "plain text" as for `several`.
+        several: how several calls of one answer are written: in "one message"; "one each", a message per call, followed
+            by its result; as "text" in the content of a message; or as "plain text", the same with the results as user
+            messages.
+        beside: how the calls of an answer with text are written: in "one message" with the text; "apart", in a message
+            after the text; or as "text" or "plain text", see `several`.
         no_content: the content of a message that has only calls: empty "text", "null", or "absent".
         json_text: whether arguments are JSON text. If False, they are an object.
         nine: whether the ids of calls must be nine letters or digits.
@@ -100,7 +101,7 @@ PLAINEST = Dialect(
 
 
 def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
-    """Return the messages in the forms of the dialect. No text, tool name or argument is lost.
+    """Return the messages in the forms of the dialect, with every text, tool name and argument.
 
     Only the line that `without_noise` removes is left out.
 
@@ -121,7 +122,7 @@ def rewritten_tools(tools: Sequence[Mapping[str, Any]], dialect: Dialect) -> lis
 
 
 def is_bare(tool: Mapping[str, Any]) -> bool:
-    """Return whether a tool, in the form of OpenAI's API, has no description, no parameters or no properties."""
+    """Return whether a tool, in the form of OpenAI's API, lacks a description, or parameters with `properties`."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return False
@@ -142,10 +143,10 @@ def _tool(tool: Mapping[str, Any], dialect: Dialect) -> Mapping[str, Any]:
 
 
 def normal(messages: Sequence[Message]) -> list[Dict]:
-    """Check messages and return them in a single form, whichever form the client has used.
+    """Check messages, and return them in one form, which does not depend on the client.
 
     An absent content is empty text, arguments of calls are objects, every call has an id, a result of a known call has
-    the name of its tool, results are in the order of their calls, and `without_noise` cleans instructions.
+    the name of its tool, results are in the order of their calls, and system messages are changed by `without_noise`.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
@@ -173,7 +174,7 @@ def normal(messages: Sequence[Message]) -> list[Dict]:
 
 
 def without_noise(text: str) -> str:
-    """Return instructions without a first line `x-anthropic-billing-header: ...`, as Claude Code sends it.
+    """Return the text of a system message without the first line `x-anthropic-billing-header: ...` of Claude Code.
 
     The line differs from session to session, so the prefix cache could not reuse the tokens after it.
     """
@@ -218,7 +219,7 @@ def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:
 
 
 def _decoded(text: str) -> Mapping[str, Any]:
-    """Return the object of a JSON text. Any other text, such as an incomplete call's, becomes one argument."""
+    """Return the object in a JSON text. Any other text, as of an incomplete call, becomes the argument `arguments`."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -227,7 +228,10 @@ def _decoded(text: str) -> Mapping[str, Any]:
 
 
 def _ordered(messages: list[Dict]) -> list[Dict]:
-    """Sort the results after an answer in the order of its calls. Many templates do not write the ids of calls."""
+    """Sort the results after an answer in the order of its calls.
+
+    Many templates do not write the ids of calls, so only the order shows which call a result belongs to.
+    """
     found: list[Dict] = []
     places: dict[str, int] = {}
 
@@ -281,7 +285,7 @@ def _with_reminders(messages: list[Dict], dialect: Dialect) -> list[Dict]:
 
 
 def _one(messages: Sequence[Dict]) -> Dict:
-    """Join several messages of one role to one message."""
+    """Join several messages to one, which has the role of the first."""
     if len(messages) == 1:
         return messages[0]
     found = {"role": messages[0]["role"], "content": ""}
@@ -319,7 +323,7 @@ def _with_calls(messages: list[Dict], dialect: Dialect, write_calls: WriteCalls)
 
 
 def _rounds(messages: list[Dict]) -> Iterator[tuple[Dict, list[Dict]]]:
-    """Yield each message with the results that follow it; an empty message is put before results at the beginning."""
+    """Yield each message with the results that follow it; results at the beginning follow an empty dict."""
     at = 0
     while at < len(messages):
         message = messages[at] if messages[at]["role"] != TOOL else {}

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class ReasoningDelta(NamedTuple):
-    """More text of the reasoning before or between the parts of an answer."""
+    """More text of the model's reasoning."""
 
     text: str
 
@@ -37,8 +37,8 @@ class CallBegin(NamedTuple):
 class ArgumentsDelta(NamedTuple):
     """More JSON text of the arguments of a call. All deltas of a call together are one JSON object.
 
-    Two cases are different: a call that was cut off has no `CallEnd`, and its arguments may be incomplete; if the model
-    writes arguments in a wrong syntax, the rest of them is passed on unchanged.
+    There are two exceptions. A call that was cut off has no `CallEnd`, and its arguments may be incomplete. After a
+    syntax error in the arguments, the text up to the end of the call is passed on unchanged.
     """
 
     call: int

@@ -8,8 +8,9 @@ calls correctly is used. If the chat template takes tools but renders no calls, 
 is a control token is used. The names of models play no role.
 
 The table extends Hugging Face's form:
-- `transform` may use the keys of a JSON object ("{parameters}"), as Hugging Face's form does with `transform_each`;
-- a pattern with a group `known` matches only if a tool has the name in this group;
+- `transform`, which makes a call from the parsed content, may name keys of a JSON object ("{parameters}"); Hugging
+  Face's form allows this only with `transform_each`;
+- a pattern with a group `known` matches only if the text of this group is the name of a tool;
 - `content` "python-calls" is a list of calls in Python's syntax;
 - `open` "" means that calls have no opening delimiter; such a call is parsed only at the beginning of an
   answer, or directly after reasoning or another call;
@@ -273,7 +274,7 @@ class CallForm(NamedTuple):
 
     Attributes:
         open, close: the delimiters of calls; `close` is None if the content shows its own end.
-        is_bare: whether an answer may also begin with a call without an opening.
+        is_bare: whether calls may also have no opening delimiter (`open` "" in the module's docstring).
         content: the kind of the content.
         settings: the settings of this kind (`content_args`).
         name_key, arguments_key: the keys of the name and of the arguments in a JSON object; None if the opening
@@ -321,15 +322,16 @@ CONTENTS = ("json", "xml-inline", "kv-lines", "python-calls")
 
 
 def compiled(template: Template, special: Sequence[str] = ()) -> Form:
-    """Return the form of a response template.
+    """Compile a response template.
 
     Args:
         template: a response template.
-        special: the control tokens that match only after a mark (`delimiters.marked`); empty for plain text.
+        special: the control tokens of marked text, which has `delimiters.MARK` before each control token that the model
+            generated: these tokens match only after MARK. Empty for plain text.
 
     Raises:
         UnsupportedPatternError: a pattern has a construct that is not supported.
-        KeyError, TypeError, ValueError: `template` is not a response template.
+        KeyError, TypeError, ValueError, AttributeError, re.error: `template` is not a response template.
     """
     fields, regions = template["fields"], []
     for name in ("thinking", "reasoning_content", "reasoning", "content"):
@@ -389,8 +391,8 @@ class AnswerFormat:
     """How the answers of a model are parsed.
 
     Attributes:
-        plain: the form for text without marks.
-        marked: the form for text whose control tokens are marked.
+        plain: the form for plain text.
+        marked: the form for marked text, see `compiled`.
         opening: the opening marker of the reasoning, with which a prompt may end; "" if the model has none.
         has_letter_ids: whether the ids of calls are nine letters and digits, as Mistral's templates demand.
     """
@@ -466,7 +468,7 @@ class Format:
     def _value(self, value: Any) -> str:
         """Return the text of an argument: a string as it is, another value as JSON.
 
-        For "python-calls", values except lists and objects are in Python's syntax.
+        For "python-calls", strings, numbers, booleans and None are in Python's syntax; lists and objects stay JSON.
         """
         if self.calls["content"] == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
@@ -513,7 +515,7 @@ PROBE: Json = {
     },
 }
 
-# By tokenizer: the formats of its chat templates, and the forms compiled from them.
+# Caches by tokenizer, then by chat template: the format, and the compiled forms.
 _FORMATS: WeakKeyDictionary[Tokenizer, dict[str | None, Format | None]] = WeakKeyDictionary()
 _ANSWERS: WeakKeyDictionary[Tokenizer, dict[Hashable, AnswerFormat]] = WeakKeyDictionary()
 
@@ -542,7 +544,7 @@ def required_format(tokenizer: Tokenizer) -> Format:
 
 
 def _chosen(tokenizer: Tokenizer) -> Format | None:
-    """Return the format of the model's folder, or the one that the test chooses; None if there is none."""
+    """Return the format of the folder's response template, or that which the test chooses; None if there is none."""
     own, template = _own(tokenizer), tokenizer.chat_template
     if template is None or not reads(template, "tools"):
         return own
@@ -600,14 +602,14 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Json]) -> str | None:
 
 
 def _reading(text: str, calls: Sequence[Json]) -> str | None:
-    """Return the name of the entry that parses these calls in a rendered text; text may stand before the calls."""
+    """Return the name of the first entry that parses these calls in a rendered text; None if there is none."""
     first = PROBE["function"]["name"]
     starts = [0, *(match.start() for match in re.finditer(r"\{", text[: text.find(first)]))]
     wanted = _named(calls)
     for name, template in TABLE.items():
         form = compiled(template)
-        # A call without an opening is parsed only at the beginning of a text, so parse from every brace. Demand the
-        # format's key of the arguments, because the parser accepts others, too.
+        # A call without an opening is parsed only at the beginning of a text, so begin at each brace before the tool's
+        # name. The parser accepts several keys for the arguments, so check that the text has this format's key.
         is_bare = form.calls is not None and form.calls.is_bare
         if is_bare and form.calls is not None and f'"{form.calls.arguments_key}"' not in text:
             continue

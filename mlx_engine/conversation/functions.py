@@ -15,7 +15,7 @@ Tool: TypeAlias = "Function | Mapping[str, Any]"
 
 KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-# Patterns: the section of a docstring with the parameters; a parameter in it; the beginning of a section.
+# ARGUMENTS matches a docstring's section of parameters, ARGUMENT a parameter in it, SECTION the heading of any section.
 ARGUMENTS = re.compile(r"^(?:Args|Arguments|Parameters):[ \t]*\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 ARGUMENT = re.compile(r"^\*{0,2}(\w+)(?: *\([^)]*\))?: *(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):[ \t]*$", re.MULTILINE)
@@ -25,7 +25,7 @@ class ToolCall(NamedTuple):
     """A call of a tool in an answer.
 
     Attributes:
-        id: the id of the call; the message with its result has it as `tool_call_id`.
+        id: the id of the call, which is the `tool_call_id` of the message with the result.
         name: the name of the tool.
         arguments: the arguments by name; None if the model's text is no JSON object, as in an answer that was cut off.
         text: the JSON text of the arguments; incomplete if the answer was cut off.
@@ -44,7 +44,7 @@ class ToolCall(NamedTuple):
 
 
 def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools in the form of OpenAI's API. Functions are described; missing fields of descriptions are added.
+    """Return tools in the form of OpenAI's API: make descriptions of functions, and complete given descriptions.
 
     Raises:
         OptionError: a tool is neither a description nor a function, or two tools have the same name.
@@ -120,7 +120,7 @@ def _struct(function: Function) -> Any:
     parameters = inspect.signature(function).parameters.values()
     unnamed = next((each for each in parameters if each.kind not in KINDS), None)
     if unnamed is not None:
-        message = f"tools: {name} has the parameter {unnamed}, which cannot be given by name; give it a name"
+        message = f"tools: {name} has the parameter {unnamed}, which cannot be given by name; use keyword parameters"
         raise OptionError(message, option="tools", found=name)
     try:
         hints = get_type_hints(function, include_extras=True)
@@ -132,7 +132,7 @@ def _struct(function: Function) -> Any:
         msgspec.json.schema_components([made])
     except (TypeError, ValueError, NameError) as error:
         why = str(error).splitlines()[-1]
-        message = f"tools: {name} has a parameter of a type that JSON does not have ({why}); annotate it otherwise"
+        message = f"tools: {name} has a parameter of a type that JSON does not have ({why}); change its annotation"
         raise OptionError(message, option="tools", found=name) from None
     return made
 

@@ -14,7 +14,7 @@ from mlx_engine.constraint import target
 
 Types: TypeAlias = "frozenset[str]"
 
-# A value whose possible types are among these is text, or null.
+# If a schema allows only these types, the value is text, or null.
 STRINGS = frozenset({"string", "null"})
 
 # Names of types that clients send and JSON Schema does not have.
@@ -25,8 +25,8 @@ SYNONYMS = {
 
 PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
-# The largest number of nested references that are followed.
-MAX_REFERENCES = 16
+# The deepest nesting of references and alternatives that is followed.
+MAX_DEPTH = 16
 
 
 def arguments_of(given: Any) -> dict[str, Any] | None:
@@ -50,7 +50,7 @@ def types_of(tool: Mapping[str, Any]) -> dict[str, Types]:
 
 def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
     """Return the JSON types that a schema allows; an empty set if the schema does not restrict the type."""
-    if not isinstance(schema, Mapping) or depth > MAX_REFERENCES:
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return frozenset()
     reference = schema.get("$ref")
     if isinstance(reference, str):
@@ -68,11 +68,15 @@ def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
 
 
 def json_of(text: str, types: Types | None) -> str:
-    """Return the JSON text of a value that is written without quotes, by the types that it may have.
+    """Convert a value that the model has written without quotes to JSON text.
 
-    A text that is a value of one of these types, in JSON or as Python's True, False or None, is this value; any other
-    text is a string. Without types, a JSON text is its value. Exception: a quoted string becomes a string that includes
-    the quotes.
+    If the text is JSON of an allowed type other than string, return this JSON. Python's True, False and None count as
+    JSON. Numbers such as 007 count, too, if `types` has "integer" or "number". Any other text becomes a JSON string,
+    which includes quotes that the model has written.
+
+    Args:
+        text: the text that the model has written.
+        types: the types that the schema allows; None for any type.
     """
     plain = PYTHON_NAMES.get(text.strip(), text.strip())
     try:

@@ -35,7 +35,7 @@ class Turn:
 
     Attributes:
         generation: the answer.
-        n_messages: the number of messages at the end of this turn, without the system message.
+        n_messages: the number of messages up to the end of this turn, not counting the system message.
     """
 
     generation: Generation
@@ -135,14 +135,15 @@ class Conversation:
     def ask(self, text: str, *, progress: Progress | None = None) -> Iterator[str]:
         """Add a message of the user, and return the answer in pieces.
 
-        The answer is added to the messages when the pieces end or are closed; a closed answer keeps its text so far.
+        The answer is added to the messages when the iterator ends or is closed. If the iterator is closed early, the
+        answer is the text so far; without any text, no answer is added.
 
         Args:
             text: the message.
             progress: called with (tokens done, tokens in total) during prefill.
 
         Raises:
-            ContextLengthError: the conversation exceeds the context; it is unchanged.
+            ContextLengthError: the prompt exceeds the context; the conversation is unchanged.
             EngineError: the template refuses or cannot render the messages; the conversation is unchanged.
         """
         answered = self.messages[:-1] if self._last_role == USER else self.messages
@@ -184,7 +185,7 @@ class Conversation:
         """Drop the last question with its answer, and return the question.
 
         Later answers are bit-identical to those of a conversation that never had this question: the ids of the dropped
-        answer are not used again, and the prefix cache reuses keys and values only after equal ids.
+        answer are not used again, and the prefix cache reuses keys and values only for an equal prefix of ids.
 
         Raises:
             OptionError: nothing was asked yet.
@@ -218,8 +219,8 @@ class Conversation:
     def state(self) -> dict[str, Any]:
         """Return the messages, and the token ids of the answers that were generated here, as plain data.
 
-        `model` identifies the model that has generated the ids; None if this model's keys and values cannot be saved,
-        or its files have changed.
+        The value of `model` is `Engine.prefix_identity` in hexadecimal, or None if the engine has none: keys and values
+        of the model cannot be saved, or the model's files have changed.
         """
         turns = [
             {
@@ -323,10 +324,11 @@ class Conversation:
                 self.turns.append(Turn(generation, _n_said(self.messages)))
 
     def _message(self, generation: Generation) -> dict[str, Any]:
-        """Return the message of an answer; its reasoning is a field of its own if the template reads that field.
+        """Return the message of an answer.
 
-        For other templates, the content is the text as generated, because templates of thinking models remove the
-        reasoning themselves. But if the answer has calls, the content is only its text, without reasoning and calls.
+        If the template reads reasoning from a field, the reasoning is moved from the content to `reasoning_content`.
+        If not, the content is the text as generated; templates of thinking models remove the reasoning themselves. The
+        content of an answer with calls never has reasoning or calls.
         """
         from mlx_engine.conversation.answer import message_of
 
@@ -345,7 +347,7 @@ class Conversation:
 
     @property
     def marks(self) -> Sequence[int]:
-        """Where control tokens begin in the text of the running or last answer; see `AnswerReader.add`."""
+        """The character indices at which control tokens begin in the running or last answer; see `AnswerReader.add`."""
         return () if self._stream is None else self._stream.request.output.marks
 
     def reader(self, prompt_ids: Sequence[int] | None = None) -> AnswerReader:
@@ -376,7 +378,7 @@ def conversation_ids(
     """Return the token ids of messages, by the model's chat template or as plain text. No weight is read.
 
     Raises:
-        OptionError: `messages` are not messages, or there are tools and the model's calls cannot be read.
+        OptionError: `messages` is not a list of messages, or there are tools and the format of calls is unknown.
         ChatTemplateError: the template cannot render the messages.
     """
     if tools:
@@ -392,8 +394,8 @@ def conversation_ids(
     from mlx_engine.conversation.dialect import PLAINEST, rewritten
     from mlx_engine.conversation.template import written_calls
 
-    turns = replace(PLAINEST, head=True, late=True, runs=frozenset({USER, ASSISTANT}), opening=True)
-    return prompts.ids(plain_text(rewritten(messages, turns, partial(written_calls, prompts.tokenizer))))
+    dialect = replace(PLAINEST, head=True, late=True, runs=frozenset({USER, ASSISTANT}), opening=True)
+    return prompts.ids(plain_text(rewritten(messages, dialect, partial(written_calls, prompts.tokenizer))))
 
 
 def plain_text(messages: Sequence[dict[str, Any]]) -> str:

@@ -107,7 +107,7 @@ def _dialects(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[Dialect]:
 def _is_common(prompt: ChatPrompt) -> bool:
     """Return whether the messages are alternating user and assistant texts, perhaps after a system message.
 
-    A conversation with calls, reasoning or tools that lack a field is not common.
+    Return False if there are tool calls, reasoning, or a tool without a description or parameters.
     """
     messages = prompt.messages
     try:
@@ -200,7 +200,7 @@ def _without_reasoning(text: str) -> str:
 
 
 def _end(text: str, part: Any, begin: int) -> int | None:
-    """Return the index at which the first occurrence of a part ends, in any of its forms; None if there is none."""
+    """Return the index after the first occurrence of a part, unchanged or as in JSON or Python; None if absent."""
     if isinstance(part, str):
         part = part.strip()
         if (at := text.find(part, begin)) >= 0:
@@ -269,7 +269,8 @@ def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 ENDED = _said((ASSISTANT, ANSWERED), (USER, NEXT))
 Step: TypeAlias = "tuple[Callable[[Dialect], list[Dialect]], list[list[dict[str, Any]]]]"
-"""A function that returns candidate dialects, those that change less first; and conversations that test them."""
+"""A function that gets the dialect found so far, and returns candidates that set one or several more fields, in order
+of preference; and the conversations that test the candidates."""
 
 
 def _one_of(name: str, *values: Any) -> Callable[[Dialect], list[Dialect]]:
@@ -376,15 +377,16 @@ class _Probe:
         return candidates[-1] if best == FAILED else candidates[ranks.index(best)]
 
     def _mark(self, prompt: ChatPrompt, text: str | None) -> int:
+        """Return SOUND, ODD or FAILED for a rendered prompt; `text` is None if the template refuses the prompt."""
         if text is None or lost(prompt, text) is not None:
             return FAILED
         is_shown = any(f"'type': '{kind}'" in text for kind in ("text", "thinking"))  # text parts in Python's syntax
         is_moved = 0 <= text.find(LATE) < text.find(ASKED)
-        is_odd = "{'probecity'" in text or r"\"probecity" in text  # Python's form of an object; JSON in JSON
+        is_odd = "{'probecity'" in text or r"\"probecity" in text  # an object in Python's syntax; quoted JSON
         is_thoughtless = THOUGHT not in text and THOUGHT in str(prompt.messages)
         return FAILED if is_moved or is_shown else ODD if is_odd or is_thoughtless else SOUND
 
 
-# ODD: nothing is lost, but arguments are not plain JSON, or the reasoning is missing. FAILED: a part is lost or moved,
-# or the template has written the Python form of text parts.
+# ODD: nothing is lost, but arguments are not plain JSON, or the reasoning is missing. FAILED: the template refuses the
+# messages, loses or moves a part, or writes text parts in Python's syntax.
 SOUND, ODD, FAILED = range(3)

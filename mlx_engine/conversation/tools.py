@@ -1,7 +1,7 @@
 """The choice of tools: which tools an answer may or must call, and the grammar of such an answer.
 
 A required call, the choice of one tool, a strict tool, `parallel_tool_calls: false`, and tools together with a JSON
-Schema of the answer need a Lark grammar. The grammar is made from the texts that the model itself generates
+Schema of the answer need a Lark grammar. The grammar is made from the format strings of the model's calls
 (`formats.Written`). Other answers with tools are not constrained.
 """
 
@@ -121,12 +121,12 @@ class _Grammar:
     def of(self, tools: Sequence[Tool], choice: ToolChoice, content: str | None) -> str:
         """Return the whole grammar."""
         written = self._written
-        # `_call` joins the text before a call and the beginning of the call to one literal, because this literal
+        # `_call` makes one literal of the text before a call and the beginning of the call, because this literal
         # decides whether another call follows or the answer ends.
-        another = " | ".join(self._call(tool, after=written.between) for tool in tools)
+        another = " | ".join(self._call(tool, before=written.between) for tool in tools)
         several = f"({another})*" if choice.is_parallel and self._form.is_parallel else ""
         ending = f"{several} {self._text(written.after)}"
-        first = " | ".join(self._call(tool, after=written.before) for tool in tools)
+        first = " | ".join(self._call(tool, before=written.before) for tool in tools)
         calls = self._rule("calls", f"({first}) {ending}")
         if choice.is_required:
             answer = calls
@@ -148,7 +148,7 @@ class _Grammar:
             return f"{self._rule('text_first', '/([^{](?s:.*))?/')} | {calls}"
         # The text ends with the opening of a call, so a call must follow.
         head = self._rule("head[lazy]", f"{TEXT[:-1]}{_regex(opening)}/")
-        rest = " | ".join(self._call(tool, after=self._written.before, without=opening) for tool in tools)
+        rest = " | ".join(self._call(tool, before=self._written.before, without=opening) for tool in tools)
         return f"{text} | {head} ({rest}) {ending}"
 
     def _opening(self) -> str:
@@ -194,8 +194,8 @@ class _Grammar:
                 yield token, f"<[{self._tokens[token]}]>"
             text = text[at + len(token) :]
 
-    def _call(self, tool: Tool, *, after: str, without: str = "") -> str:
-        """Add a rule that matches the text `after` and then a call of a tool; return the name of the rule.
+    def _call(self, tool: Tool, *, before: str, without: str = "") -> str:
+        """Add a rule that matches the text `before` and then a call of a tool; return the name of the rule.
 
         If the text begins with `without`, this beginning is left out, because another rule has matched it.
         """
@@ -213,7 +213,7 @@ class _Grammar:
         }
         parts: list[str] = []
         for text, field, _, _ in string.Formatter().parse(call):
-            parts.append(self._text(text if parts else (after + text).removeprefix(without)))
+            parts.append(self._text(text if parts else (before + text).removeprefix(without)))
             parts.append(fields[field]() if field else "")
         return self._rule("call_of", " ".join(part for part in parts if part))
 
@@ -312,7 +312,7 @@ def _plain(schema: Any, root: Any) -> Any:
 def _supported(function: Mapping[str, Any]) -> Any:
     """Return the schema of a tool's arguments. If it is not supported and the tool is not strict, allow any object.
 
-    Arguments that the schema does not name are forbidden, unless it has `additionalProperties` or `patternProperties`.
+    If the schema has `properties`, but neither `additionalProperties` nor `patternProperties`, forbid other arguments.
     """
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     try:

@@ -31,8 +31,8 @@ FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 TABLE = "token_embd.weight"
 # If the head is tied to the embedding table, llama.cpp gives these tables the type of the head.
 TABLES = (TABLE, "per_layer_token_embd.weight")
-# A small matrix that llama.cpp never converts. With a `--to` in KEEPING, the matrix keeps its type here, too, unless a
-# type is given for its layer type.
+# KEPT is the layer type of a small matrix that llama.cpp never converts. If `--to` is in KEEPING, `quantize` does
+# not convert the matrix either, unless `--layer` gives it a type.
 KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
 # llama.cpp has a separate rule for "70B" models: models of these architectures with 80 layers. A model of "llama" must
 # also have grouped-query attention.
@@ -166,7 +166,7 @@ class Mix:
         return self.most
 
     def _more_bits(self, i: int, n: int) -> GGMLType:
-        """Return Q6_K for the first and the last eighth of `n` matrices, and for every third of the others."""
+        """Return Q6_K if `i` is in the first or last eighth of range(n), or every third index between; else `most`."""
         has_more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
         return BY_NAME["Q6_K"] if has_more else self.most
 

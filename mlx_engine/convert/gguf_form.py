@@ -3,9 +3,9 @@
 The result is verified by reading it back: the result must have all tensors that the architecture's file in `models/`
 requires, and the GGUF metadata must give the same config as the folder.
 
-A `tokenizer.json` is converted only if every text keeps its token ids. There are three exceptions, for which GGUF has
-no keys, and which are dropped, as in other converters: Unicode normalisation to form C (Qwen); the difference between
-U+2581 and a space in texts for SPM; and how text next to a special token is split.
+A `tokenizer.json` is converted only if the GGUF file gives every text the same token ids. Three differences are
+accepted, as in other converters, because GGUF has no keys for them. Unicode normalisation to form C (Qwen) is dropped.
+SPM does not distinguish U+2581 in a text from a space. Text next to a special token may be split differently.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def check_same(where: str, config: Any, again: Any, format_: str, *, ignored: Se
     """Check that a config is equal to `again`, which was read back from a file of another format.
 
     Raises:
-        UnsupportedConfigError: a field differs that is not `ignored`: the format has no key for it.
+        UnsupportedConfigError: a field that is not in `ignored` differs, so the format has no key for it.
     """
     for name in config.differences(again):
         if name not in ignored:
@@ -171,10 +171,10 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 
 
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
-    """Return the vocabulary, with the token types of added tokens changed to those that readers of GGUF need.
+    """Return the vocabulary with the token types that GGUF needs for added tokens.
 
-    Readers of GGUF search for added tokens in unnormalised text, without conditions on the text around them. Raise
-    TokenizerError if the tokenizer searches for an added token in another way.
+    Readers of GGUF find an added token wherever it occurs in unnormalised text. Raise TokenizerError if the tokenizer
+    has further conditions on an added token, or searches for a token with U+2581 in normalised text.
     """
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
@@ -185,8 +185,8 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
         if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
             if added["normalized"]:
                 raise refused(vocabulary, f"token {added['content']!r}", "searched in unnormalised text", "normalized")
-            # Unnormalised text has spaces in place of this mark, so the token is never found there. In normalised text
-            # merges produce it.
+            # Unnormalised text has spaces in place of U+2581, so a search never finds the token. Merges produce the
+            # token, because they run on normalised text.
             types[token_id] = TokenType.NORMAL
     return replace(vocabulary, types=types)
 
@@ -323,10 +323,10 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
     """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
 
     BPE merges the adjacent pair of lowest rank. SPM merges the adjacent pair that forms the token of highest score.
-    Both produce the same tokens if BPE merges the text of every token into this single token, which is checked here.
-    Proof: let two adjacent tokens form a token T. No merge has crossed the ends of the pair, so BPE would have the same
-    pair before its last merge when it encodes T alone. So SPM chooses among the same pairs as BPE, and scores in the
-    order of the rank of the last merge choose the same pair.
+    Both produce the same tokens if BPE encodes the text of each token that SPM can produce as this one token, which is
+    checked here. Proof: let two adjacent tokens form a token T. No merge has crossed the ends of the pair. So when BPE
+    encodes T alone, it has the same pair before its last merge. Hence SPM chooses among the same pairs as BPE. SPM also
+    chooses the same pair, because tokens whose last merge has a lower rank get a higher score.
 
     Raises:
         TokenizerError: SPM would produce a token that the merges do not produce.

@@ -46,7 +46,7 @@ from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout
 
-# The `model_type` of a GGUF architecture, if it is not the first of the architecture's names in the model file.
+# The `model_type` by GGUF architecture, where it is not the first of `Architecture.names`.
 TEXT_MODELS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -179,8 +179,8 @@ def to_mlx_folder(
         layers: exceptions from `to`: a key of `TARGETS` or "keep", by layer type, group of layer types, or
             `token_embd`.
         allow_settings: settings that are left out if they are not implemented.
-        allow_mixed: write the folder even if more than half of the bytes of the matrices get neither the requested
-            type nor quantised groups of at most as many bits.
+        allow_mixed: write the folder even if more than half of the bytes of the matrices are not quantised in groups,
+            or get more bits than the requested type has.
         note: called with lines for the user: ignored settings, models for which mlx-lm computes other results than
             this engine, and matrices that do not get the requested type.
         progress: called with (tensors written, tensors in total).
@@ -260,7 +260,7 @@ def forms_of(
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
     how: dict[str, Any] = {"n_experts": n_experts, "is_inner": is_inner}
-    # A tensor without a name in folders encodes a setting in GGUF files; folders do not have it.
+    # Leave out tensors that only GGUF files have: they encode settings, and have no name in a folder.
     stored = {name: tensor for name, tensor in tensors.items() if tensor.stored("hf").name}
     return {name: (tensor, mlx_form(tensor, model_type, **how)) for name, tensor in stored.items()}
 
@@ -335,7 +335,7 @@ def _write_files(files: Mapping[str, str], target: Path) -> None:
 
 
 def _copy_others(source: Path, target: Path) -> None:
-    """Copy all files but those of NOT_COPIED: the tokenizer, the chat template, the generation settings and others."""
+    """Copy the tokenizer, the chat template and all other files except those that NOT_COPIED matches."""
     for file in sorted(source.iterdir()):
         if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in NOT_COPIED):
             shutil.copyfile(file, target / file.name)
@@ -409,7 +409,7 @@ def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head
 
 
 def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the keys and values of published files, where transformers 5 saves other keys or values."""
+    """Return a config with the keys and values of published files; transformers 5 saves some of them differently."""
     if config.get("model_type") in ("mellum", "qwen3_moe") and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
@@ -498,8 +498,8 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
         problem = f"heads of {size} elements, hidden_size / n_heads, found {config.head_dim}"
     if problem is not None:
         raise ModelError(
-            f"{where}: expected {problem}; mlx-lm's {model_type!r} supports nothing else: it would refuse the folder "
-            "or compute something else; --to q8_0 or q4_0 writes a GGUF file"
+            f"{where}: expected {problem}; mlx-lm's {model_type!r} would refuse the folder or compute "
+            "other results; --to q8_0 or q4_0 writes a GGUF file"
         )
 
 

@@ -1,8 +1,8 @@
 """Make the tensors of a folder for MLX: choose name, form and type of each tensor, and convert it.
 
-If the source stores a tensor in the same form as mlx-lm, the tensor is read as a whole, even if it consists of several
-tensors of the model, such as Phi-3's fused queries, keys and values. If not, it is assembled from the model's tensors.
-Then it is converted to its new type.
+The model's tensors are those with GGUF names (`weights/plan.py`). A tensor of the new folder may consist of several of
+them, such as Phi-3's fused queries, keys and values. If the source stores the tensor in the same form as mlx-lm, the
+tensor is read as a whole. If not, it is assembled from the model's tensors. Then it is converted to its new type.
 """
 
 from __future__ import annotations
@@ -33,22 +33,28 @@ from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stored import TensorLayout
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
-# The types of quants (U32) and of scales and biases (U8 or floats) in safetensors, by name.
+# The safetensors types, by name, of quants (U32), and of scales and biases (U8, or a float type).
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 # The tensors of the model that make up one tensor of the new folder, each with its layout in the new folder.
 Held: TypeAlias = Sequence[tuple[Tensor, TensorLayout]]
-# The suffix of experts' layer types. Experts that are stored in MXFP4, as in gpt-oss, keep this type if `layers` does
-# not name them.
+# The suffix of the layer types of experts, such as "ffn_up_exps". Experts that are stored in MXFP4, as in gpt-oss, stay
+# in MXFP4 unless `--layer` names their layer type or its group.
 _EXPERTS = "_exps"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the new folder: its name, layer type, shape, and its types before and after the conversion.
+    """A tensor of the new folder.
 
-    `asked` is the requested type, or None for a tensor that keeps its values. `type` is usually `asked`. If `asked` is
-    None, or if the row length is not a multiple of its group size, the tensor keeps its type; but MLX's groups or
-    float32 replace GGUF's block types. `before` is a function that returns the tensor before its conversion.
+    Attributes:
+        name: its name in the new folder.
+        kind: its layer type, such as "attn_q"; "others" if it is never quantised.
+        shape: its shape in the new folder.
+        type_before: its type before the conversion.
+        type: its type in the new folder: `asked`, if `asked` is given and its group size divides the row length. If
+            not, `type_before`; a block type of GGUF is then replaced by MLX's groups with the same values, or float32.
+        asked: the requested type; None if the tensor is to keep its values.
+        before: a function that returns the tensor before its conversion.
     """
 
     name: str
@@ -93,10 +99,11 @@ def parts_of(
         checkpoint: the model that is converted.
         forms: the model's tensors and their layouts in the new folder, by GGUF name.
         to: a key of `TARGETS`.
-        layers: a key of `TARGETS` or "keep", by layer type, group of layer types, or `token_embd`.
+        layers: types that override `to`: a key of `TARGETS`, or "keep" to keep the values. The keys are layer types,
+            groups of layer types (`GROUPS`), and "token_embd", the embedding table.
 
     Raises:
-        OptionError: `layers` requests different types for layers whose matrices are rows of one matrix.
+        OptionError: `layers` requests different types for matrices that the new folder stores as one matrix.
     """
     held: dict[str, list[tuple[Tensor, TensorLayout]]] = {}
     for tensor, stored in forms.values():
@@ -128,8 +135,8 @@ def _part(
 def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
     """Return the type of a tensor of the new folder before its conversion.
 
-    Return F32 if the model's tensors in it have several types, or if the new folder stores shifted values
-    (`TensorLayout.is_shifted`) that cannot be copied from the source.
+    Return F32 if the model's tensors that it consists of have several types. Return F32, too, if its values must be
+    computed: the new folder stores shifted values (`TensorLayout.is_shifted`), and the source has another layout.
     """
     types = {checkpoint.weight(tensor.stored(checkpoint.naming).name).type for tensor, _ in held}
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
@@ -139,14 +146,14 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
 
 
 def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
-    """Return whether the source stores these tensors as one, in the layout of the new folder. Names may differ."""
+    """Return whether the source stores these tensors as one tensor, in the new folder's layout, under any name."""
     stored = [tensor.stored(checkpoint.naming) for tensor, _ in held]
     same = all(replace(before, name=form.name) == form for before, (_, form) in zip(stored, held, strict=True))
     return same and len({before.name for before in stored}) == 1
 
 
 def _before(checkpoint: Checkpoint, held: Held) -> Weight:
-    """Return the tensor of the new folder that consists of these tensors of the model, before its conversion."""
+    """Join the model's tensors to a tensor of the new folder, and return it before its conversion."""
     if _is_as_stored(checkpoint, held):
         return group_weight.in_mlx_order(checkpoint.weight(held[0][0].stored(checkpoint.naming).name))
     weights = [group_weight.in_mlx_order(tensor.weight(checkpoint)) for tensor, _ in held]
@@ -157,7 +164,15 @@ def _before(checkpoint: Checkpoint, held: Held) -> Weight:
 
 
 def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], *, tied: bool) -> str:
-    """Return the requested type, a key of TARGETS or "keep", of a matrix with rows of these layer types."""
+    """Return the type that is requested for a matrix: a key of TARGETS or "keep".
+
+    Args:
+        name: the matrix's name in the new folder.
+        kinds: the layer types of the model's matrices that it consists of.
+        to: the type, unless `layers` has another one.
+        layers: as in `parts_of`.
+        tied: whether the head is tied to the embedding table.
+    """
     found = set[str]()
     for kind in kinds:
         names = [kind, *([HEAD] if kind == TABLE and tied else [])]
@@ -165,7 +180,7 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
         found.add(next((layers[name] for name in names if name in layers), to))
     if len(found) > 1:
         asked = ", ".join(sorted(found))
-        message = f"--layer must give one type to {', '.join(kinds)}, which {name} holds, not {asked}"
+        message = f"{name} consists of {', '.join(kinds)}: --layer must give them the same type, not {asked}"
         raise OptionError(message, option="--layer", found=asked)
     return found.pop()
 
@@ -176,11 +191,12 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 # prefix.
 
 
-# _EXPERT matches the GGUF name of a matrix or bias of one expert. _EXPERT_LIST matches the experts' module within the
-# name of a tensor in a folder; the text before the match is the name of the module around the experts.
+# The GGUF name of a matrix or bias of one expert.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
-# mlx-lm's names of the parts of experts without a gate.
+# mlx-lm's names of the up and down matrices, for experts that have no gate.
 _WITHOUT_GATE = {"up": "fc1", "down": "fc2"}
+# The experts' module within the name of a tensor in a folder. The text before the match names the module around the
+# experts.
 _EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp|(?:in|out)put_linear)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
@@ -218,10 +234,10 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
 
 
 def _module(block: str, model_type: str) -> str:
-    """Return the module of `block` in which mlx-lm stacks all experts of a layer."""
+    """Return the name, inside the module `block`, of the module in which mlx-lm stacks all experts of a layer."""
     if model_type in ("gpt_oss", "llama4", "llama4_text"):
         return "experts"
-    # Gemma 4 has experts in the layer's module itself, other models in a module inside the layer.
+    # In Gemma 4, `block` is the layer's module; in other models, a module inside the layer.
     return "experts.switch_glu" if _LAYER.search(block) else "switch_mlp"
 
 
@@ -232,12 +248,13 @@ TARGETS: dict[str, int | str] = {
     **{f"mlx-{bits}bit": bits for bits in AFFINE_BITS},
     **{f"mlx-{mode}": mode for mode in FIXED},
 }
-# As in mlx-lm, scales and biases get the type of the stored weights if it is one of these, and float32 if it is not.
+# As in mlx-lm, scales and biases of stored F16 or BF16 weights get the weights' type. Those of all other weights get
+# float32.
 HALVES = ("F16", "BF16")
 
 
 def target_type(target: str, stored: GGMLType) -> GroupType:
-    """Return the type that a matrix of type `stored` gets, for a key of TARGETS."""
+    """Return the type that `target`, a key of TARGETS, means for a matrix of type `stored`."""
     kind = TARGETS[target]
     if isinstance(kind, str):
         return fixed(kind)
@@ -266,7 +283,7 @@ def quantize(stored: Weight, type_: GroupType) -> GroupWeight:
 
 
 def _values(stored: Weight, step: int) -> Iterator[mx.array]:
-    """Yield `step` rows at a time as MLX arrays: floats in their stored type, all other weights in float32."""
+    """Yield `step` rows at a time as MLX arrays: F16 and BF16 weights in their own type, all others in float32."""
     rows, columns = stored.shape
     if stored.type.name in _DTYPES:
         storage, dtype = _DTYPES[stored.type.name]
@@ -277,7 +294,7 @@ def _values(stored: Weight, step: int) -> Iterator[mx.array]:
 
 
 def _quantized(values: mx.array, type_: GroupType) -> list[NDArray[np.uint8]]:
-    """Return the bytes of quants, scales and, if there are any, biases."""
+    """Quantise rows, and return the bytes of their quants, scales and, in the mode "affine", biases."""
     options = {"group_size": type_.block_size, "bits": type_.bits, "mode": type_.mode}
     # In modes without biases, MLX returns two arrays.
     found: Sequence[mx.array] = mx.quantize(values, **options, stream=mx.cpu)  # type: ignore[arg-type]

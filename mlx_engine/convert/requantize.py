@@ -1,8 +1,8 @@
 """Quantise the matrices of a GGUF file or a Hugging Face folder into a new GGUF file.
 
-The embedding table is quantised too, because it is a large part of a small model, and lookups in a quantised table are
-as fast. If the head is tied to the table, the table gets the type requested for the head. If not, the table gets the
-type of `--to`; with one of llama.cpp's mixes (`file_types.py`), the type of most matrices.
+The embedding table is quantised too, because it is a large part of a small model. If the head is tied to the table, the
+table gets the type that is requested for the head. If not, the table gets the type of `--to`. If `--to` is one of
+llama.cpp's mixes of types (`file_types.py`), this is the type of most matrices in the mix.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import Conversion
 
-# `general.quantization_version`: the version of the block formats since 2023.
+# The value of `general.quantization_version`: llama.cpp's version of the block formats, the same since 2023.
 QUANTIZATION_VERSION = 2
 # Values before and after the conversion are compared in pieces of this many, a multiple of every block size.
 PIECE = 1 << 20
@@ -39,10 +39,17 @@ PIECE = 1 << 20
 
 @dataclass
 class Line:
-    """Totals of one layer type: number of matrices, bytes before and after the conversion, squared errors.
+    """Totals of all tensors of one layer type.
 
-    `squares` is the sum of the squared errors of `n_values` values; `power` is the sum of the squares of the values
-    that were converted.
+    Attributes:
+        kind: the layer type, such as "attn_q"; "others" for tensors that are never converted.
+        count: number of tensors.
+        types: number of tensors of each new type.
+        bytes_in: bytes before the conversion.
+        bytes_out: bytes after the conversion.
+        n_values: number of values, converted or not.
+        squares: sum of the squared errors; values that are not converted have no error.
+        power: sum of the squares of the converted values, before the conversion.
     """
 
     kind: str
@@ -56,7 +63,7 @@ class Line:
 
     @property
     def rmse(self) -> float:
-        """The root mean square of the differences from the values of the source."""
+        """The root mean square error of all values."""
         return math.sqrt(self.squares / self.n_values) if self.n_values else 0.0
 
     @property
@@ -134,7 +141,7 @@ def requantize(
     Args:
         source: a GGUF file or a Hugging Face folder.
         target: the file to write.
-        conversion: the types of the matrices; a `FileConversion` allows more types.
+        conversion: the types of the matrices; a `FileConversion` allows more types than a plain `Conversion`.
         allow_settings: settings of a folder that are left out if they are not implemented.
         allow_mixed: write the file even if more than half of the bytes get neither the requested type nor llama.cpp's
             replacement for it.
@@ -142,11 +149,12 @@ def requantize(
         progress: called with (tensors written, total tensors).
 
     Raises:
-        OptionError: `conversion.quant` is `keep`; the conversion names a layer that the model does not have; more than
-            half of the bytes get another type (see `allow_mixed`); `allow_settings` is given for a GGUF file; the
-            target is a file of the source folder, other than a GGUF file; or it exists and is not a regular file.
+        OptionError: `conversion.quant` is `keep`, or the conversion names a layer that the model does not have. More
+            than half of the bytes get another type (see `allow_mixed`). `allow_settings` is given for a GGUF file. The
+            target is the source, is a file of the source folder other than a GGUF file, or is not a regular file.
         SourceError: the source cannot be read, or the target cannot be written.
-        FormatError: the source is damaged, a type in it cannot be read, or a value is NaN or infinite.
+        FormatError: the source is damaged, or a type in it cannot be read. A value is NaN, infinite or too large for
+            its new type.
         ModelError: GGUF cannot represent the configuration of a folder.
         TokenizerError: GGUF cannot represent the tokenizer of a folder.
     """
@@ -160,7 +168,7 @@ def requantize(
         raise OptionError(message, option="quant", found=conversion.quant)
     if source.is_dir():
         if target.exists() and _is_in(source, target):
-            message = f"{target} is a file of the folder that is read; write to another one"
+            message = f"{target} is a file of the folder that is read; write to another file"
             raise OptionError(message, option="OUT", found=str(target))
         form = from_folder(source, allow_settings)
         for line in form.notes:
@@ -242,7 +250,7 @@ def new_metadata(form: GGUFForm, conversion: Conversion) -> dict[str, object]:
 
 
 def squared_difference(a: Weight, b: Weight) -> tuple[float, float]:
-    """Return the sums of squared differences and of the squares of `a` over all values, in float64, piece by piece."""
+    """Return the sum of the squares of `b - a`, and the sum of the squares of `a`, both in float64."""
     difference, power = 0.0, 0.0
     for start in range(0, math.prod(a.shape), PIECE):
         one, other = (_values(weight, start) for weight in (a, b))
@@ -273,12 +281,13 @@ class Matrix:
 
     Attributes:
         name: its name.
-        columns: the number of weights in a row, which must be a multiple of the type's block size.
+        columns: the number of weights in a row.
         nbytes: the bytes of the matrix in the source.
         asked: the requested type.
         type: the type that the matrix gets.
-        is_small: whether `type` counts as the requested type in `check_mixed`. In a GGUF file: `type` is `asked`, or
-            llama.cpp's replacement for it. In a folder for MLX: `type` has quantised groups of at most as many bits.
+        is_small: whether `type` is about as small as `asked`, so that `check_mixed` does not count the matrix. In a
+            GGUF file, `type` must be `asked` or llama.cpp's replacement for it. In a folder for MLX, `type` must have
+            quantised groups, with at most as many bits as `asked`.
     """
 
     name: str
@@ -298,7 +307,7 @@ def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allo
         allow_mixed: do not raise the error below.
 
     Raises:
-        OptionError: more than half of the bytes are in matrices that are not `is_small`, and `allow_mixed` is not set.
+        OptionError: `allow_mixed` is not set, and more than half of the bytes are in matrices without `is_small`.
     """
     others = [matrix for matrix in matrices if matrix.type != matrix.asked]
     if not others:

@@ -1,4 +1,4 @@
-"""Verify that a checkpoint is complete and supported, for `inspect --verify`: one finding per check."""
+"""Verify that a checkpoint is complete and supported, for `inspect --verify`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check."""
+    """An outcome of a check. One check may have several findings."""
 
     level: Level
     check: str
@@ -47,12 +47,14 @@ def verify(
 
     If no finding is FAIL, the model loads and generates, given enough memory. All weights are read, a piece at a time.
 
-    `progress` is called with (number of the tensor that is checked next, tensors in total). Settings in
-    `allow_settings` that are not implemented give a WARN.
+    Args:
+        path: the file or folder.
+        allow_settings: settings that are ignored if they are not implemented; each of them gives a WARN.
+        progress: called with (number of the tensor that is checked next, tensors in total).
 
     Raises:
         SourceError: the file or folder does not exist, or cannot be opened.
-        OptionError: the model has no setting of a name in `allow_settings`.
+        OptionError: a name in `allow_settings` is not the name of a setting of the model.
     """
     try:
         listing = open_listing(path)
@@ -155,7 +157,7 @@ def _tokenizer(checkpoint: Checkpoint, path: Path, vocab_size: int | None) -> It
         return
     what = f"{found.kind}, {found.vocab_size:,} tokens"
     if vocab_size is None or found.vocab_size == vocab_size:
-        yield Finding(Level.PASS, "tokenizer", what if vocab_size is None else f"{what}, one per row of the table")
+        yield Finding(Level.PASS, "tokenizer", what if vocab_size is None else f"{what}, one per embedding row")
     elif found.vocab_size > vocab_size:
         yield Finding(Level.FAIL, "tokenizer", f"{what}, but the embedding table has {vocab_size:,} rows")
     else:

@@ -1,8 +1,8 @@
 """The ranks of one run, and the exchange of arrays between them over MLX's ring (TCP).
 
 A rank is one process of the run; `mlx.launch` starts the ranks and numbers them from 0. The ring connects each rank
-with two neighbours, and the last rank with rank 0. Arrays are NumPy arrays or MLX arrays; a result has the kind of the
-argument. MLX sends and receives on CPU streams.
+with two neighbours, and the last rank with rank 0. Methods take and return NumPy arrays or MLX arrays. If the argument
+is a NumPy array, the result is one, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Group(ABC):
     Attributes:
         rank: the number of this process.
         size: the number of ranks.
-        report: counts of messages sent and awaited, and of gathers. Gathers of MLX arrays are lazy and not counted.
+        report: counts of the sends, receives and gathers, for the heartbeat. Gathers of MLX arrays are lazy and not
+            counted.
         on_loss: called when the connection to a neighbour was lost, before the error is raised.
     """
 
@@ -69,11 +70,12 @@ class Group(ABC):
 
     @abstractmethod
     def receive(self, shape: Sequence[int], dtype: Any, rank: int) -> Any:
-        """Return the next array from a neighbour, which must have this shape and type.
+        """Wait for the next array from a neighbour, and return it.
 
         Args:
-            shape: the shape that was sent.
-            dtype: a NumPy type for a NumPy array, or an MLX type for an MLX array.
+            shape: the shape of the array that was sent.
+            dtype: the type of the array that was sent: a NumPy type to get a NumPy array, or an MLX type to get an MLX
+                array.
             rank: the neighbour.
 
         Raises:
@@ -179,7 +181,7 @@ class Ring(Group):
             self._done(self._sent.popleft())
 
     def _done(self, array: mx.array) -> mx.array:
-        """Wait for an array and return it."""
+        """Evaluate an array, which completes its send, receive or gather, and return the array."""
         try:
             self._mx.eval(array)
         except RuntimeError as error:
@@ -197,7 +199,12 @@ def launched() -> bool:
 
 
 def gather_values(group: Group, value: Any) -> list[Any]:
-    """Return the values of all ranks, which JSON must be able to encode, in rank order. All ranks must call it."""
+    """Return the values of all ranks, in rank order. All ranks must call this function.
+
+    Args:
+        group: the ranks.
+        value: this rank's value, which JSON must be able to encode.
+    """
     data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
     sizes = group.gather(np.array(data.size, dtype=np.int64)).tolist()
     padded = np.zeros(max(sizes), dtype=np.uint8)
@@ -205,8 +212,8 @@ def gather_values(group: Group, value: Any) -> list[Any]:
     return [json.loads(row[:n].tobytes()) for row, n in zip(group.gather(padded), sizes, strict=True)]
 
 
-# Two buffers of 8 MiB for each of two directions, in ring.cpp of MLX 0.32. Their mapping also has a page for the header
-# of malloc.
+# Bytes of the ring's buffers: two of 8 MiB for each of two directions, in ring.cpp of MLX 0.32. They are one memory
+# mapping, which begins with one more page for the header of malloc.
 RING_BUFFERS = 2 * 2 * (8 << 20)
 _MAPS = Path("/proc/self/maps")
 

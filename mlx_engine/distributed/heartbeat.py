@@ -1,14 +1,14 @@
 """End all ranks of a run if one of them fails. A rank is one process of a model that runs on several machines.
 
 If a rank dies, stops or loses its link, all ranks end within 10 s, and one line names the failed rank. If a large
-message is lost, the limit is longer by its time on the slowest link. Every half second, each rank sends a message (a
-beat) to rank 0 on a TCP connection, and rank 0 sends one to each rank. A rank without a beat for 8 s counts as dead.
-The other ranks may wait in a C++ call of MLX, which cannot be interrupted, so a thread ends their process. Rank 0
-prints the line and ends the others; if rank 0 is dead, rank 1 prints the line.
+message is lost, the ranks end later, by the time that the message takes at 1 MB/s. Every half second, each rank sends a
+message (a beat) to rank 0 on a TCP connection, and rank 0 sends one to each rank. A rank without a beat for 8 s counts
+as dead. The other ranks may wait in a C++ call of MLX, which cannot be interrupted, so a thread ends their process.
+Rank 0 prints the line and ends the others; if rank 0 is dead, rank 1 prints the line.
 
-The ranks first connect to rank 0 here (`join`), and then to each other through MLX (`connected`), because MLX waits
-for a missing rank without a limit. MLX holds the GIL while it connects, so no Python thread can apply the deadline. A
-timer in C ends the process instead, but cannot name the missing rank.
+All ranks first connect to rank 0 (`join`). Only then, they connect to each other through MLX (`connected`), which would
+wait for a missing rank without a limit. MLX holds the GIL while it connects, so no Python thread can apply a deadline.
+A timer in C ends the process instead, but cannot name the missing rank.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from mlx_engine.errors import DistributedError
 
 # Seconds between beats, and seconds without a beat after which a rank counts as dead; all ranks then end within 10 s.
 INTERVAL, LIMIT = 0.5, 8.0
-# Seconds within which the next rank must join, counted from the latest join; and seconds between two attempts. A rank
-# takes 20 s and more for its imports if other processes use all cores.
+# Seconds within which the next rank must join, counted from the latest join: a rank takes 20 s and more for its imports
+# if other processes use all cores. And seconds between a rank's attempts to connect.
 JOINING, RETRY = 60.0, 0.05
 # Seconds that rank 0 waits for the others when the run has ended.
 PATIENCE = 5.0
@@ -42,7 +42,7 @@ COURTESY = 1.0
 # Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection
 # MLX would wait for 1 s.
 HEAD_START = 0.1
-# Bytes per second of the slowest link: it determines how long a large message may take.
+# Bytes per second that every link is assumed to carry at least: they determine how long a large message may take.
 SLOWEST = 1e6
 # The first message of a rank. It has a fixed length, so that reading it reads no byte of the next message.
 HELLO = "rank {:<8}\n"
@@ -92,7 +92,8 @@ class Heartbeat:
 
     Attributes:
         report: returns this rank's counts of messages and gathers.
-        end: called once, when the run has to end, with an exit code and a line to print or None.
+        end: called once, when the run has to end, with an exit code and a line to print or None. By default it ends
+            the process; tests replace it by a function that returns.
         interval, limit, joining: `INTERVAL`, `LIMIT` and `JOINING`.
     """
 
@@ -114,12 +115,12 @@ class Heartbeat:
     # ---- the beginning ----
 
     def join(self, port: int) -> None:
-        """Connect to rank 0 at `port` and wait until all ranks have joined. Afterwards the port is free.
+        """Connect to rank 0, which listens at `port`, and wait until all ranks have joined. Then the port is free.
 
         If a rank does not join in time, the run ends and one line names the rank.
 
         Raises:
-            DistributedError: rank 0 cannot listen at the port; or the run has ended, and `end` has returned.
+            DistributedError: rank 0 cannot listen at the port. Or the run has ended, and `end` returns.
         """
         threading.Thread(target=self._send_beats, name="heartbeat", daemon=True).start()
         missing = [0] * (not self._connect(port)) if self.rank else self._admit(port)
@@ -128,21 +129,22 @@ class Heartbeat:
         self._meet()
 
     def connected(self, ring: Callable[[], R]) -> R:
-        """Return the ring that connects this rank with its neighbours, once all ranks have connected.
+        """Connect this rank with its neighbours by `ring()`, and return its result once all ranks have connected.
 
-        If this takes longer than the limit, a timer in C ends the process; the timer does not need the GIL, which
-        `ring` may hold. If a rank dies and rank 0 has already connected, a line names the dead rank. If rank 0 has not,
+        If this takes longer than `limit` + 1 s, a timer in C ends the process. The timer does not need the GIL, which
+        `ring` may hold. If a rank dies after rank 0 has connected, a line names the dead rank. If a rank dies before,
         the line only says that the ranks did not connect.
 
         Raises:
-            DistributedError: the run has ended, and `end` has returned.
+            DistributedError: `ring` cannot connect. Or the run has ended, and `end` returns.
         """
         self._is_connecting = True
         with Path(os.devnull).open("w") as nowhere:
             faulthandler.dump_traceback_later(self.limit + 1, exit=True, file=nowhere)
             try:
                 if self.rank == 0:
-                    # A shell prints the line when its input closes, which means that this process has ended.
+                    # If this process ends, the shell's input closes before the shell has read a line. Then the shell
+                    # prints NOT_CONNECTED.
                     command = ["/bin/sh", "-c", 'read line || echo "error: $1" >&2', "sh", NOT_CONNECTED]
                     with self._sending:
                         if not self._is_ending:  # while the run ends, another thread prints the reason
@@ -152,7 +154,7 @@ class Heartbeat:
                 made = ring()
                 self._drop_notice()
                 self._meet()
-            except BaseException as error:  # SIGTERM, too: mlx.launch sends it to all ranks when one has died
+            except BaseException as error:  # also at SIGTERM, which mlx.launch sends to all ranks if one has died
                 time.sleep(COURTESY)  # if the ring failed because another rank died, that rank gets named first
                 if isinstance(error, DistributedError):
                     self._stop(FAILED, f"error: {self._names([self.rank])}: {error}; {START_AGAIN}")
@@ -164,6 +166,7 @@ class Heartbeat:
         return made
 
     def _drop_notice(self) -> None:
+        """End the shell that `connected` has started, so that it prints nothing."""
         with self._sending:
             if self._notice is not None:
                 self._notice.communicate(b"\n")
@@ -224,7 +227,7 @@ class Heartbeat:
         """Wait at a barrier until all ranks have called this method.
 
         Raises:
-            DistributedError: the run has ended, and `end` has returned.
+            DistributedError: the run has ended, and `end` returns.
         """
         n = self._beat.met + 1
         if self.rank:
@@ -238,7 +241,7 @@ class Heartbeat:
     # ---- the end ----
 
     def close(self, code: int) -> None:
-        """End the run, on rank 0: the other ranks end with this exit code. Wait for their end, for at most PATIENCE.
+        """End the other ranks with this exit code, and wait until they have ended, for at most PATIENCE; for rank 0.
 
         If the code is 0, they first run all passes that rank 0 has begun. With any other code, they end at once.
         """
@@ -260,11 +263,11 @@ class Heartbeat:
         self._is_ending = True
 
     def wait(self) -> None:
-        """Wait after a lost connection, so that another thread ends this process with the cause of the loss."""
+        """Wait after a lost connection, until another thread has printed the cause and ended this process."""
         time.sleep(self.limit + 2 * self.interval)
 
     def _give_up(self, found: str, gone: Sequence[int] = ()) -> None:
-        """End the run with the error `found`. Rank 0 prints it, or rank 1 if rank 0 is dead."""
+        """End the run with the error `found`. Rank 0 prints the error, or rank 1 if rank 0 is dead (in `gone`)."""
         prints = self.rank == 0 or (0 in gone and self.rank == 1)
         self._stop(FAILED, f"error: {found}; {START_AGAIN}" if prints else None)
 
@@ -327,7 +330,7 @@ class Heartbeat:
                     self._hear(rank, Beat(*json.loads(line)))
         except TimeoutError:
             found = f"gave no sign of life for {self.limit:g} s"
-            if self._is_connecting:  # MLX may hold the rank's GIL, because of another rank
+            if self._is_connecting:  # the rank may be alive: its MLX holds the GIL while it waits for another rank
                 found += " while the ranks connected: it or a rank that it waits for has stopped, or cannot be reached"
         except (OSError, ValueError, TypeError):
             pass
@@ -355,10 +358,10 @@ class Heartbeat:
     def _find_lost_messages(self) -> None:
         """On rank 0, end the run if a link loses messages although both of its ranks are alive.
 
-        A message counts as lost if it was sent (by the previous rank, or in a gather by all ranks) and does not arrive
-        in time. A long wait of the receiver is not enough, because the sender may still compute. The time is counted in
-        beats without a change of any report. The smallest count of all ranks is used, because a stopped rank, which
-        sends no beats, must not look like a lost message.
+        A message counts as lost if the previous rank has sent it and it does not arrive in time. A gather counts as
+        lost if all ranks have begun it and it does not end in time. A long wait alone is no loss, because the sender
+        may still compute. The time is counted in beats since the last change of any report, by the rank with the fewest
+        such beats. So while a rank has stopped and sends no beats, no message counts as lost.
         """
         ranks = range(len(self._hosts))
         reports = [Report(*self._heard[rank].report) for rank in ranks]
@@ -371,8 +374,8 @@ class Heartbeat:
                 self._give_up(f"{self._names([(rank - 1) % len(ranks)])}: {found}")
             elif report.awaited_gather and all(each.gathers >= report.awaited_gather for each in reports):
                 waiting = [each for each in ranks if reports[each].awaited_gather == report.awaited_gather]
-                # Name the ranks whose gather has ended: one of them may not have sent all blocks, because it lacks
-                # memory or its link is lost.
+                # Name the ranks whose gather has ended, if there are any: one of them may not have sent all blocks,
+                # because it lacks memory or its link is lost.
                 named = [each for each in ranks if each not in waiting] or waiting
                 found = f"a gather that all ranks have begun does not end on {self._names(waiting)}"
                 self._give_up(f"{self._names(named)}: {found}")

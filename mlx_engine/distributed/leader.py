@@ -2,8 +2,8 @@
 
 Rank 0 sends a message to the next rank for each pass, when there is no work, and at the end of the run. Each rank
 forwards the message to the next rank. If logits are not finite, all ranks take part in the search for the first value
-that is not finite (`FaultSearch`), until a message of rank 0 ends the search. The rank with the least free memory
-limits the KV pool (`least_capacity`).
+that is not finite (`FaultSearch`), until a message of rank 0 ends the search. Each rank stores its part of the keys and
+values; the rank on which the fewest tokens fit limits the KV pool (`least_capacity`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import COUNTED
 from mlx_engine.weights.model import FirstFault, Model
 
-# Messages without a pass: END ends the run; REST says that ranks may sleep until the next pass.
+# Keys of messages without a pass: END ends the run; at REST, ranks may sleep until the next pass. FOUND, below, is a
+# third key.
 END, REST = "end", "rest"
 
 
@@ -41,7 +42,9 @@ def nothing() -> None:
 
 
 def messages(group: Group, sleep: Callable[[], None], search: FaultSearch) -> Iterator[Message]:
-    """Yield rank 0's messages about passes and then its message END; forward every message to the next rank.
+    """Yield rank 0's messages about passes, and at last its message END.
+
+    Forward every message to the next rank, unless that is rank 0.
 
     Args:
         group: the ranks.
@@ -69,7 +72,7 @@ class SharedModel(Model):
         config, backend, program: those of rank 0's part of the model.
         n_stages: the number of passes that may be in progress.
         is_broken: whether a pass was interrupted on this rank.
-        free: the free memory of each rank.
+        free: the free memory of each rank, measured after loading.
     """
 
     is_shared = True
@@ -114,8 +117,7 @@ class SharedModel(Model):
     def kv_capacity(self) -> tuple[int, int | None]:
         """Return the bytes of keys and values that fit into the free memory of all ranks, and the limiting rank.
 
-        The free memory of all ranks is measured after loading (`free`). Before this measurement, return the free memory
-        of rank 0, and 0.
+        Until `free` has been measured, return the free memory of rank 0, and rank 0.
         """
         if not self.free:
             return available_memory(), 0
@@ -145,7 +147,7 @@ class SharedModel(Model):
         return {**message, SEARCH: True} if self._is_searching else message
 
     def idle(self) -> None:
-        """Signal that there is no work, so the other ranks sleep until the next pass."""
+        """Tell the other ranks to sleep until the next message, because there is no work."""
         if self._wake is not None and not self._rests:
             self.tell({REST: True})
             self._rests = True
@@ -169,10 +171,10 @@ class SharedModel(Model):
 
     @contextmanager
     def whole_pass(self) -> Iterator[None]:
-        """Return a context for rank 0's part of a pass; if the pass is interrupted, no other pass can begin.
+        """Return a context for rank 0's part of a pass. If the pass fails or is interrupted, no other pass can begin.
 
         Raises:
-            DistributedError: the pass failed, or other ranks still wait for an earlier pass, which was interrupted.
+            DistributedError: the pass failed. Or an earlier pass was interrupted; the other ranks still wait for it.
         """
         self.check_unbroken()
         self.is_broken = True
@@ -204,7 +206,7 @@ def _incomplete(found: str) -> DistributedError:
 
 # ---- the first value that is not finite ----
 
-# The key of messages about passes of a search, and the message that ends the search.
+# SEARCH is a key of the message of a pass that belongs to a search. FOUND is the key of the message that ends a search.
 SEARCH, FOUND = "search", "found"
 
 
@@ -220,12 +222,12 @@ class FaultSearch:
         self._model, self._group = model, group
         self._traced: Decoder | None = None
         self._n_passes = self._n_values = 0
-        # The position of the first value that is not finite, for comparison with other ranks, and fields of
-        # `FirstFault`.
+        # This rank's first value that is not finite: its position, by which the ranks find the very first value, its
+        # name, and the last three fields of `FirstFault`.
         self._first: tuple[list[int], str, list[int]] | None = None
 
     def model_of(self, message: Message) -> Decoder:
-        """Return the model that runs a pass: this rank's share. In a search, its blocks run as composed primitives."""
+        """Return this rank's share of the model, to run a pass. In a search, blocks run as composed primitives."""
         if SEARCH not in message:
             return self._model
         if self._traced is None:
@@ -235,7 +237,7 @@ class FaultSearch:
         return self._traced
 
     def check(self, name: str, x: Array) -> None:
-        """Check a value, unless an earlier value of this search was not finite."""
+        """Record the array `x` if it has NaN or infinities and is this rank's first such array in the search."""
         self._n_values += 1
         if self._first is not None:
             return
@@ -253,10 +255,10 @@ class FaultSearch:
         if not faults:
             return None
         place, rank, name, counts = min(faults)
-        # Several ranks report the same place if the value is a sum over ranks, or if each of them computes it. Then no
-        # rank is named.
-        is_of_one = [of for of, *_ in faults].count(place) == 1
-        return FirstFault(name, rank if is_of_one else None, *counts)
+        # Several ranks report the same place if the value is a sum over ranks, or if each of these ranks computes it.
+        # Then no rank is named.
+        is_on_one_rank = [of for of, *_ in faults].count(place) == 1
+        return FirstFault(name, rank if is_on_one_rank else None, *counts)
 
     def _counted(self, name: str) -> str:
         """Return the name of a value, with the layer's index in the whole model instead of in this rank's share."""
@@ -274,7 +276,7 @@ class FreeMemory(NamedTuple):
     Attributes:
         computer: a unique name of the rank's computer.
         free: bytes of free memory of this computer.
-        kv: bytes of keys and values for one whole context, of the layers or heads that this rank has.
+        kv: bytes of keys and values of one sequence of `context_length` tokens, in this rank's layers or heads.
     """
 
     computer: str
@@ -291,11 +293,12 @@ def free_memory(group: Group, model: Decoder) -> list[FreeMemory]:
 def least_capacity(ranks: Sequence[FreeMemory], kv: int) -> tuple[int, int]:
     """Return the bytes of keys and values that fit into the free memory of all ranks, and the rank that is the limit.
 
-    Ranks on one computer share its memory.
+    Each rank on a computer gets an equal share of the computer's memory. If no rank has keys and values, return the
+    smallest free memory, and 0.
 
     Args:
         ranks: the memory of each rank.
-        kv: bytes of keys and values for one whole context, of all ranks together.
+        kv: bytes of keys and values of one sequence of `context_length` tokens, on all ranks together.
     """
     together = Counter(of.computer for of in ranks)
     fits = [(of.free // together[of.computer] * kv // of.kv, rank) for rank, of in enumerate(ranks) if of.kv]
@@ -330,9 +333,10 @@ class Span(NamedTuple):
 
 
 def drawing(ranks: Sequence[Sequence[Span]], latest: int = LATEST) -> list[str]:
-    """Return a title, and a line of characters for each rank: the last base-36 digit of a pass's number, or a dot.
+    """Draw the `latest` passes: return a title, and a line for each rank; [] if a rank has no spans.
 
-    A dot means that the rank waited. Each line ends with the share of the time in which the rank computed.
+    A line has WIDTH characters, from left to right in time: the last base-36 digit of the number of the pass that the
+    rank computed, or a dot if the rank waited. The line ends with the share of the time in which the rank computed.
     """
     if not ranks or not all(ranks):
         return []

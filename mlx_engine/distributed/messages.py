@@ -1,10 +1,10 @@
 """Messages of rank 0 to the other ranks: KV pools, copies of pages, and forward passes.
 
 Rank 0 runs the scheduler, with sequences and page tables in a `KVPool`. A store is the memory of a layer's keys and
-values, or of its states. In rank 0's pool, each store is only a number (`RemotePool`). Each rank, including rank 0,
-allocates the stores of its own layers under these numbers (`StagePools`). The message of a pass contains the page
-tables of its sequences. So the other ranks keep no page tables, and rolling back a pass needs no message. Messages are
-JSON, because unpickling data from a network is unsafe.
+values, or of its states. In rank 0's pool, each store is only a number and a size (`RemoteStore`). Each rank, including
+rank 0, allocates the stores of its own layers under these numbers (`StagePools`). The message of a pass contains the
+page tables of its sequences. So the other ranks keep no page tables, and rolling back a pass needs no message. Messages
+are JSON, because unpickling data from a network is unsafe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 
 def send_message(group: Group, message: Message, rank: int) -> None:
-    """Send a message to a neighbour, without waiting."""
+    """Send a message to a neighbour, without waiting until it has been received."""
     data = np.frombuffer(json.dumps(message, separators=(",", ":")).encode(), dtype=np.uint8)
     group.send(np.array([data.size], dtype=np.int64), rank)
     group.send(data, rank)
@@ -46,7 +46,10 @@ def receive_message(group: Group, rank: int) -> Message:
 
 @dataclass(frozen=True, eq=False)
 class RemoteStore:
-    """The number of a store, and its bytes on all ranks together. A rank has the store, a part of it, or nothing."""
+    """A store in rank 0's pool: its number, its slots, and its bytes on all ranks together.
+
+    A rank has the whole store (if it has the layer), a part (with tensor parallelism), or nothing.
+    """
 
     number: int
     n_slots: int
@@ -54,21 +57,21 @@ class RemoteStore:
 
 
 class RemotePool:
-    """Replaces the backend in the `KVPool` of rank 0: numbers the stores, and records changes for the next message."""
+    """Replaces the backend in the `KVPool` of rank 0: numbers the stores, and records copies for the next message."""
 
     def __init__(self, pool: int, changes: deque[list[Any]], kv_type: str) -> None:
         self._pool, self._changes, self._kv_type, self._n = pool, changes, kv_type, 0
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> RemoteStore:
-        """Record the allocation of a store for keys and values, and return its number."""
+        """Return a new store for keys and values, without memory."""
         return self._entry(n_slots, n_arrays * n_kv_heads * row_nbytes(head_dim, self._kv_type))
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> RemoteStore:
-        """Record the allocation of a store for states, and return its number."""
+        """Return a new store for states, without memory."""
         return self._entry(n_slots, math.prod(shape) * BYTES_PER_FLOAT)
 
     def kv_copy(self, store: RemoteStore, source: int, target: int, n: int) -> RemoteStore:
-        """Record that the ranks with the store have to copy `n` slots."""
+        """Record that the ranks with the store have to copy `n` slots, from slot `source` on, to slot `target`."""
         self._changes.append(["copy", self._pool, store.number, source, target, n])
         return store
 
@@ -78,9 +81,9 @@ class RemotePool:
 
     state_nbytes = kv_nbytes
 
-    def _entry(self, n_slots: int, width: int) -> RemoteStore:
+    def _entry(self, n_slots: int, slot_nbytes: int) -> RemoteStore:
         self._n += 1
-        return RemoteStore(self._n - 1, n_slots, n_slots * width)
+        return RemoteStore(self._n - 1, n_slots, n_slots * slot_nbytes)
 
 
 class BatchMessages:
@@ -92,7 +95,10 @@ class BatchMessages:
         self._n_pools = 0
 
     def pool(self, layers: Sequence[CacheLayer], n_tokens: int, **options: Any) -> KVPool:
-        """Return a pool for all layers of the model. The ranks have its memory. `options` are arguments of `KVPool`."""
+        """Return a pool for all layers of the model; the ranks allocate its memory when they get the next message.
+
+        `options` are arguments of `KVPool`.
+        """
         number = self._n_pools
         self._n_pools += 1
         kv_type = next((layer.type for layer in kv_layers(layers)), "f32")
@@ -133,8 +139,8 @@ class StagePool:
 
     Attributes:
         stores: the stores, by layer.
-        windows: the attention window of each group of layers of the model.
-        groups: the groups that have layers of this rank.
+        windows: the attention window of each group of the model; a group is all layers with one window (`KVGroup`).
+        groups: the indices of the groups that have layers of this rank.
         layers_of: this rank's layers that use a store, by the number of the store.
     """
 
@@ -145,7 +151,7 @@ class StagePool:
 
 
 class StagePools:
-    """A rank's own stores of all pools, and the passes that read and write them.
+    """The stores of a rank's own layers, in all pools. Makes the `Batch` of each pass from rank 0's message.
 
     Args:
         backend: allocates the stores.
@@ -169,7 +175,11 @@ class StagePools:
         return _batch(self._pools[message["pool"]], message)
 
     def _made(self, page: int, are_kept: bool, windows: list[int | None], layers: list[Any]) -> StagePool:
-        """Allocate the stores of this rank's layers; layers with the same number share a store."""
+        """Allocate the stores of this rank's layers, for a change "pool" of a message.
+
+        `layers` has for each layer of the model: the index of its group; the number and slots of its KV store, or an
+        empty list; the number and slots of each of its state stores. Layers with the same number share a store.
+        """
         own = layers[self._first : self._first + len(self._layers)]
         groups = sorted({group for group, _, _ in own} - {-1})
         kv: dict[int, Array] = {}

@@ -37,7 +37,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stage import Stage
 
-# The value of END in the last message, if ranks are to send their spans.
+# The value of END in the last message, if ranks are to send the times at which they computed (`Span`).
 TIMELINE = "timeline"
 
 
@@ -261,8 +261,8 @@ def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
     latest = latest_cut(config)
     if wrong := [end for end in ends[:-1] if end > latest]:
         message = (
-            f"{OPTION}: layers {latest} to {n_layers - 1} must be on one rank, because later ones share the keys and "
-            f"values of the first; {text} cuts before layer {wrong[0]}"
+            f"{OPTION}: layers {latest} to {n_layers - 1} must be on one rank, because some of them share keys and "
+            f"values; {text} cuts before layer {wrong[0]}"
         )
         raise OptionError(message, option=OPTION, found=text)
     return [Stage(first, end, n_layers) for first, end in zip([0, *ends[:-1]], ends, strict=True)]

@@ -67,13 +67,13 @@ class Part:
         read: bytes of the matrices that every pass reads.
         experts: bytes of the experts' matrices.
         expert_share: the share of the experts that one token uses.
-        multiplied: multiplications with weights per token; of experts, only the chosen ones count.
+        multiplied: multiplications with weights per token, with only the experts that the token uses.
         scored: multiplications of attention per new token and visible token.
-        attended: the cache of keys and values that the layer's attention reads; None for a state or no attention.
-        kept: the layer's own cache of a sequence; None if it shares the keys and values of another layer.
-        exchanges: with tensor parallelism, how often the ranks exchange arrays of the size of hidden states: once per
-            sum (after attention, after the FFN, and after experts in parallel with a dense FFN), and once each for
-            queries and keys if a norm over all heads reads them.
+        attended: the KV cache that the layer's attention reads; None for a layer without attention.
+        kept: the layer's own cache (keys and values, or a state); None if the layer shares the KV cache of another one.
+        exchanges: with tensor parallelism, how many arrays of the size of hidden states the ranks exchange: one per
+            sum (after attention, after the FFN, and after experts beside a dense FFN), and two more (queries and keys)
+            if norms run over all heads.
         is_head: whether the part computes only the last token of a sequence.
     """
 
@@ -97,17 +97,18 @@ class Part:
         """Return the work of a pass."""
         n_tokens = of.n_sequences * of.n_tokens
         computed = of.n_sequences if self.is_head else n_tokens
-        # A query attends to the tokens before it and to itself, so on average to half of the new tokens.
-        seen, at_once = of.depth + (of.n_tokens + 1) / 2, float(of.depth + of.n_tokens)
+        # `visible` is the average number of tokens that a query attends to: all earlier tokens, and on average half of
+        # the new ones. `n_read` is the number of tokens whose keys and values the pass reads.
+        visible, n_read = of.depth + (of.n_tokens + 1) / 2, float(of.depth + of.n_tokens)
         kv = 0.0
         if self.attended is not None:
             window = abs(self.attended.window or math.inf)
-            seen, at_once = min(seen, window), min(at_once, window - 1 + of.n_tokens)
-            kv = self.attended.token_nbytes * at_once * of.n_sequences
+            visible, n_read = min(visible, window), min(n_read, window - 1 + of.n_tokens)
+            kv = self.attended.token_nbytes * n_read * of.n_sequences
         if self.kept is not None and (state := state_of(self.kept)) is not None:
             kv += 2.0 * state.nbytes * of.n_sequences  # read, and written
         nbytes = self.read + self.experts * share_read(self.expert_share, n_tokens) + kv
-        return Work(nbytes, 2.0 * (self.multiplied * computed + self.scored * seen * n_tokens))
+        return Work(nbytes, 2.0 * (self.multiplied * computed + self.scored * visible * n_tokens))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +123,8 @@ class ModelParts:
         total: bytes of the weights that one process holds in memory, without `left`.
         hidden: floats per token that one layer passes to the next.
         vocab_size: number of logits.
-        widest: the largest sum of rows and columns of a matrix other than the head and the embedding tables.
+        widest: the largest sum of rows and columns of a matrix, without the head and the embedding tables; bounds the
+            memory of activations.
         cuts: the indices of layers that may be the first of a rank.
     """
 
@@ -138,7 +140,7 @@ class ModelParts:
 
 
 def model_parts(outlined: Outlined) -> ModelParts:
-    """Return the parts of a model whose weights are outlines."""
+    """Return the parts of a model whose weights are `Outline` objects: shapes and types without data."""
     model: Any = outlined.model
     layers: Sequence[Layer] = model.layers
     own = iter(model.kv_layers)
@@ -295,7 +297,10 @@ class Host:
 
     @property
     def delay(self) -> float:
-        """Seconds from a message's arrival until the rank reads it, because another rank polls sockets on its core."""
+        """Expected seconds from a message's arrival until the rank reads it; 0 if every rank has a core.
+
+        With fewer cores, another rank that polls its sockets may use the core until its time slice ends.
+        """
         return 0.0 if self.cores is None else SLICE / 2 * max(0.0, 1 - self.cores / self.ranks)
 
     def seconds(self, work: Work) -> float:
@@ -371,8 +376,8 @@ class Rank:
         host: its machine; `host.memory` is the memory that this rank may use.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all of them.
-        tables: the part that embeds tokens, None on ranks that do not. A rank without the head reads rows of the tables
-            from the file, so the tables themselves are left out.
+        tables: the part that embeds tokens; None on ranks that embed none. On a rank without the head, this part lacks
+            the embedding tables, because their rows are read from the file.
         head: the head, None on ranks without it.
         weights: bytes of its weights.
         kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.
@@ -403,12 +408,12 @@ class Rank:
 def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence[int] | None = None) -> list[Rank]:
     """Return the ranks of a pipeline. Each rank has consecutive layers.
 
-    Without `split`, choose the split that fits and in which the slowest rank takes the least time per token. If no
-    split fits, choose the one in which the fullest rank lacks the least memory.
+    Without `split`, choose, of all splits that fit into memory, the one whose slowest rank takes the least time per
+    token. If no split fits, choose the one in which the largest quotient of needed memory and host memory is smallest.
 
     Raises:
-        OptionError: there are more ranks than parts into which the layers can be cut, or `split` has the wrong number
-            of ranks or layers, or a cut that is not allowed.
+        OptionError: the layers cannot be cut for so many ranks. `split` has the wrong number of ranks or layers, or
+            separates layers that share keys and values.
     """
     n_layers = len(model.layers)
     most = len(model.cuts) + 1
@@ -442,7 +447,10 @@ def tensor(slices: Sequence[ModelParts], hosts: Sequence[Host], asked: Asked) ->
 
 
 def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
-    """Return the smallest number of ranks with this host that hold the model as a pipeline; None if no number does."""
+    """Return how many ranks, each with a host like `host`, are needed to hold the model as a pipeline.
+
+    Return None if no number of ranks is enough.
+    """
     runs, ends, first, n = _Runs(model, asked), sorted({*model.cuts, len(model.layers)}), 0, 0
     while first < len(model.layers):
         # If each rank takes as many layers as fit, the number of ranks is the smallest possible.
@@ -533,7 +541,8 @@ class Messages:
         n_hidden: number of messages of hidden states; each waits for the previous one.
         logits: bytes of a message of logits.
         n_logits: number of messages of logits.
-        n_begin: number of short messages that announce the pass: rank 0's message is forwarded to the last rank.
+        n_begin: with tensor parallelism, the number of short messages that announce the pass: rank 0's message, which
+            each rank forwards to the next.
     """
 
     hidden: int
@@ -566,11 +575,11 @@ class Rates:
         decode: generated tokens per second of a single request.
         decode_all: generated tokens per second of all requests together, when every rank is busy.
         prefill: prompt tokens per second of a single prompt.
-        prefill_all: prompt tokens per second of several prompts at the same time: in a pipeline one per rank, but at
-            most one per slot; with tensor parallelism a single one.
+        prefill_all: prompt tokens per second of all prompts together, if a pipeline runs as many prompts at the same
+            time as it has ranks, but at most `Asked.slots`. With tensor parallelism, the same as `prefill`.
         compute_seconds: time of computation per token of a single request: in a pipeline, the sum over the
             ranks; with tensor parallelism, the time of the slowest rank.
-        link_seconds: time of the messages per token of a single request, sent one after another.
+        link_seconds: time of the messages per token of a single request; the messages are sent in sequence.
     """
 
     decode: float
@@ -594,10 +603,10 @@ class Timing:
     def messages(self, of: Pass) -> Messages:
         """Return the messages of a pass on the critical path.
 
-        In a pipeline each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
-        parallelism every sum gathers hidden states, which takes one step of the ring per other rank; the last rank
-        begins when it gets rank 0's message about the pass. If sampling needs only the largest logits, only these and
-        their columns are sent.
+        In a pipeline, each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
+        parallelism, each exchange of a layer (`Part.exchanges`) is a gather, which takes one step of the ring per other
+        rank. The first of them waits for the last rank, which begins when it gets rank 0's message about the pass. If
+        sampling needs only the largest logits, only these and their token ids are sent.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens
@@ -662,10 +671,10 @@ class Timing:
         return done[-1] + self.link.seconds(self.messages(passes[-1]).logits) if len(self.ranks) > 1 else done[-1]
 
     def turn(self, of: Pass, n_parts: int) -> float:
-        """Return the seconds in which each of `n_parts` passes runs once on all ranks.
+        """Return the seconds in which `n_parts` passes like `of` run once through all ranks.
 
-        This is the time of one pass, or the time that the slowest rank or link needs for all `n_parts` passes, if that
-        is longer.
+        For several passes, this is the longest of three times: one pass alone, all passes on the slowest rank, and the
+        messages of all passes on one link.
         """
         if n_parts == 1:
             return self.alone(of)
@@ -685,15 +694,15 @@ class Summary:
         about: model, architecture and backend.
         model: the parts of the model.
         ranks: the part of each rank.
-        link: every link of the ring.
+        link: the properties of each link of the ring.
         asked: the workload of the machines.
         shard: "pipeline" or "tensor".
         per_token: the messages of a decoded token.
         chunk: the most tokens of the prompt that one pass computes.
         per_chunk: the messages of a pass with `chunk` tokens.
         rates: the expected rates.
-        smallest: the smallest number of ranks like the last one that hold the model as a pipeline; None if no number is
-            enough.
+        smallest: how many ranks, each with a host like that of the last rank, are needed to hold the model as a
+            pipeline; None if no number is enough.
         measured: "bandwidth" and "compute", if they were measured on this machine.
     """
 
@@ -720,7 +729,7 @@ class Summary:
         Args:
             slices: the whole model; with tensor parallelism, followed by each rank's slice of it.
             hosts: the host of each rank.
-            link: every link.
+            link: the properties of each link of the ring.
             asked: the workload of the machines.
             shard: "pipeline" or "tensor".
             split: layers of each rank of a pipeline; None to choose them.

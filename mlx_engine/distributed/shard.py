@@ -1,6 +1,7 @@
-"""Run a model on several ranks: join the group, compare versions and files, load this rank's share, lead or follow.
+"""Run a model on several ranks (processes): connect them, compare versions and files, choose each rank's share.
 
-The options `--shard` and `--split` call `join`; the engine uses the resulting `Shard` to load and run the model.
+For the options `--shard` and `--split`, `commands/options/shard.py` calls `join`. The engine loads this rank's share
+with the returned `Shard`. Then rank 0 begins the passes (`Shard.lead`), and the others follow it (`Shard.follow`).
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ class Shard(ABC):
 
     Attributes:
         kind: the value of `--shard`.
-        leads: called with rank 0's share of the model, the ranks, and a function that wakes sleeping ranks. Returns a
-            model for rank 0 that runs on all ranks.
-        follows: runs this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
+        leads: a function that returns a model for rank 0 that runs on all ranks. Arguments: rank 0's share of the
+            model, the ranks, and a function that wakes sleeping ranks, or None.
+        follows: a function that runs this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
+            Arguments: this rank's share of the model, the ranks, and a function that sleeps until rank 0 has work.
         notes: lines for the user about the shares of the model.
-        timeline: after the run, a drawing of when each rank computed each pass.
+        timeline: the lines of a drawing of when each rank computed each pass; empty unless `end` has made it.
     """
 
     kind: str
@@ -76,7 +78,7 @@ class Shard(ABC):
 
         Raises:
             DistributedError: a rank differs.
-            OptionError, NotEnoughMemoryError: the model cannot be shared in this way.
+            OptionError, NotShardableError, NotEnoughMemoryError: the model cannot be shared in this way.
         """
         files = {"version": version(), "files": identity(path), "backend": backend.name}
         agree(self.group, {**files, "shard": self.kind, **settings})
@@ -84,7 +86,7 @@ class Shard(ABC):
 
     @abstractmethod
     def share(self, planned: Planned, backend: Backend) -> Planned:
-        """Return the plan of this rank's share of a model. Every rank calls it."""
+        """Return the plan of this rank's share of a model. All ranks must call this method."""
 
     def lead(self, model: Model) -> Model:
         """Return a model for rank 0 that runs on all ranks; `model` is rank 0's share."""
@@ -99,9 +101,9 @@ class Shard(ABC):
         self.follows(cast(Decoder, model), self.group, nothing if self._heartbeat is None else self._heartbeat.sleep)
 
     def end(self, *, timeline: bool) -> bool:
-        """End the other ranks after the last pass. With `timeline`, also make the drawing. Only rank 0 calls this.
+        """On rank 0, end the other ranks after the last pass, and return True. With `timeline`, set `self.timeline`.
 
-        Return False if the ranks cannot end in this way, because a pass was interrupted.
+        Return False, and send nothing, before `lead`, after an earlier call, or if a pass was interrupted.
         """
         model, self._model = self._model, None
         if model is None or model.is_broken:
@@ -110,10 +112,12 @@ class Shard(ABC):
         return True
 
     def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
-        """End the run. On rank 0, all ranks end with this exit code: with 0 after the last pass, else at once.
+        """End the run.
 
-        On any other rank, only this rank ends if the code is 0. With any other code, rank 0 prints the error and ends
-        all ranks.
+        On rank 0, the other ranks end with this exit code. With code 0, they end after the last pass; if `end` returns
+        False, they end at once with code 1. With any other code, they end at once.
+
+        On any other rank, code 0 ends only this rank. With any other code, rank 0 prints the error and ends all ranks.
         """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
@@ -152,7 +156,7 @@ class TensorShard(Shard):
     def share(self, planned: Planned, backend: Backend) -> Planned:
         own = sliced(planned, self.group.rank, self.group.size)
         backend.group = self.group
-        self.notes = (f"the tensors of every layer on {self.group.size} ranks",)
+        self.notes = (f"tensor parallelism on {self.group.size} ranks",)
         return own
 
 
@@ -175,7 +179,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     if not launched():
         raise OptionError("--shard needs mlx.launch: mlx.launch -n 2 --backend ring -- ...", option="--shard")
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
-    importlib.import_module("mlx.core")  # slow, so before the ranks have to connect in time
+    importlib.import_module("mlx.core")  # slow: inside of `connected`, it would count towards the time limit
     heartbeat = Heartbeat(int(os.environ[RANK]), [host for host, _, _ in addresses])
     heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 later listens for MLX's ring
     group = heartbeat.connected(Ring)
@@ -187,10 +191,16 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def version() -> str:
-    """Return the version of MLX and a digest of this package's source, because checkouts of one release may differ."""
-    hashed = hashlib.sha256()
-    for file in sorted(PACKAGE.rglob("*.py")):
-        hashed.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
+    """Return the version of MLX and a digest of the source of this package and of its kernels.
+
+    Checkouts of one release may differ. In a checkout, the package has a file `kernels.py`, and the kernels are in the
+    folder next to the package; in a wheel they are inside the package.
+    """
+    hashed, kernels = hashlib.sha256(), PACKAGE.parent / "kernels"
+    folders = [PACKAGE, kernels] if (PACKAGE / "kernels.py").exists() else [PACKAGE]
+    for file in sorted(file for folder in folders for file in folder.rglob("*")):
+        if file.suffix in {".py", ".metal", ".h"}:
+            hashed.update(f"{file.relative_to(PACKAGE.parent)}\n".encode() + file.read_bytes())
     return f"MLX {metadata.version('mlx')}, source {hashed.hexdigest()[:12]}"
 
 

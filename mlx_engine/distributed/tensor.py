@@ -1,21 +1,22 @@
-"""Tensor parallelism: every rank runs all layers with its slices of the matrices; sums over ranks give whole results.
+"""Tensor parallelism: every rank (process) runs all layers with its slices of the matrices.
 
 All ranks run the same passes over the same batches. `models/layer.py` defines where the products of all ranks
-are added (`all_sum`) or concatenated (`all_columns`). A sum adds the ranks in their order, so its bits depend on the
-number of ranks, but not on the batch.
+are added (`all_sum`) or concatenated (`all_columns`). A sum is computed in rank order, so its bits depend on the number
+of ranks, but not on the batch.
 
 Rank 0 announces each pass by a message, which is forwarded from rank to rank (`leader.py`). All ranks then exchange
 the same arrays in the same order. Messages and arrays share connections, and only their order distinguishes them. So
-every rank finishes a pass before the next message is sent, also on lazy backends.
+a rank finishes a pass before it sends or receives the next message, also on lazy backends.
 
 Projections to queries, keys, values, gate and up are cut by rows (outputs); the output and down projections are cut by
 columns (inputs), between blocks of the stored type. So each rank computes some heads, and some columns of the FFN's
 inner activations, from the full hidden states. Its products of the output and down projections are partial sums, which
 are added over all ranks. The head is cut by rows. Each expert is cut like a dense FFN, so that the ranks have equal
-work whichever experts are chosen. Norms, routers and small projections are on every rank.
+work whichever experts are chosen. Every rank holds norms, routers and the other tensors in `WHOLE` as a whole. Models
+with latent attention or Mamba2 are refused.
 
-A partition divides an axis among the ranks: by heads, by blocks of the stored type, or by rows of the vocabulary.
-Matrices of a layer that must be divided alike share one partition.
+A partition divides an axis among the ranks: by heads, by blocks of the stored type, or by rows of the vocabulary. All
+tensors of a layer whose partition has the same kind in `CUT` share one partition.
 """
 
 from __future__ import annotations
@@ -95,15 +96,15 @@ class Pieces(Partition):
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of attention. A rank has whole KV heads and all query heads that read them.
+    """The heads of attention. With at most as many ranks as KV heads, each KV head and its query heads are on one rank.
 
-    If there are more ranks than KV heads, several ranks have a copy of the same KV head and divide its query heads.
+    With more ranks than KV heads, several ranks have a copy of the same KV head and divide its query heads.
 
     Attributes:
         n_heads: number of query heads.
         n_kv_heads: number of KV heads, a divisor of `n_heads`.
         head_dim: floats of a head.
-        block: the block size of the output projection's type. The projection's columns are cut between blocks.
+        block: the columns of the output projection are cut at multiples of this number, the block size of its type.
         equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
     """
 
@@ -119,7 +120,11 @@ class Heads:
         return self.n_heads // self.n_kv_heads
 
     def _pieces(self, size: int) -> tuple[int, int]:
-        """Return the number of pieces, and the query heads of a piece; 0 pieces if the heads cannot be divided."""
+        """Return the number of pieces, and the query heads of a piece; 0 pieces if the heads cannot be divided.
+
+        A piece is never divided among ranks. It has the query heads of one or more KV heads, or single query heads if
+        there are more ranks than KV heads: as few as fill whole blocks of columns.
+        """
         heads = self.ratio if size <= self.n_kv_heads else 1
         heads *= self.block // math.gcd(self.block, heads * self.head_dim)
         return (0, heads) if self.n_heads % heads else (self.n_heads // heads, heads)
@@ -148,22 +153,22 @@ class Heads:
 
 @dataclass(frozen=True)
 class OfHeads(Partition):
-    """An axis of query heads, or of KV heads if `are_keys`; a head is `width` wide.
+    """An axis of query heads, or of KV heads (keys or values) if `are_kv`; a head is `width` wide.
 
-    `are_normed` says that a norm over all heads reads the keys. If ranks then have copies of a KV head, every rank
-    holds all KV heads, because the norm must read each head once.
+    `are_normed` is set for keys with a norm over all heads together, which must read each head once. So if there are
+    more ranks than KV heads, every rank holds all heads of these keys.
     """
 
     heads: Heads
     width: int
-    are_keys: bool = False
+    are_kv: bool = False
     are_normed: bool = False
 
     def fits(self, size: int) -> bool:
         return self.heads.fits(size)
 
     def ranges(self, rank: int, size: int) -> Ranges:
-        first, last = (self.heads.keys if self.are_keys else self.heads.queries)(rank, size)
+        first, last = (self.heads.keys if self.are_kv else self.heads.queries)(rank, size)
         if self.are_normed and size > self.heads.n_kv_heads:
             first, last = 0, self.heads.n_kv_heads
         return ((first * self.width, last * self.width),)
@@ -194,7 +199,7 @@ class Vocabulary(Partition):
 
 
 ROWS, COLUMNS = 0, 1
-# For each tensor that is cut, by its name without layer and suffix: the kind of partition, and the axis.
+# The kind of partition and the axis of each tensor that is cut. The key is the tensor's name without layer and suffix.
 CUT = {
     **dict.fromkeys(("attn_q", "attn_gate"), ("queries", ROWS)),
     "attn_k": ("keys", ROWS),
@@ -221,7 +226,7 @@ WHOLE = {
     "proj", "position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short", "per_layer_token_embd",
     "per_layer_model_proj",
 }  # fmt: skip
-# For each kind of partition by blocks of columns: the matrix whose columns are cut, between blocks of its type.
+# For each kind of partition by blocks of columns, the matrix that is cut by columns. Its type determines the blocks.
 LAST = {
     "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
     "channels": "shortconv.out_proj",
@@ -259,7 +264,7 @@ class Slices:
 
     Attributes:
         where: the file, for messages.
-        cuts: the cuts by the name of the tensor.
+        cuts: the cuts by the name of the tensor. They include the biases of sums, which `ranges` does not cut.
     """
 
     where: str
@@ -281,8 +286,8 @@ class Slices:
                 found[name] = Cut(axis, partitions.of(layer, kind))
             elif part not in WHOLE and "norm" not in part:
                 raise NotShardableError(
-                    where=where, name=name, expected="a tensor with a rule: cut by rows, cut by columns, or whole",
-                    found="another", hint="run the model on one machine, or by layers with --shard pipeline",
+                    where=where, name=name, expected="a tensor with a rule how to cut it", found="none for this tensor",
+                    hint="run the model on one machine, or by layers with --shard pipeline",
                 )  # fmt: skip
         return cls(where, found)
 
@@ -304,7 +309,10 @@ class Slices:
             )  # fmt: skip
 
     def ranges(self, name: str, rank: int, size: int) -> tuple[int, Ranges] | None:
-        """Return the axis and the ranges of a tensor that a rank holds; None if the rank holds the whole tensor."""
+        """Return the axis and the ranges of a tensor that a rank holds; None if the tensor is not cut.
+
+        Every rank holds a tensor that is not cut, except that only rank 0 holds the bias of a sum.
+        """
         cut = self.cuts.get(name)
         return None if cut is None or self.is_bias_of_sum(name) else (cut.axis, cut.partition.ranges(rank, size))
 
@@ -313,7 +321,7 @@ class Slices:
         return CUT.get(Name.of(linear).part, ("", ROWS))[1] == COLUMNS
 
     def is_bias_of_sum(self, name: str) -> bool:
-        """Return whether a tensor is the bias of a layer whose products are partial sums. Only one rank adds it."""
+        """Return whether a tensor is the bias of a layer whose products are partial sums. Only rank 0 adds it."""
         return name.endswith(".bias") and self.is_partial(name)
 
 
@@ -322,13 +330,13 @@ class _Partitions:
 
     def __init__(self, planned: Planned) -> None:
         self._planned, self._config = planned, planned.config
-        # `functools.cache` on a method would make a reference cycle, which keeps the file's metadata in memory.
+        # A dict, because `functools.cache` on a method would keep this object, and the file's metadata, in memory.
         self._made: dict[tuple[int | None, str], Partition] = {}
-        self._matrices: dict[Name, list[str]] = {}  # all experts of a layer have one key
+        self._matrices: dict[Name, list[str]] = {}  # one key for the matrices of all experts of a layer
         for name in planned.tensors:
             if name.endswith(".weight"):
                 self._matrices.setdefault(Name.of(name), []).append(name)
-        # All layers use one block size, because layers that share keys and values must be cut alike.
+        # One block size for the attention of all layers: layers that share keys and values must be cut alike.
         outputs = [names for of, names in self._matrices.items() if of.part == "attn_output"]
         self._attention = self._block(name for names in outputs for name in names)
 
@@ -357,17 +365,17 @@ class _Partitions:
         of_rows = norm is not None and norm.shape != (of.head_dim,)
         heads = Heads(n_heads, of.n_kv_heads, of.head_dim, self._attention, equal=of_rows)
         width, of_kv = 1 if kind == "sinks" else of.head_dim, kind in ("keys", "values")
-        return OfHeads(heads, width, are_keys=of_kv, are_normed=of_rows and kind == "keys")
+        return OfHeads(heads, width, are_kv=of_kv, are_normed=of_rows and kind == "keys")
 
     def _delta(self, layer: int, kind: str) -> Partition:
         """Return a partition of the delta rule by key heads: a rank gets key heads, and all value heads that read them.
 
-        In one layout, value head h reads key head h % n_key_heads and lies in section h // n_key_heads. In the other
-        layout, the value heads of each key head are adjacent, in a single section.
+        With `are_neighbors`, the value heads of each key head are adjacent, in a single section (see `Pieces`).
+        Otherwise value head h reads key head h % n_key_heads, and is in section h // n_key_heads.
         """
         of = self._config
         block = self._block([f"blk.{layer}.ssm_out.weight"])
-        heads = block // math.gcd(block, of.value_dim)  # the number of value heads that fill whole blocks
+        heads = block // math.gcd(block, of.value_dim)  # the smallest number of value heads that fill whole blocks
         n = 0 if of.n_key_heads % heads else of.n_key_heads // heads
         shared = of.n_value_heads // of.n_key_heads
         per_section = (heads * shared,) if of.are_neighbors else (heads,) * shared
@@ -377,10 +385,10 @@ class _Partitions:
             "delta values": values,
             "delta channels": (keys, keys, *values),
         }
-        return Pieces(n, widths[kind], f"{of.n_key_heads} key heads of the delta rule, {heads} in a block of columns")
+        return Pieces(n, widths[kind], f"{of.n_key_heads} key heads of the delta rule in groups of {heads}")
 
     def _block(self, names: Iterable[str]) -> int:
-        """Return the number of columns at whose multiples all named matrices can be cut."""
+        """Return the smallest number of columns at whose multiples all named matrices can be cut."""
         return math.lcm(*{type_.block_size for name in names for type_ in self._types(name)})
 
     def _types(self, name: str) -> tuple[GGMLType, ...]:
@@ -394,10 +402,10 @@ class _Partitions:
 def sliced(planned: Planned, rank: int, size: int) -> Planned:
     """Return a planned model that loads only the slices of one rank.
 
-    The model's backend needs the group of ranks (`Backend.group`).
+    The backend that runs this model must have the group of ranks (`Backend.group`).
 
     Raises:
-        NotShardableError: a matrix cannot be cut into `size` parts.
+        NotShardableError: a matrix cannot be cut into `size` parts, or there is no rule for a tensor.
     """
     slices = Slices.of(planned)
     slices.check(size)
@@ -434,14 +442,14 @@ class RankSlices:
         return [layer.with_mixers(partial(self._mixer, i)) for i, layer in enumerate(layers)]
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
-        """Return the rows of a projection that this rank uses: those of the heads in this rank's slice of `like`."""
+        """Return the output columns of projection `name` that this rank uses: the heads in its slice of `like`."""
         held, of = self.shape(f"blk.{i}.{name}.weight")[0], self.planned.tensors[f"blk.{i}.{name}.weight"].shape[0]
         found = self.slices.ranges(f"blk.{i}.{like}.weight", self.rank, self.size)
         ((first, last),) = ((0, of),) if found is None else found[1]
         return Columns(first, last, of, are_all_here=held == of)
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
-        """Return a mixer with this rank's heads or channels, and with the state shapes of these."""
+        """Return a mixer with this rank's heads or channels, and with the shapes of their states."""
         if isinstance(mixer, Attention):
             norms = mixer.norms
             if isinstance(norms, RowNorms):
@@ -462,10 +470,10 @@ class RankSlices:
 
 
 def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) -> None:
-    """Run this rank's slices of every pass that rank 0 begins, until rank 0 ends the run.
+    """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
 
     Args:
-        model: the model with this rank's slices, on a backend with the group.
+        model: the model with this rank's slices. Its backend has the ranks as `Backend.group`.
         group: the ranks.
         sleep: waits until rank 0 has work again.
     """

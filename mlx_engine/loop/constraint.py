@@ -4,10 +4,10 @@ A `Grammars` belongs to a tokenizer, and makes a `Matcher` for a constraint. Eac
 returns the mask of the next token and is advanced by each chosen token. A mask depends only on the vocabulary, the
 constraint and the tokens so far.
 
-Where a grammar allows only one text, llguidance could insert the tokens of this text without the model. This is turned
-off: the model chooses among all tokens that agree with the text. So no text has to be encoded, and every token has a
-log-probability. In llguidance, the end of a text is an extra token after the vocabulary. If llguidance allows this
-token, the mask allows all end tokens of the model.
+Where a grammar allows only one text, llguidance could insert its tokens (forced tokens) without the model. This is
+turned off: the model chooses every token, among those with which the text may continue. So no text has to be encoded,
+and every token has a log-probability. In llguidance, the end of a text is an extra token after the vocabulary. If
+llguidance allows this token, the mask allows all end tokens of the model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMPILED = 32
 # The first line of every grammar: do not insert tokens without the model.
 HEAD = '%llguidance {"no_forcing": true}\n'
 
-# After reasoning, models write one or two line feeds before the text, so one token with line feeds is allowed there.
+# After reasoning, models write one or two line feeds before the text, so one of these tokens is allowed there.
 LINE_FEEDS = (b"\n", b"\n\n")
 
 
@@ -49,7 +49,7 @@ class Reasoning(NamedTuple):
     Attributes:
         opening: the ids of the marker that opens the reasoning, such as "<think>". The model writes this marker, or
             begins with the text. Empty if the prompt ends with the marker.
-        closing: the bytes of the marker that closes it.
+        closing: the bytes of the marker that closes the reasoning.
     """
 
     opening: tuple[int, ...]
@@ -100,13 +100,13 @@ class Grammars:
         """The vocabulary as an object of llguidance. Making it takes about 0.6 s and 60 MB for 152,000 tokens."""
         from llguidance import LLTokenizer
 
-        words: Any = _Words(self.pieces, sorted(self._tokenizer.delimiter_ids))
-        return LLTokenizer(words)
+        vocabulary: Any = _Vocabulary(self.pieces, sorted(self._tokenizer.delimiter_ids))
+        return LLTokenizer(vocabulary)
 
     def crossing(self, rest: bytes) -> NDArray[np.int64]:
-        """Return the ids of the tokens that complete a marker and also have text after it, which is not only spaces.
+        """Return the ids of the tokens that begin with `rest`, the missing end of a marker, and then have text.
 
-        `rest` is the missing end of the marker, with which such a token begins.
+        White space alone does not count as text.
         """
         if rest not in self._crossing:
             found = [i for i, piece in enumerate(self.pieces) if piece.startswith(rest) and piece[len(rest) :].strip()]
@@ -148,7 +148,8 @@ class Matcher:
         self._grammars, self._compiled, self._reasoning = grammars, compiled, reasoning
         # An answer has these parts: opening marker, reasoning, line feeds, text. `_part` is the part of the next token,
         # `_at` the number of ids of the opening marker so far, `_tail` the last bytes of the reasoning, which may begin
-        # the closing marker.
+        # the closing marker, `_n_text` the number of tokens of the text so far. `_has_ended` is set after an end token.
+        # `_past` has these five values as they were before each token. `_found` is the result of `_words`, if known.
         self._part = "text" if reasoning is None else "opening" if reasoning.opening else "reasoning"
         self._at, self._tail, self._n_text, self._has_ended = 0, b"", 0, False
         self._past: list[tuple[str, int, bytes, int, bool]] = []
@@ -164,7 +165,7 @@ class Matcher:
     def mask(self) -> Mask:
         """Return the mask (V,) of the tokens that may come next.
 
-        If the text is complete, the mask allows all tokens, because no token will be chosen.
+        If the text is complete, the mask allows all tokens: it is not used, because the answer ends.
 
         Raises:
             ConstraintError: no token may come next.
@@ -190,7 +191,7 @@ class Matcher:
         """Return whether a token may come next. This takes microseconds; a whole mask takes up to 1 ms.
 
         Raises:
-            ConstraintError: the constraint has failed.
+            ConstraintError: llguidance reports an error.
         """
         reasoning = self._reasoning
         if self.is_complete:
@@ -279,18 +280,18 @@ class Matcher:
         """Return whether the constraint allows a token as the next token of the text, or as the token that ends it."""
         return self._is_next(token) or (token in self._grammars.end_ids and self._is_next(self._grammars.end))
 
-    def _is_next(self, word: int) -> bool:
-        """Return the item of `_words` for a token id or for `Grammars.end`.
+    def _is_next(self, token: int) -> bool:
+        """Return whether the text may continue with a token id; for `Grammars.end`, whether the text may end here.
 
-        If the whole array is not computed yet, compute only this item, which is faster.
+        This is the item of `_words`. If the array is not computed yet, compute only this item, which is faster.
         """
         if self._found is None:
             with self._grammars.computing:
-                n_valid = self._compiled.validate_tokens([word])
+                n_valid = self._compiled.validate_tokens([token])
             if self._compiled.is_error():
                 raise ConstraintError(f"constraint: {_reason(self._compiled.get_error())}")
             return bool(n_valid)
-        return bool(self._found[word])
+        return bool(self._found[token])
 
     def _open(self, token: int, opening: Sequence[int]) -> None:
         """Advance by a token of the opening marker."""
@@ -330,7 +331,7 @@ def lark(kind: str, text: str) -> str:
     return text
 
 
-class _Words:
+class _Vocabulary:
     """The vocabulary in the form that llguidance reads, with an extra token for the end of a text."""
 
     is_tokenizer_wrapper = True
@@ -356,6 +357,7 @@ def _reason(error: str) -> str:
     said = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(lines).split()))
     if "coerce_one_of" in said:
         said = (
-            "oneOf is supported if its schemas visibly exclude each other; write anyOf, or add a const property to each"
+            "oneOf needs schemas that llguidance can prove to exclude each other; write anyOf, or add a const property "
+            "to each schema"
         )
     return f"{said or 'llguidance gives no reason':.500}"

@@ -2,12 +2,12 @@
 
 The draft model has a KV pool of its own. For each sequence, the pool has the keys and values of the settled ids (the
 prompt, and the ids that are certainly part of the answer) and of the proposed ids. Proposed ids are pending until the
-large model has checked them, and are then committed or rolled back, which also works for draft models with recurrent
-states. All sequences share the passes of the draft model: the first pass reads the new settled ids and gives the first
+large model has checked them. Then they are committed or rolled back, with the recurrent states of the draft model if it
+has any. All sequences share the passes of the draft model: the first pass reads the new settled ids and gives the first
 proposed token, and each later pass gives one more proposed token.
 
 The draft model samples with the same random numbers as the answer, so that both models often choose the same token. If
-its pool has no memory for a sequence, the draft model proposes no tokens for this sequence.
+its KV pool has too few pages for a sequence, the draft model proposes no tokens for this sequence.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mlx_engine.options import DRAFT
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.weights.model import Model
 
-# The largest number of tokens that are proposed for a sequence at once, and of states that the draft model's pool keeps
-# for them.
+# The largest number of tokens that the draft model proposes for a sequence at once. The pool of a draft model with
+# recurrent states stores the state after each of these tokens.
 MOST = 8
 
 
@@ -70,9 +70,10 @@ class DraftModel:
 
     Args:
         model: the draft model.
-        pool: the memory for keys and values of as many sequences as the scheduler has slots, and for a state of each
-            proposed token.
-        share: the number of parameters of the draft model, divided by that of the large model.
+        pool: the draft model's KV pool, made for as many sequences as the scheduler has slots. If the draft model has
+            recurrent states, the pool also has slots for the states after proposed tokens.
+        share: the number of parameters of the draft model, divided by that of the large model. This is the assumed
+            ratio of the times of their passes, see `PassDrafter`.
         whole_pages: whether only whole pages of earlier sequences are reused, see `PrefixCache`.
     """
 
@@ -148,7 +149,8 @@ class DraftModel:
     def _settle(held: _Held, ids: abc.Sequence[int]) -> None:
         """Commit the pending ids that became part of the answer, and roll back the others.
 
-        Do not commit the last id: it must be run again, because the logits after it give the next proposal.
+        Also roll back the last id of the sequence: it must be run again, because the logits after it give the next
+        proposal.
         """
         kv, n = held.kv, 0
         following = ids[kv.length : len(ids) - 1]

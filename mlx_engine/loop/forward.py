@@ -20,10 +20,10 @@ from mlx_engine.weights.model import Model
 
 
 def forward(model: Model, *parts: SequenceInput) -> Array | None:
-    """Run one forward pass and return logits (R, V) of the R wanted tokens, or None if no token is wanted.
+    """Run one forward pass, and return the logits (R, V) of its R wanted tokens (`SequenceInput.wanted`).
 
-    The new tokens are then committed to the KV cache. A lazy backend commits them before the device has run the pass.
-    If the pass fails or is interrupted, every sequence is unchanged.
+    Return None if no token is wanted. The new tokens are then committed to the KV cache, on a lazy backend before the
+    device has run the pass. If this call fails or is interrupted, every sequence is unchanged.
 
     Raises:
         CacheFullError: there are too few pages for the new tokens.
@@ -59,8 +59,8 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
     """Check the logits (R, V) of the last R tokens of `ids`.
 
-    `ids` are all tokens of the sequence. If a row is not finite, these tokens are run again with the default adapter to
-    find the origin, so the sequence must have this adapter.
+    `ids` are all tokens of the sequence. If a row is not finite, the tokens up to this row are run again, to find the
+    first intermediate value that is not finite. They are run with the default adapter, so the sequence must have it.
 
     Raises:
         NotFiniteError: a row has NaN or infinities.
@@ -77,8 +77,8 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray, adapter: int |
 
     Args:
         model: the model.
-        ids: all tokens of the sequence before the logits.
-        row: the logits (V,) that are not finite.
+        ids: the tokens of the sequence, up to the token whose row is not finite.
+        row: the logits (V,) of this token, or its hidden state (D,) if the request reads hidden states.
         adapter: the number of the sequence's adapter, see `KVSequence.adapter`; None is the default adapter.
     """
     verify = "`inspect --verify` checks the file's weights"
@@ -86,11 +86,11 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray, adapter: int |
         found = model.first_fault(partial(_run_again, ids, adapter))
     except DistributedError:  # the connection between the ranks has failed
         raise
-    except Exception as error:  # for example too little memory for the search: the NotFiniteError then has no origin
+    except Exception as error:  # for example too little memory for the search
         origin = f"and the search for their origin failed ({type(error).__name__}); {verify}"
         return NotFiniteError(n_tokens=len(ids), found=_text(*_counts(row)), origin=origin)
     if found is None:
-        origin = "which no operation gave when the pass was repeated; report this as a bug of the backend"
+        origin = "but every value was finite when the tokens were run again; report this as a bug of the backend"
         return NotFiniteError(n_tokens=len(ids), found=_text(*_counts(row)), origin=origin)
     match = _LAYER.match(found.name)
     layer = int(match[1]) if match else None

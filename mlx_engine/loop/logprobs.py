@@ -19,7 +19,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.sampling import largest
 
 _LN2, _SQRT_HALF = 0.6931471805599453, 0.7071067811865476
-# The number of terms in the series of `natural_log`; the first omitted term is below 2**-53 of the sum.
+# The number of terms in the series of `natural_log`; the first omitted term is less than 2**-53 times the sum.
 _TERMS = 12
 
 
@@ -52,7 +52,7 @@ def token_logprobs(
     *,
     ranked: bool = False,
 ) -> TokenLogprobs:
-    """Return the log-probability of `token_id` and the `n_top` most likely tokens, from a host row of logits (V,).
+    """Return the log-probability of `token_id` and the `n_top` most likely tokens, from logits (V,) on the host.
 
     With `ranked`, also return the rank of the token. With the mask (V,) of a constraint, also return the sum of the
     probabilities of the allowed tokens.
@@ -72,8 +72,8 @@ def token_logprobs(
 def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top: float, log_sum: float) -> float:
     """Return the sum of the probabilities of the tokens that a mask (V,) allows.
 
-    If the mask allows most tokens, the result is computed as 1 minus the sum of the other tokens, with an error of at
-    most 1e-12; otherwise it is exact to float64.
+    If the mask allows most tokens, compute 1 minus the probabilities of the other tokens, because these are fewer. The
+    error is then at most 1e-12; otherwise the sum is exact to float64.
 
     Args:
         backend: computes sums of exponentials.
@@ -92,8 +92,9 @@ def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top:
 
 
 def natural_log(x: float) -> float:
-    """Return the natural logarithm of x > 0 by multiplications, additions and one division.
+    """Return the natural logarithm of x > 0.
 
+    Only additions, multiplications and divisions are used, because IEEE 754 fixes how they are rounded.
     x = m * 2**e with m between sqrt(1/2) and sqrt(2), and log(m) = 2 (s + s**3 / 3 + s**5 / 5 + ...) with
     s = (m - 1) / (m + 1).
     """

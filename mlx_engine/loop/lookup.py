@@ -1,8 +1,8 @@
 """N-gram lookup, for speculative decoding: find the last tokens of a sequence in earlier text, propose what followed.
 
-A `Text` is a list of token ids with an index. For each pair of neighbouring ids, the index has a chain of the places
-where the pair occurs, as in LZ77 with hash chains. A search compares the last ids of a sequence with at most
-`CANDIDATES` places, over at most `LONGEST` ids each, so its time is bounded for every text. While the sequence
+A `Text` is a list of token ids with an index, as in LZ77 with hash chains: each pair of neighbouring ids belongs to a
+hash bucket, and each bucket has a chain of the places of its pairs. A search compares the last ids of a sequence with
+at most `CANDIDATES` places, over at most `LONGEST` ids each, so its time is bounded for every text. While the sequence
 continues in the same way as the text after the match, the match grows and no search is needed. A text takes 12 to 16
 bytes per token.
 """
@@ -20,10 +20,11 @@ from mlx_engine.loop import request as loop_request
 CANDIDATES, LONGEST = 8, 32
 # The number of ids in a key of the index. A single id would predict the next id badly.
 KEY = 2
-# The smallest number of hash buckets of a text. The number is a power of two, and larger than the number of ids.
+# The smallest number of hash buckets of a text. A text has a power of two of buckets, at least one for each id.
 FEWEST = 64
 _MULTIPLIER = 0x9E3779B1
-# The largest number of ids of ended sequences that are kept, and an id that stands between two of these sequences.
+# MOST_OTHERS is the largest number of ids of ended sequences that are kept. END follows the ids of each of these
+# sequences.
 MOST_OTHERS, END = 1 << 18, -1
 
 
@@ -141,7 +142,8 @@ class Lookup:
         if not length:
             return (), 0
         found = text.ids[end : end + most].tolist()
-        # Near the end of the answer, few ids follow the occurrence: assume that the answer repeats them.
+        # If the occurrence is near the end of the answer, fewer than `most` ids follow it. Then assume that the answer
+        # repeats these ids.
         if text is self._answer:
             period = len(found)
             found += [found[i % period] for i in range(period, most)]
@@ -167,8 +169,8 @@ class Lookups:
 
     Args:
         keeps_others: whether to search sequences that have ended, too. A client can then find out from the latency of
-            its answer whether other requests had the same text. So use this only if the scheduler's prefix cache
-            reveals the same.
+            its answer whether other requests had the same text. So use this only if the
+            latency of the scheduler's prefix cache reveals it anyway.
     """
 
     def __init__(self, *, keeps_others: bool = False) -> None:
@@ -185,11 +187,11 @@ class Lookups:
         return Lookup(texts[0], [*texts[1:], *([] if self._others is None else [self._others])])
 
     def end(self, sequence: loop_request.Sequence) -> None:
-        """Keep the ids of an ended sequence. Omit its cached prefix: these ids were kept with an earlier sequence."""
+        """Keep the ids of an ended sequence, except those from the prefix cache: an earlier sequence had them, too."""
         others = self._others
         if others is None:
             return
         for token in (*sequence.ids[sequence.request.n_cached :], END):
             others.append(token)
-        if len(others.ids) > MOST_OTHERS:  # make a new text, because drafters refer to places in the old one
+        if len(others.ids) > MOST_OTHERS:  # keep the last half, in a new text: drafters refer to places in the old one
             self._others = Text(others.ids[-(MOST_OTHERS // 2) :])

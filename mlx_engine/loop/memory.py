@@ -32,7 +32,8 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed:
         model: the model.
         slots: the largest number of sequences.
         kv_memory: the largest number of bytes; None takes `spare_bytes`.
-        n_proposed: the largest number of proposed tokens in a pass, for layers with a recurrent state.
+        n_proposed: the largest number of proposed tokens in a pass. If the model has recurrent states, the pool has
+            slots for the states after these tokens.
 
     Raises:
         OptionError: `kv_memory` is too small for a page of each sequence, or larger than the free memory of a rank.
@@ -54,10 +55,10 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed:
 
 
 def map_pages(model: Model, pool: KVPool) -> None:
-    """Run one token before the first request, so that the operating system maps the memory of the pool's first pages.
+    """Run one token before the first request, so that the operating system maps memory of the pool.
 
-    The operating system maps memory when it is first written to, in huge pages. With a pool of 10 GiB for a 0.6B model,
-    the first token maps 0.9 GiB, because each KV head of each layer has its own part of the pool. This took 0.2 s.
+    The operating system maps huge pages when they are first written to. With a pool of 10 GiB for a 0.6B model, the
+    first token maps 0.9 GiB, because each KV head of each layer has its own part of the pool. This took 0.2 s.
     """
     kv = pool.sequence()
     with model.backend.session():
@@ -67,17 +68,18 @@ def map_pages(model: Model, pool: KVPool) -> None:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes that passes read from memory: weights and chosen experts, and each sequence's keys and values.
+    """The bytes that passes read from memory: weights and chosen experts, and the keys and values of each sequence.
 
-    The bytes are computed from sizes, not measured, and do not include embedding lookups.
+    Recurrent states count twice, because they are read and written. The bytes are computed from sizes, not measured,
+    and do not include embedding lookups.
 
     Attributes:
         weights: bytes of the matrices of the layers and the head, without experts.
         kv: for each attention window, the bytes of one token's keys and values in all layers with this window; the
             window None stands for layers that attend to every token.
-        experts: bytes of all experts of the layers, by the share of a layer's experts that one token uses. The number
-            of different experts that a pass of several tokens reads is an expected value.
-        state: bytes of a sequence's recurrent state, which a pass reads and writes; 0 without one.
+        experts: for each share of a layer's experts that one token uses, the bytes of all experts in the layers with
+            this share. `nbytes` estimates how many different experts the tokens of a pass use.
+        state: bytes of the recurrent states of one sequence; 0 without them.
     """
 
     weights: float
@@ -101,7 +103,7 @@ class Traffic:
         return cls(sum(map(nbytes_of, found.values())), kv, experts, pool.states.nbytes_each)
 
     def nbytes(self, parts: Iterable[ScheduledChunk]) -> float:
-        """Return the bytes that one pass has read, from its chunks. Call this after the pass has been committed."""
+        """Return the bytes that the pass over these chunks has read. Call this after the pass has been committed."""
         lengths = [(part.sequence.kv.length, part.n) for part in parts]
         n_tokens = sum(n for _, n in lengths)
         experts = sum(nbytes * share_read(share, n_tokens) for share, nbytes in self.experts.items())
@@ -115,7 +117,7 @@ class Traffic:
 def linears(value: Any) -> list[Linear]:
     """Return all linear layers in an attribute of a model.
 
-    Matrices of experts are included only if each expert has a matrix of its own.
+    The matrices of experts are included only if the backend has a `Linear` for each expert (`Backend.stack`).
     """
     return parts_of(value, (Linear,))
 

@@ -1,8 +1,8 @@
 """Metrics of a run: times of its forward passes, and the rates computed from them.
 
-A pass here is all work for one new token (for several if proposed tokens were right), and ends when the token's id is
-on the host. The first pass is the prefill, in any number of chunks, and does not count in the decode rate. A metric
-that cannot be computed is None, printed as a dash.
+In this module, a pass is all work for one new token, or for several if proposed tokens were right. It ends when the
+token's id is on the host. The first pass is the whole prefill, even if the prompt was run in several chunks, and does
+not count in the decode rate. A metric that cannot be computed is None, printed as a dash.
 
 Time that the caller spends between two tokens counts only if the device computes meanwhile: see `PassTimer`.
 """
@@ -30,7 +30,7 @@ class Metrics:
         shares: this run's part of the time of each pass: less than the time in `passes` if other runs shared the pass.
         sampling: the time of choosing each token, which is part of its pass; empty if a lazy backend's device chooses.
         phases: the time of each phase outside of passes, by name, such as load, warm_up and tokenize.
-        n_more: number of tokens that passes gave in addition to their first one, because proposed tokens were right.
+        n_more: number of tokens that passes gave in addition to one token each, because proposed tokens were right.
     """
 
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
@@ -134,8 +134,9 @@ class PassTimer:
 
         If the host had to wait for the id of this pass, the device was busy since the end of the previous pass, and the
         pass took all of this time. Otherwise the device may have been idle while the caller's code ran. The pass is
-        then assumed to have taken as long as the last pass for which the host had to wait, but at least the time since
-        `resumed`. So a slow caller does not change the decode rate.
+        then assumed to have taken as long as the last pass for which the host had to wait. But the result is at least
+        the time since `resumed`, and at most the time since the end of the previous pass. So a slow caller does not
+        change the decode rate.
 
         Args:
             resumed: the time when the caller's code, which runs between two steps, returned to the engine.

@@ -1,10 +1,11 @@
 """Speculative decoding with multi-token prediction (MTP): an extra layer of the model proposes the next tokens.
 
-The MTP layer was trained for this together with the model. Its input is a token and the model's hidden state of the
-token before, and its output predicts the token after. The layer has a KV pool of its own, for the last tokens of each
-sequence: at most `READ` tokens of the prompt, and the tokens of the answer. If tokens are missing there, proposals are
-less often right, but answers do not change. To propose several tokens, the layer reads the token that it has proposed
-and its own hidden state; the keys and values of proposed tokens are rolled back afterwards.
+The MTP layer was trained together with the model. Its input is the token at position i and the model's hidden state at
+position i - 1, and its output predicts the token at position i + 1. The layer has a KV pool of its own, for the last
+tokens of each sequence: at most `READ` tokens of the prompt, and the tokens of the answer. If this pool lacks tokens,
+proposals are less often right, but answers do not change. To propose a further token, the layer reads the token that it
+has just proposed, and its own hidden state in place of the model's. The keys and values of proposed tokens are rolled
+back afterwards.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ from mlx_engine.loop.speculation import MOST_ROWS, PassCosts, append_choices, be
 from mlx_engine.options import MTP
 from mlx_engine.weights.model import ExtraLayer, Model
 
-# The number of last tokens of a prompt that the layer reads, and the largest number of tokens that are proposed for a
-# sequence at once.
+# READ is the largest number of a prompt's last tokens that the layer reads. MOST is the largest number of tokens that
+# are proposed for a sequence at once.
 READ, MOST = 256, 3
 
 
 @dataclass(eq=False)
 class _Held:
-    """The layer's keys and values of a sequence, and the position of the first hidden state that the layer has read."""
+    """The layer's KV cache of a sequence.
+
+    Attributes:
+        kv: the KV cache. Its first token is the token at position `start + 1` of the sequence.
+        start: the position of the first hidden state of the model that the layer has read.
+    """
 
     kv: KVSequence
     start: int = 0
@@ -91,13 +97,14 @@ class NextTokens:
             held.kv.close()
 
     def _next(self, sequence: Sequence) -> tuple[SequenceInput, np.ndarray] | None:
-        """Return the n tokens that the layer reads next, and for each the hidden state of the token before: (n, D).
+        """Return the n tokens that the layer reads next, and the hidden states (n, D) of the tokens before them.
 
-        None if the hidden state before the sequence's last token is missing, or the pool has no room.
+        Return None if the hidden state before the sequence's last token is missing, or if the whole pool is too small
+        for the sequence.
         """
         ids, pieces = sequence.ids, list[np.ndarray]()
         first = end = len(ids) - 1  # the last id has not been run
-        for start, rows in reversed(sequence.hidden):  # the states up to the last id, without a gap
+        for start, rows in reversed(sequence.hidden):  # the states before the last id, back to the first gap
             if start + len(rows) != first:
                 break
             pieces.insert(0, rows)
@@ -136,7 +143,7 @@ class NextTokens:
         all_inputs, batch = list(inputs), begin_fitting(inputs, found)
         for one in all_inputs:
             if one not in found:
-                # This also drops the hidden states. Later proposals begin with tokens that the model has yet to run.
+                # This also drops the hidden states, so the layer can only read tokens that the model runs later.
                 self.release(one)
         if batch is None:
             return {}

@@ -55,12 +55,12 @@ class Output:
 
     Attributes:
         token_ids: the tokens so far, including the end-of-text or stop token.
-        pieces: the text so far, in the pieces in which it became complete; without the text of an end-of-text or stop
-            token, and without the stop string.
+        pieces: the parts of the text so far, each appended when it became complete. They do not include the text of an
+            end-of-text or stop token, or the stop string.
         logprobs: the log-probabilities of each token; None if the options do not ask for them.
         finish_reason: why the output has ended; None while more tokens follow.
         stop: the stop string or the stop token id that ended the output; None if neither did.
-        has_end_token: whether the last token is an end-of-text or stop token, which has no text.
+        has_end_token: whether the last token is an end-of-text or stop token, whose text is omitted.
         max_tokens: the largest number of tokens.
     """
 
@@ -118,7 +118,7 @@ class Output:
             self._log(token, piece, sampler.probability())
 
     def end(self, reason: FinishReason) -> None:
-        """End the output with this reason, or with "stop" if its held-back text completes a stop string.
+        """End the output with this reason, or with "stop" if an incomplete last character completes a stop string.
 
         Do nothing if the output has already ended.
         """
@@ -128,7 +128,7 @@ class Output:
                 self.pieces.append(piece)
 
     def _rest(self) -> str:
-        """Return the text that was held back, at the end of the output."""
+        """End the text, and return its held-back rest."""
         piece = self._stops.add(self._text.finish()) + self._stops.finish()
         # An incomplete character at the end becomes U+FFFD, which may complete a stop string.
         if self._stops.found:
@@ -171,7 +171,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return the text that is still held back, at the end of the stream: it is no complete stop string."""
+        """End the stream, and return the text that is still held back, which is no complete stop string."""
         held, self._held = self._held, ""
         return held
 

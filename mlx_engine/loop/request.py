@@ -61,12 +61,13 @@ class Request:
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
         n_cached: number of tokens of the prompt that were taken from the prefix cache.
         n_from_disk: number of these cached tokens that were read from files.
-        n_prefilled: number of tokens of the prompt that are in the KV cache, including those from the prefix cache.
-        n_steps: number of passes that computed tokens of this request.
-        n_rows: number of tokens of all requests in these passes.
-        n_bytes: bytes of weights, keys and values that these passes read, if the scheduler counts them.
-        decode_bytes: the part of `n_bytes` that the passes after the first new token have read.
-        decode_seconds: the time of the passes after the first new token.
+        n_prefilled: number of tokens of the prompt that have been in the KV cache, including those from the prefix
+            cache. A preemption does not reduce it.
+        n_steps: number of scheduler steps whose passes ran tokens of this request.
+        n_rows: number of tokens of all requests in these steps.
+        n_bytes: bytes of weights, keys and values that these steps read, if the scheduler counts them.
+        decode_bytes: the part of `n_bytes` that the steps after the first new token have read.
+        decode_seconds: the time of the passes in the steps after the first new token.
         predicted_ids: the tokens of a text that the answers may repeat (the option `prediction`), for drafters.
         adapter: the number of the adapter for the answers, see `KVSequence.adapter`.
         n_proposed: number of proposed tokens that passes have run.
@@ -74,7 +75,7 @@ class Request:
         drafters: for each drafter that has proposed tokens, the numbers of proposed and of accepted tokens.
         n_preemptions: number of times that a sequence of this request was preempted, to give its pages to an older one.
         error: the error that ended the request; None if it has not failed.
-        number: the order of arrival.
+        number: the request's place in the order of arrival.
     """
 
     def __init__(
@@ -143,8 +144,8 @@ class Sequence:
         seconds: the time of the passes since the last token.
         share: this sequence's part of `seconds`.
         draft: the state of speculation in this sequence; None before the first proposal.
-        hidden: the hidden states of the last tokens, for a drafter that reads them. Each item is the position of its
-            first token, and the hidden states (n, D) of n tokens.
+        hidden: the hidden states of the last tokens, for a drafter that reads them. Each item has the position of the
+            first of n tokens, and the hidden states (n, D) of these tokens.
     """
 
     request: Request
@@ -163,7 +164,7 @@ class Sequence:
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
         """Return the first sequence of a request, which also has the samplers of the request's other outputs."""
         prompt = request.prompt_ids
-        # The log line of a token has its probability.
+        # The log line of a token shows its probability, so the sampler then computes log-probabilities, too.
         logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(INFO)
         matcher = None if request.matcher is None else request.matcher.copy()
         sampler = Sampler(
@@ -185,7 +186,7 @@ class Sequence:
         return self.request.number, self.index
 
     def n_pages(self, n: int) -> int:
-        """Return the number of new pages that the KV cache needs for n more tokens, in a group without a window."""
+        """Return the number of new pages for n more tokens, in a page table of layers without an attention window."""
         page, length = self.kv.pool.page, self.kv.length + self.kv.pending
         return -(-(length + n) // page) - -(-length // page)
 
@@ -223,10 +224,11 @@ class ScheduledChunk:
         sequence: the sequence.
         n: the number of tokens in the chunk: unread tokens, then proposed ones. After the choice, rejected proposals
             are subtracted.
-        samplers: the samplers that choose a token from the logits of the chunk's last token. The first one is the
-            sequence's own. Empty if the sequence has more unread tokens after the chunk.
-        row: the index of the last token's row among the rows (of logits or hidden states) that the pass returns. With
-            proposed tokens, the index of the unread token's row.
+        samplers: the samplers that choose a token from the logits of the chunk's last token, not counting proposed
+            tokens. The first one is the sequence's own. Empty if the sequence has more unread tokens after the chunk,
+            or generates no tokens.
+        row: the index of the row of the chunk's last token, not counting proposed tokens, among the rows (of logits or
+            hidden states) that the pass returns.
         n_wanted: the number of last tokens of the chunk for which the pass returns a row.
         n_read: the number of last tokens whose rows the request's reader gets.
         first: the position of the chunk's first token.

@@ -1,9 +1,8 @@
 """Readers of a prompt's rows, for log-probabilities of a prompt, embeddings and reranking.
 
 A row is the logits or the hidden state of one token of the prompt. A pass computes the rows of one chunk of the prompt.
-A reader gets the rows that it needs one at a time, in the order of positions, so that its sums do not depend on the
-chunks or on the batch. Rows are dropped after they have been read: all rows of 8,192 tokens and a vocabulary of 150,000
-would take 5 GB.
+A reader reads its rows one at a time, in the order of positions, so that its sums do not depend on the chunks or on the
+batch. Rows are dropped after they have been read: all rows of 8,192 tokens and a vocabulary of 150,000 would take 5 GB.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class RowReader(ABC):
 
     Attributes:
         kind: "logits" (R, V), or "hidden": the hidden states (R, D) after the last norm, without the head.
-        start: the position of the next row to read; it grows while the prompt is run. A sequence that is preempted and
-            computed again continues here.
+        start: the position of the next row to read; it grows while the prompt is run. If the sequence is preempted and
+            computed again, the rows before this position are skipped.
         end: the position after the last row to read.
     """
 
@@ -78,10 +77,10 @@ class PromptLogprobs(RowReader):
 
 
 class LastLogits(RowReader):
-    """Keeps the logits of some tokens after a whole prompt.
+    """Keeps the logits of given token ids in the row of a prompt's last token.
 
     Attributes:
-        values: the logits, in the order of the tokens; empty before the prompt has been run.
+        values: the logits, in the order of the token ids; empty before the prompt has been run.
     """
 
     def __init__(self, n_prompt: int, token_ids: Sequence[int]) -> None:
@@ -113,7 +112,7 @@ class PooledHidden(RowReader):
         self._sum = added if self._sum is None else self._sum + added
 
     def vector(self, dimensions: int | None = None, *, normalized: bool) -> np.ndarray:
-        """Return the float32 vector (D,), or its first `dimensions`; with `normalized`, divided by its length.
+        """Return the float32 vector (D,), or its first `dimensions` values; with `normalized`, divided by its L2 norm.
 
         Raises:
             ValueError: the prompt has not been run.

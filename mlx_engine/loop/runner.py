@@ -1,6 +1,6 @@
 """The model runner: runs the forward passes that the scheduler asks for, and chooses the next tokens from their logits.
 
-A pass runs unread tokens of one or more sequences, in two steps. Submitting a pass computes its batch and chooses the
+A pass runs unread tokens of one or more sequences, in two steps. Submitting a pass computes its logits and chooses the
 next tokens; on a lazy backend (MLX), it only hands this work to the device. Settling a pass waits until the chosen
 tokens are on the host, and commits the tokens that were run to the KV cache. An eager backend settles each pass at
 once. On a lazy backend, the next pass is submitted before the last one is settled, so that the device computes while
@@ -73,8 +73,8 @@ class _Pass:
         chunks: the chunks of the pass, without those that were dropped.
         n_rows: the number of rows of the logits or hidden states.
         started: the time when the pass was submitted.
-        reply: a function that returns the logits, for a pass whose tokens are chosen after it was submitted; None once
-            the tokens have been chosen. With pipeline stages, the function waits for the logits.
+        reply: a function that returns the logits, while the tokens of the submitted pass are not chosen; None after the
+            choice. With pipeline stages, the function waits for the logits.
         check: the logits from which tokens were chosen, and the sums of their rows, for `Backend.bad_rows`.
         rows: the logits or hidden states, if readers of requests get some of these rows.
         sampling: the time of choosing tokens; None if it was not measured.
@@ -94,16 +94,18 @@ class ModelRunner:
     """Submits and settles the passes of one model.
 
     Attributes:
-        overlaps: whether a pass is submitted before the tokens of the last pass are on the host.
+        overlaps: whether a lazy backend gets a pass before the tokens of the last pass are on the host. False for a
+            model on several ranks.
         depth: the largest number of passes that are in flight (submitted, but not settled).
         n_hidden: the number of last tokens of a sequence whose hidden states are kept for a drafter that reads them.
-        n_batches: the number of groups into which the scheduler divides the running sequences, so that each of the
-            passes in flight runs another group: one for each pipeline stage.
+        n_batches: the number of pipeline stages. The scheduler divides the running sequences into as many groups, and
+            each of the passes in flight runs another group.
 
     Args:
         model: the model.
-        overlap: submit a pass before the last one is settled, if the backend is lazy and not profiled.
-        clock: returns the time in seconds, to measure passes; no decision depends on it.
+        overlap: submit a pass before the last one is settled, if the backend is lazy and not profiled, and the model is
+            not on several ranks.
+        clock: returns the time in seconds, to measure passes; no decision of the runner depends on it.
     """
 
     def __init__(self, model: Model, *, overlap: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -143,7 +145,7 @@ class ModelRunner:
         it settles a pass, the step can be repeated.
 
         Raises:
-            CacheFullError: there are too few pages for the new tokens, and no pass was left to settle.
+            CacheFullError: there are too few pages for the new tokens, and no pass is in flight.
         """
         with self._model.backend.session():  # the caller's code runs between two steps, outside of the session
             resumed = self._clock()
@@ -224,7 +226,7 @@ class ModelRunner:
         return []
 
     def _submit(self, chunks: list[ScheduledChunk]) -> _Pass:
-        """Submit a pass, and choose its tokens. With pipeline stages, or if a mask is missing, choose them later."""
+        """Submit a pass, and choose its tokens. With pipeline stages, or if a mask is missing, do not choose yet."""
         model, profiler = self._model, self._model.backend.profiler
         if self._last_had_no_choice and not model.is_shared:
             # A lazy backend would otherwise keep the graphs of all chunks of a prompt in memory until the last chunk is
@@ -298,7 +300,7 @@ class ModelRunner:
             chunk.sequence.unread = [*chunk.sequence.unread, *_next_token(chunk)]
 
     def _choose(self, submitted: _Pass, rows: Array) -> None:
-        """Choose the tokens of a pass from its rows of logits. If this fails, no sampler has changed.
+        """Choose the tokens of a pass from its rows of logits. If this fails, no sampler has a new token.
 
         If readers get some of the rows, keep the rows until the pass is settled.
         """
@@ -310,7 +312,7 @@ class ModelRunner:
             (be.begin if self.overlaps else be.wait)([rows])
             return
         wanted = [chunk.row for chunk, _ in pairs]
-        if wanted != list(range(submitted.n_rows)):  # several samplers choose from one row, or a chunk was dropped
+        if wanted != list(range(submitted.n_rows)):  # some rows have several samplers, or none
             logits = be.take(rows, tuple(wanted))
         sums = be.row_sums(logits)
         submitted.check = logits, sums
@@ -322,7 +324,7 @@ class ModelRunner:
         for chunk, sampler in pairs:
             try:
                 draws.append(sampler.draw())
-            except ConstraintError as error:  # the constraint allows no token, so the chunk fails with any choice
+            except ConstraintError as error:  # no token is allowed, so the chunk fails, whatever is chosen
                 chunk.error = error
                 draws.append(Draw(Sampling(), (), 0.0))
         edited = logits
@@ -418,7 +420,7 @@ class ModelRunner:
 
 
 def _next_token(chunk: ScheduledChunk) -> list[Token]:
-    """Return the chosen token that the sequence's next pass runs; none if `ModelRunner.keep` will determine it."""
+    """Return the chosen token, which becomes unread. If a chunk has proposals, return none: `keep` sets it later."""
     return [choice.token for choice in chunk.choices[:1] if not chunk.proposed]
 
 

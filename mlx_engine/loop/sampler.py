@@ -33,7 +33,7 @@ class Choice:
 
     Attributes:
         token: the token, as `Backend.embed` accepts it.
-        logits: (R, V), the logits of the pass.
+        logits: (R, V), the rows from which the tokens of a pass were chosen, before processors edit them.
         position: the position of the token in the sequence.
         row: the index of the row of `logits` from which the token was chosen.
         whole: whether the row has all logits. If not, another rank has sent only the largest ones, which suffice for
@@ -53,20 +53,20 @@ class Sampler:
     """Chooses the tokens of one sequence, in three steps.
 
     Pass the result of `draw` to `Backend.choose`. Pass the chosen token to `add`. When the token's id is needed on the
-    host, call `settle`; on a lazy backend, the token is being computed until then.
+    host, call `settle`; on a lazy backend, this waits for the device.
 
     Several samplers may continue one prompt. Each has a number, `choice`, on which its random numbers depend. With
-    `logprobs=False`, a pass may return only the largest logits, so log-probabilities are not available. With a
-    `matcher`, the next token can be drawn only after all tokens before it have been settled, because its mask depends
-    on them.
+    `logprobs=False`, a pass may return only the largest logits, so log-probabilities are not available. A `matcher` is
+    the state of the sequence's constraint. With it, the next token can be drawn only after all earlier tokens have been
+    settled, because the mask of allowed tokens depends on them.
 
     Attributes:
         choice: the number of the sampler among the samplers of its prompt.
         is_constrained: whether there is a constraint, so that the mask of the next token depends on all earlier ids.
         is_checked: whether the token with the largest logit is chosen without a mask, and then compared with the
             constraint. Usually the constraint allows the token, and no mask has to be computed. True only for greedy
-            sampling with a constraint, without bias, penalties and processors. False on a lazy backend, because the id
-            is known only later, and with log-probabilities, because `TokenLogprobs.allowed` needs the mask.
+            sampling with a constraint, without bias, penalties and processors. Always false on a lazy backend, where
+            the id is known only later. Always false with log-probabilities: `TokenLogprobs.allowed` needs the mask.
         processors: the user's functions; None if there are none.
     """
 
@@ -87,10 +87,10 @@ class Sampler:
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
         self._settled: Choice | None = None
         self.processors, self.is_constrained = processors, matcher is not None
-        is_free = logprobs or processors is not None or not sampling.is_argmax
-        self.is_checked = matcher is not None and not is_free and not backend.lazy
-        # `_mask` is the mask of the next token, once it is known. `_next` has the future of this mask, and the id of
-        # the process whose thread computes it.
+        needs_mask = logprobs or processors is not None or not sampling.is_argmax
+        self.is_checked = matcher is not None and not needs_mask and not backend.lazy
+        # `_mask` is the mask of the next token; None if it has not been computed. While a thread computes it, `_next`
+        # has the id of the thread's process and the future of the mask.
         self._matcher = matcher
         self._mask: Mask | None = None
         self._next: tuple[int, Future[Mask]] | None = None
@@ -232,7 +232,7 @@ class Sampler:
         if self._settled is None:
             raise ValueError("logprobs: expected a settled token, found none")
         if not self._settled.whole:
-            raise ValueError("logprobs: expected all logits, found the largest alone")
+            raise ValueError("logprobs: expected all logits, found only the largest ones")
         row = self._backend.host(self._settled.logits)[self._settled.row]
         chosen = cast(int, self._recent[self._settled.position])
         return token_logprobs(self._backend, row, chosen, n_top, self._settled.mask)
@@ -314,8 +314,8 @@ def _called(who: str, function: Callable[..., Any], ids: Sequence[int], logits: 
         return function(list(ids), logits)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        # Remove this frame from the traceback: through its callers, it would keep the scheduler and its memory alive as
-        # long as the error exists.
+        # Remove this frame from the traceback. The frame refers to the frames of its callers, so the error would keep
+        # the scheduler and its memory alive.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         raise ProcessorError(f"{who} failed after {len(ids):,} tokens: {reason}") from error
 
@@ -334,7 +334,7 @@ def _checked(who: str, returned: Any, shape: tuple[int, ...], mask: NDArray[np.b
     if np.isnan(logits).any() or (logits == np.inf).any() or not (allowed > -np.inf).any():
         which = "" if mask is None else " that the constraint allows"
         raise ProcessorError(
-            f"{expected} without NaN and plus infinity, and a finite logit of at least one token{which}, found others; "
-            "minus infinity bans a token"
+            f"{expected} without NaN and plus infinity, with a finite logit of at least one token{which}, found other "
+            "values; minus infinity bans a token"
         )
     return logits

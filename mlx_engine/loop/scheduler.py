@@ -1,7 +1,7 @@
 """The scheduler: decides which requests run, and which tokens each forward pass computes.
 
-The scheduler does no input or output. Its decisions depend only on the order of calls. It reads the clock only to
-record the times of requests.
+The scheduler does no input or output. It reads the clock to record times. Its decisions depend only on the order of
+calls, with one exception: the number of proposed tokens (`speculation.py`) depends on measured times.
 
 A step runs one forward pass. The pass computes the next token of every answer that is being generated, and runs chunks
 of prompts. While answers are being generated, a pass has few tokens of prompts, so that no answer waits long for the
@@ -80,8 +80,8 @@ class Scheduler:
 
     Args:
         model: the model.
-        pool: the memory for keys and values, made for at least `slots` sequences. If it keeps nothing between passes
-            (`kept=False`), each pass runs whole sequences again.
+        pool: the memory for keys and values, made for at least `slots` sequences. If the pool was made with
+            `kept=False`, it keeps nothing between passes, so each pass runs whole sequences again.
         slots: the largest number of sequences that run at the same time.
         prefix: the prefix cache, which keeps the keys and values of prompts and answers for later requests; None for no
             prefix cache.
@@ -117,8 +117,8 @@ class Scheduler:
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
         self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
-        # The most rows of logits that one pass computes for requests with a `RowReader`: the first value applies while
-        # no answer is being generated, the second while one is.
+        # The most rows that one pass computes for requests with a `RowReader`: `_read_budget` while no answer is being
+        # generated, `_shared_read_budget` while one is.
         most = max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
         self._read_budget, self._shared_read_budget = most, min(most, max(1, self._shared_budget // 2))
         if not self._keeps_kv:  # every pass runs whole sequences, so the budget must not cut them
@@ -195,8 +195,8 @@ class Scheduler:
         is submitted again. If the submission fails while no pass is in flight, each sequence is run in a pass of its
         own, and a request ends with the error if its own pass fails. If a pass fails while it is settled, the requests
         of all passes in flight end with the error. A request whose logits are not finite also ends with an error. After
-        a step has been interrupted (KeyboardInterrupt), the state of the scheduler may be inconsistent. It then refuses
-        further steps, and the caller must make a new scheduler.
+        a step has been interrupted (KeyboardInterrupt), the state of the scheduler may be inconsistent. The scheduler
+        then refuses further steps, and the caller must make a new one.
 
         Raises:
             RuntimeError: an earlier step was interrupted.
@@ -274,10 +274,11 @@ class Scheduler:
                 first.request.times.admitted = self._clock()
 
     def _schedule(self, only: Sequence | None = None) -> list[ScheduledChunk]:
-        """Return the chunks of the next pass, and free the pages that they need.
+        """Return the chunks of the next pass, after making sure that the pages for them are free.
 
-        First evict unused prefixes. While this is not enough, preempt the newest sequence. But if passes are in flight,
-        return no chunks, because their tokens may end a sequence and so free its pages.
+        If too few pages are free, evict unused prefixes. If this is not enough, and passes are in flight, return no
+        chunks: the tokens of these passes may end a sequence, which frees its pages. If no pass is in flight, preempt
+        the newest sequence, and try again.
 
         Args:
             only: the only sequence in the pass; None for all sequences.
@@ -339,7 +340,7 @@ class Scheduler:
         n_pending = self._runner.n_pending(sequence)
         most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
         # A processor needs the ids of all earlier tokens, and must not be called for a token that is later rolled back.
-        # So the sequence waits until no pass of it is in flight.
+        # So a sequence with processors waits until none of its passes in flight chooses a token.
         waits = bool(sequence.parallel) or sequence.sampler.processors is not None
         if self.speculation is not None and n_pending:
             waits = waits or self.speculation.is_promising(sequence)
@@ -411,7 +412,7 @@ class Scheduler:
         return match.has_more
 
     def _keep_prompts(self, prefix: PrefixCache, chunks: abc.Sequence[ScheduledChunk]) -> None:
-        """Add the prompts that the chunks have run to the prefix cache, for later requests."""
+        """Add prompts that the chunks have run, and recurrent states at page boundaries, to the prefix cache."""
         for chunk in chunks:
             sequence = chunk.sequence
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
@@ -423,8 +424,8 @@ class Scheduler:
                 prefix.insert(sequence.ids[: kv.length], kv, on_disk=False)
             # Insert the prompt after each chunk if layers with a window soon free its first pages, or if the model has
             # recurrent states, which allow reuse only up to a stored state. Otherwise insert the whole prompt once.
-            chunks_count = self._has_windows or has_states
-            if not sequence.output.token_ids and (chunks_count or kv.length >= len(request.prompt_ids)):
+            after_each = self._has_windows or has_states
+            if not sequence.output.token_ids and (after_each or kv.length >= len(request.prompt_ids)):
                 prefix.insert(request.prompt_array[: kv.length], kv)
 
     # ---- results ----
@@ -455,7 +456,7 @@ class Scheduler:
         return nbytes
 
     def _accept(self, speculation: Speculation, done: PassOutput) -> list[tuple[ScheduledChunk, Exception]]:
-        """Choose the tokens of the chunks that have proposed tokens, and append them to the outputs of the requests.
+        """Accept or reject the proposed tokens of the chunks, and append the chosen tokens to the requests' outputs.
 
         Return the chunks for which this has failed, with the errors.
         """
@@ -473,10 +474,10 @@ class Scheduler:
         return failed
 
     def _accept_chunk(self, chunk: ScheduledChunk, token: int) -> None:
-        """Append the chosen token to the output, and choose further tokens while they equal the proposed ones.
+        """Append the chosen token to the output. While it equals the proposed one, choose and append the next token.
 
-        Each token is chosen from the row of logits of the token before, after that token has been appended. So
-        penalties, masks and processors depend only on tokens of the answer, and not on rejected proposals.
+        A token is chosen from the logits of the token before it, after that token has been appended. So penalties,
+        masks and processors depend only on tokens of the answer, and not on rejected proposals.
         """
         output, sampler, n = chunk.sequence.output, chunk.sequence.sampler, 0
         n_logprobs = chunk.sequence.request.options.logprobs

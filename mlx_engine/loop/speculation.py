@@ -1,21 +1,22 @@
 """Speculative decoding: a pass that computes the next token also checks proposed tokens, so it may give several tokens.
 
-A drafter reads the ids of a sequence and proposes ids that may follow. The pass runs the proposed ids after the
-sequence's unread token, and computes logits for each of them. The scheduler then chooses one token after another as it
-would without proposals, each from the row of logits of the token before. It stops at the first chosen token that
-differs from the proposed one. This chosen token is the next token of the answer, and the keys, values and states of the
-remaining proposals are discarded. So a proposed token is accepted only if it would have been chosen anyway. No answer
-depends on proposals if the bits of a row do not depend on the other rows of its pass (`fixes_rows`).
+A drafter reads the ids of a sequence and proposes ids that may follow. The pass runs the answer's newest token, then
+the proposed ids, and computes a row of logits for each. The scheduler then chooses one token after another as it would
+without proposals, each from the row of logits of the token before. It stops at the first chosen token that differs from
+the proposed one. This chosen token is the next token of the answer, and the keys, values and states of the remaining
+proposals are discarded. So a proposed token is accepted only if it would have been chosen anyway. No answer depends on
+proposals if the bits of a row do not depend on the other rows of its pass (`fixes_rows`).
 
 The number of proposed tokens is chosen for each pass, so that the expected number of tokens per second is highest. The
-estimate uses the share of right proposals after matches of about the same length, and the measured time of passes by
-their number of rows. The first proposed token is always compared with the next token of the answer, even if no pass has
-run the proposal, so that the share of right proposals is known before a wrong proposal costs time. Each sequence has an
-account of the tokens that proposals have gained or cost. When the account is empty, nothing is proposed.
+estimate uses the measured time of passes by their number of rows, and the share of earlier proposals that were right.
+This share is counted by the length of the n-gram match, or by the drafter. The first proposed token is compared with
+the next token of the answer even if no pass has run the proposal. So the share is known before a wrong proposal costs
+time. Each sequence has a budget in tokens. Accepted tokens are added to the budget, and the time that proposals cost is
+subtracted. When the budget is used up, nothing is proposed.
 
 Lookup in earlier text (`lookup.py`) takes hardly any time. A drafter that runs passes of its own (`draft.py`, `mtp.py`)
 proposes tokens only for sequences for which its proposals are more likely to be right than those of lookup. The number
-of tokens that it proposes also depends on the time of its passes, which is subtracted from the accounts of the
+of tokens that it proposes also depends on the time of its passes. This time is subtracted from the budgets of the
 sequences.
 """
 
@@ -41,25 +42,26 @@ from mlx_engine.observe.log import warn
 from mlx_engine.options import AUTO_SPECULATION, DRAFT, LOOKUP, MTP, OFF
 from mlx_engine.weights.model import Model
 
-# The largest number of proposed tokens of one sequence in a pass, and of all rows of a pass with proposed tokens. Up to
-# 32 rows, all layers run in one call of the CPU kernels.
+# The largest number of tokens that are proposed for one sequence in a pass, and the largest number of rows of a pass
+# with proposed tokens. Up to 32 rows, all layers run in one call of the CPU kernels.
 MOST, MOST_ROWS = 15, 32
-# The share of right proposals is counted separately for each kind of evidence. Lookup has one kind for each of these
-# numbers: matches of at least this many ids, and of fewer than the next number.
+# The share of right proposals is counted separately for each kind of evidence. Lookup has one kind per range of match
+# lengths, in ids. Each number begins a range, which ends before the next number.
 LENGTHS = (1, 3, 4, 6, 9, 16)
-# KINDS has one more kind for each drafter with passes of its own. PRIOR is the share of right proposals of every kind
-# that is assumed before any proposal is counted.
+# KINDS has one more kind for each drafter with passes of its own. PRIOR is, for each kind, the share of right proposals
+# that is assumed before any are counted.
 KINDS = {DRAFT: len(LENGTHS), MTP: len(LENGTHS) + 1}
 PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
-# WEIGHT is the weight of the assumed share, as a number of counted proposals. SHARED_WEIGHT is the weight of the share
-# in all sequences, when the share in one sequence is estimated. After LATEST proposals, the counts are halved, so that
-# later proposals count more. With a small SHARED_WEIGHT, estimates from few proposals would scatter: with eight
-# requests at once, which gain only if most proposals are right, unlucky sequences would propose nothing.
+# WEIGHT and SHARED_WEIGHT are weights in numbers of counted proposals. In the estimate of the share in all sequences,
+# PRIOR has the weight WEIGHT. In the estimate of the share in one sequence, the share in all sequences has the weight
+# SHARED_WEIGHT. With a small SHARED_WEIGHT, estimates from few proposals would scatter. Eight requests at once gain
+# only if most proposals are right, so a sequence whose estimate is too low would propose nothing.
+# After LATEST proposals, the counts are halved, so that later proposals count more.
 WEIGHT, SHARED_WEIGHT, LATEST = 4.0, 32.0, 128
-# The account of a sequence, in tokens: its value at the start, the amount that each token of the answer adds, and the
-# largest amount that right proposals can save.
+# The budget of a sequence, in tokens (`Draft.budget`): its value at the start, and the amount that each token of the
+# answer adds. MOST_SAVED is the largest value of `Draft.account`, the part that proposals have gained.
 START, PER_TOKEN, MOST_SAVED = 0.75, 0.003, 8.0
-# The trust in the proposals of a sequence is a number of tokens that is added to its account. It is at most MOST_TRUST.
+# The trust in the proposals of a sequence is a number of tokens that is added to its budget. It is at most MOST_TRUST.
 # A right first token adds TRUST, and a wrong one takes DOUBT away. So trust grows if more than two of three first
 # tokens are right. Without trust, a wrong proposal at the start of an answer that repeats its prompt would prevent
 # proposals for fifty tokens. With eight requests at once, a proposed token costs about half a token. With a smaller
@@ -67,19 +69,20 @@ START, PER_TOKEN, MOST_SAVED = 0.75, 0.003, 8.0
 MOST_TRUST, TRUST, DOUBT = 4.0, 0.4, 0.8
 # The expected rate with proposals must be higher by this factor than the rate without.
 MARGIN = 1.05
-# After this many passes with proposals, a pass without proposals is run, to measure the time with which passes with
-# proposals are compared.
+# After this many passes with proposals, a pass without proposals is run to measure its time, which decides whether
+# proposals gain.
 PLAIN_EACH = 128
-# On a lazy backend, a sequence can only get proposals after its last token has reached the host, which delays its next
-# pass. The sequence waits for its token if the probability of a right proposal is at least this number.
+# On a lazy backend, a sequence can only get proposals after its last token has reached the host. Waiting for this token
+# delays the sequence's next pass. The sequence waits if the probability of a right proposal is at least this number.
 PROMISING = 0.5
-# The assumed time of a pass before any pass has been measured, in units of a pass with one row: the time that each row
-# up to the fourth adds, and the time that each further row adds. CPU kernels multiply four rows in about the time of
-# one row, because memory bandwidth is the limit; with more rows, arithmetic is the limit.
+# The assumed time of a pass (`_usual`), in units of a pass with one row: the time that each row up to the fourth adds,
+# and the time that each further row adds. For a number of rows without a measurement, the nearest measured time is
+# scaled by the assumed times. CPU kernels multiply four rows in about the time of one row, because memory bandwidth is
+# the limit; with more rows, arithmetic is the limit.
 PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
 # The curve of estimated times has a value for each number of rows below CURVE, and is computed again after RENEW new
-# measurements. LONGER and SHORTER are the weights of a measured time in the average, if it is longer or shorter than
-# the average so far.
+# measurements. A measured time is averaged with the earlier ones. Its weight is LONGER if it is longer than the average
+# so far, otherwise SHORTER.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
 # A token is proposed only if the probability that it is right is at least this.
 LEAST = 0.1
@@ -91,12 +94,12 @@ SHARED = 64
 # For models with recurrent states: the number of slots for states of proposed tokens. It is small, because every slot
 # takes memory.
 MOST_STATES = 8
-# For models with fewer parameters, `auto` does not use lookup: looking for proposals would take 1 % of so short a pass.
+# For models with fewer parameters, `auto` does not use lookup, because it would take 1 % of the time of their passes.
 FEWEST_PARAMETERS = 1 << 28
 
 
 class Use(NamedTuple):
-    """Whether tokens are proposed for a model, why, and the names of the drafters."""
+    """Whether tokens are proposed for a model, the drafters' names, and the text that is printed about both (`why`)."""
 
     is_on: bool
     why: str
@@ -109,18 +112,18 @@ def fixes_rows(model: Model) -> bool:
 
 
 def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] = ()) -> Use:
-    """Return whether tokens are proposed, for the option `speculate`.
+    """Return whether tokens are proposed, and by which drafters.
 
     Args:
         model: the model.
-        asked: the value of the option.
+        asked: the value of the option `speculate`.
         n_parameters: the number of the model's parameters.
-        own: the names of drafters with passes of their own that were loaded.
+        own: the names of the loaded drafters that run passes of their own.
     """
     be = model.backend
     if asked == OFF:
         return Use(False, "off; --speculate auto or lookup turns it on")
-    differs = "" if fixes_rows(model) else f"; on {be.name} a token may differ where two are almost equally likely"
+    differs = "" if fixes_rows(model) else f"; on {be.name} a token may differ if two tokens are almost equally likely"
     if asked != AUTO_SPECULATION:
         return Use(True, f"{asked}{differs}", (asked,))
     names = [name for name in own if name == DRAFT or not differs]
@@ -136,7 +139,7 @@ def _why_no_lookup(model: Model, n_parameters: int) -> str:
     if not fixes_rows(model):
         return f"on {model.backend.name} the bits of this model's results depend on a pass's length"
     if model.is_shared:
-        return "its cost on ranks has not been measured; --speculate lookup turns it on"
+        return "the cost of lookup on ranks has not been measured; --speculate lookup turns it on"
     if n_parameters < FEWEST_PARAMETERS:
         return "passes of so small a model are too short; --speculate lookup turns it on"
     return ""
@@ -185,8 +188,8 @@ class PassDrafter(Protocol):
 
         Args:
             wanted: the largest number of ids for each sequence.
-            budget: the largest number of settled ids that this call reads, of all sequences together. A sequence with
-                settled ids that are not read yet gets no proposed ids, nor does a sequence for which memory is lacking.
+            budget: the largest number of settled ids that this call reads, for all sequences together. A sequence gets
+                no proposed ids if some of its settled ids are still unread, or if there is no memory for it.
         """
 
     def release(self, sequence: Sequence) -> None:
@@ -208,7 +211,10 @@ class Acceptance:
             self._tried[kind] /= 2
 
     def estimate(self, kind: int, before: float, weight: float = WEIGHT) -> float:
-        """Return the probability that a proposed token is right; `before` counts like `weight` proposals."""
+        """Return the probability that a proposed token is right.
+
+        `before` is the probability that is assumed before any are counted, with the weight of `weight` proposals.
+        """
         return (before * weight + self._right[kind]) / (weight + self._tried[kind])
 
     def lines(self) -> list[str]:
@@ -216,10 +222,10 @@ class Acceptance:
         names = [str(low) if high == low + 1 else f"{low} to {high - 1}" for low, high in pairwise(LENGTHS)]
         found = zip([*names, f"{LENGTHS[-1]} or more"], self._right, self._tried, strict=False)
         shares = [f"{name} ids: {right / tried:.0%}" for name, right, tried in found if tried]
-        lines = [f"first tokens right after a match of {'; '.join(shares)}"] if shares else []
+        lines = [f"right first tokens by length of the match: {'; '.join(shares)}"] if shares else []
         for name, kind in KINDS.items():
             if self._tried[kind]:
-                lines.append(f"tokens of {name} right: {self._right[kind] / self._tried[kind]:.0%}")
+                lines.append(f"right tokens of {name}: {self._right[kind] / self._tried[kind]:.0%}")
         return lines
 
 
@@ -247,7 +253,7 @@ class PassCosts:
         """
         known, self._n_new = self._seconds.get(n_rows), self._n_new + 1
         if known is None:
-            # Kernels may have been compiled during the first pass with so many rows.
+            # The time is bounded, because kernels may have been compiled in the first pass with this number of rows.
             self._seconds[n_rows] = min(seconds, 1.5 * self(n_rows)) if self._seconds else seconds
             self._n_new = RENEW
         else:
@@ -265,8 +271,8 @@ class PassCosts:
     def _estimate(self, n_rows: int) -> float:
         """Return the estimated time of a pass with `n_rows` rows.
 
-        If such a pass was measured, the estimate is at most the measured time of passes with more rows. If not, the
-        estimate is scaled from the nearest measured number of rows.
+        If such a pass was measured, the estimate is the shortest measured time of passes with `n_rows` or more rows.
+        If not, the estimate is scaled from the nearest measured number of rows.
         """
         if n_rows in self._seconds:
             return min(seconds for n, seconds in self._seconds.items() if n >= n_rows)
@@ -285,18 +291,18 @@ def _usual(n_rows: int) -> float:
 
 @dataclass(eq=False)
 class Draft:
-    """The state of speculation in one sequence: its drafter, the ids to propose next, and its account.
+    """The state of speculation in one sequence: its drafter, the ids to propose next, and its budget.
 
     Attributes:
-        drafter: looks in earlier text; None if only drafters with passes of their own propose tokens.
+        drafter: the lookup in earlier text; None if only drafters with passes of their own propose tokens.
         n_read: the number of ids of the answer that the drafter has read.
         ids: the ids that are proposed next.
         kind: the kind of the evidence for these ids: an index of `LENGTHS`, or a value of `KINDS`.
         acceptance: how often proposals were right.
         account: number of tokens that proposals have gained, minus the number that they have cost.
-        trust: number of tokens that proposals may cost beyond the account, because recent proposals were right.
-        under_way: three numbers of the pass in flight: the rows that it would have without proposals, the sequences
-            that could get proposals, and the proposed tokens.
+        trust: number of tokens that is added to the budget, because recent proposals were right.
+        under_way: three numbers about the last pass with proposals of this sequence: of the rows that the pass would
+            have without proposals, of the sequences that could get proposals, and of the planned proposed tokens.
     """
 
     drafter: Drafter | None
@@ -319,7 +325,7 @@ class Draft:
 
 
 class Speculation:
-    """Proposes tokens for the sequences of one scheduler, and learns from how often they were right.
+    """Proposes tokens for the sequences of one scheduler, and counts how many of them are right.
 
     Attributes:
         n_hidden: the number of last tokens of a sequence whose hidden states the drafters read.
@@ -329,7 +335,7 @@ class Speculation:
         n_accepted: number of proposed tokens that were right.
 
     Args:
-        drafters: makes the drafters that look in earlier text; None if there are none.
+        drafters: makes the drafters that look in earlier text; None if lookup is not used.
         n_vocabulary: the model's vocabulary size; a proposal is cut before the first id that is not below this size.
         passes: the drafters with passes of their own, the best first.
         usual: the names of the drafters for requests whose option `speculate` is "auto"; None for all drafters.
@@ -360,7 +366,8 @@ class Speculation:
     ) -> None:
         """Add proposed tokens to those chunks of a pass that continue an answer whose last token is settled.
 
-        Proposals only use free pages: no cached prefix is evicted and no sequence preempted for them.
+        Proposals only use free pages: no cached page is evicted and no sequence preempted for them. But cached
+        recurrent states are evicted if too few slots are free for the states of proposed tokens.
 
         Args:
             chunks: all chunks of the pass.
@@ -373,7 +380,8 @@ class Speculation:
             return
         drafts = [self.look(chunk.sequence) for chunk in asking]
         n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
-        # Propose nothing if this pass is needed as a measurement. A pass with tokens of a prompt is never measured.
+        # Propose nothing if the time of a pass without proposals must be measured, and this pass can be measured: the
+        # time of a pass with tokens of prompts never is.
         if n_rows == len(chunks) and (self.costs.lacks(n_rows) or n_since >= PLAIN_EACH):
             return
         for drafter in self.passes:
@@ -469,13 +477,15 @@ class Speculation:
     def depths(
         self, drafter: PassDrafter, asking: abc.Sequence[tuple[Sequence, Draft]], n_sequences: int, n_rows: int
     ) -> list[int]:
-        """Return the number of tokens that a drafter should propose for each sequence, so that the rate is highest.
+        """Return how many tokens a drafter should propose for each sequence of `asking`.
+
+        The numbers make the expected tokens per second highest; all are 0 if no proposal gains.
 
         Args:
             drafter: the drafter, which runs passes of its own.
-            asking: the sequences without a better proposal.
-            n_sequences: the number of answers that the pass of the model continues.
-            n_rows: the number of rows of this pass without proposals.
+            asking: the sequences that have no better proposals.
+            n_sequences: the number of sequences of the model's pass that may get proposals.
+            n_rows: the number of rows of the model's pass without proposals.
         """
         kind, n, plain = KINDS[drafter.name], len(asking), self.costs(n_rows)
         cost = drafter.costs(n) if drafter.costs.is_known else drafter.share * plain
@@ -500,9 +510,9 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """Call a drafter for some sequences; do nothing if no gain is expected.
+        """Call a drafter for the sequences that have no proposals yet, or only ones that are less likely to be right.
 
-        These sequences have no proposals, or proposals that are less likely to be right than the drafter's would be.
+        Do nothing if no gain is expected.
         """
         kind = KINDS[drafter.name]
         asking = [
@@ -525,7 +535,7 @@ class Speculation:
             found = {}
         seconds = time.perf_counter() - began
         self._drafting += seconds
-        if drafter.costs.is_known:  # do not charge the time of reading prompts
+        if drafter.costs.is_known:  # do not charge the time in which the drafter has read prompts
             seconds = min(seconds, 2 * max(wanted.values()) * drafter.costs(len(wanted)))
         cost = len(chunks) * seconds / self.costs(n_rows) / max(1, len(found))
         for sequence, draft in asking:
@@ -535,9 +545,9 @@ class Speculation:
                 draft.account -= cost
 
     def measure(self, n_rows: int, seconds: float, *, is_decode: bool) -> None:
-        """Record the time of a step of `n_rows` rows, minus the time of drafters, if `is_decode` is true.
+        """Record the time of a step of `n_rows` rows, minus the time of drafters.
 
-        `is_decode` is whether all rows of the step continued answers.
+        Record nothing unless `is_decode`, that is if all rows of the step continued answers.
         """
         seconds, self._drafting = seconds - self._drafting, 0.0
         if is_decode and seconds > 0:
@@ -557,7 +567,7 @@ class Speculation:
         self.n_accepted += n_right
         request.n_proposed += n
         request.n_accepted += n_right
-        # `_extra` already includes the measured time of this pass.
+        # The scheduler calls `measure` first, so `_extra` already uses the measured time of this pass.
         cost = self._extra(*draft.under_way) * n / draft.under_way[-1]
         draft.account = min(MOST_SAVED, draft.account + n_right - cost)
         # The first proposed token is counted by `look`.
@@ -565,7 +575,7 @@ class Speculation:
             self._count(draft, draft.kind, is_right=i < n_right)
 
     def report(self) -> list[str]:
-        """Return lines about what was proposed, how often it was right, and what passes cost."""
+        """Return lines about the number of proposed tokens, the share of right ones, and the time of passes."""
         drafts = f"{self.n_proposed:,} tokens proposed in {self.n_drafts:,} passes, {self.n_accepted:,} accepted"
         rates = self._acceptance.lines()
         costs = self.costs.lines()
@@ -582,7 +592,7 @@ class Speculation:
                 drafter.release(sequence)
 
     def _may_use(self, name: str, sequence: Sequence) -> bool:
-        """Return whether a request lets a drafter propose tokens."""
+        """Return whether a request allows a drafter to propose tokens, and the drafter has not failed."""
         if name in self._failed:
             return False
         asked = sequence.request.options.speculate
@@ -661,7 +671,10 @@ def speculation_of(counts: abc.Iterable[Mapping[str, abc.Sequence[int]]]) -> dic
 
 
 def _may_ask(chunk: ScheduledChunk) -> bool:
-    """Return whether proposals may be added to a chunk: it runs one token of an answer, and chooses the next token."""
+    """Return whether proposals may be added to a chunk.
+
+    The chunk must run one token of an answer, choose the next token, and leave at least one more token to the limit.
+    """
     output = chunk.sequence.output
     goes_on = chunk.n == 1 and len(chunk.samplers) == 1 and not chunk.n_read and bool(output.token_ids)
     return goes_on and output.max_tokens - len(output.token_ids) > 1
@@ -670,7 +683,7 @@ def _may_ask(chunk: ScheduledChunk) -> bool:
 def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
     """Return how many of n proposed tokens fit into the pool.
 
-    `n_pages` free pages and `n_slots` free slots for states are already taken by the rest of the pass.
+    The rest of the pass needs `n_pages` of the free pages, and `n_slots` of the free slots for states.
     """
     sequence, pool = chunk.sequence, chunk.sequence.kv.pool
     n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)

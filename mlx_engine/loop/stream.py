@@ -25,7 +25,8 @@ from mlx_engine.options import name_of
 
 Progress = Callable[[int, int], None]
 
-# Errors that end only one run of a batch; the other runs of the batch continue.
+# A run is the generation of one answer. In a batch (`Engine.generate_batch`), these errors end only one run; the other
+# runs continue.
 RunError: TypeAlias = NotFiniteError | ConstraintError | ProcessorError
 RUN_ERRORS = (NotFiniteError, ConstraintError, ProcessorError)
 
@@ -54,8 +55,8 @@ class Generation:
         n_proposed: number of proposed tokens that passes have run; see docs/speculation.md.
         n_accepted: number of proposed tokens that were accepted.
         drafters: for each drafter that has proposed tokens, the numbers of proposed and of accepted tokens.
-        processors: the names of the run's processors and of its sampler function. The tokens then depend on the code of
-            these functions too, not only on prompt, options and seed.
+        processors: the names of the run's processors and of its sampler function. If there are any, the tokens
+            depend on the code of these functions too, not only on prompt, options and seed.
     """
 
     text: str
@@ -189,9 +190,9 @@ class Stream:
 
     @property
     def n_read(self) -> int:
-        """The most tokens that the run may put into the KV cache: those of the prompt, and `max_tokens` - 1 new tokens.
+        """The largest number of tokens that the run may put into the KV cache, not the number so far.
 
-        No pass runs the last new token.
+        It counts the tokens of the prompt and `max_tokens` - 1 new tokens, because no pass runs the last new token.
         """
         return self.request.longest
 
@@ -221,8 +222,8 @@ class Stream:
         request = self.request
         scheduler.step()
         if request.error is not None:
-            # The traceback refers to the scheduler. Keep no reference to the error here, so that the scheduler's memory
-            # is freed when the caller has handled the error.
+            # The error's traceback holds the scheduler. Keep no reference to the error here, so that the scheduler's
+            # memory is freed when the caller has handled the error.
             error, request.error = request.error, None
             try:
                 raise error
@@ -246,7 +247,7 @@ def drained(stream: Stream) -> Generation:
 def outcome(stream: Stream) -> Generation:
     """Run a stream to its end and return the result.
 
-    If an error of `RUN_ERRORS` ends the run, return the tokens so far and the error.
+    If an error of `RUN_ERRORS` ends the run, return the result so far with the error.
     """
     try:
         return drained(stream)
@@ -266,7 +267,7 @@ class AsyncStream:
 
     The run begins when the first piece is requested, and each piece is computed when it is requested. Cancelling the
     task, `aclose()` and the end of `async with` end the run after the current forward pass. Several streams may run at
-    the same time: their passes take turns. Only one task at a time may read a stream.
+    the same time: their passes are interleaved. Only one task at a time may read a stream.
     """
 
     def __init__(self, begin: Callable[[], Stream]) -> None:
@@ -317,7 +318,7 @@ class AsyncStream:
             RuntimeError: the run has not begun.
         """
         if self._stream is None:
-            raise RuntimeError("generation: expected a stream that has begun, found one without a piece; read it first")
+            raise RuntimeError("generation: expected a stream that has begun, found one that has not; request a piece")
         return self._stream.generation
 
     def _advance(self) -> str | None:

@@ -2,8 +2,8 @@
 
 Examples are pre-forking web servers, and `multiprocessing` on Linux. The child process has a copy of every lock in
 its current state, but only one thread: a copy of the thread that called `fork`. If another thread held a lock, the lock
-would stay locked in the child process forever, and the data that it guards might be inconsistent. So the thread that
-forks first acquires all locks that are registered here, and both processes release them afterwards.
+would stay locked in the child process forever, and the data that the lock guards might be inconsistent. So before each
+fork, the forking thread acquires all locks that are registered here. After it, both processes release the locks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Protocol, TypeVar
 
-# Seconds that a fork waits for the locks of other threads. A thread holds a backend's lock during a forward pass.
+# Seconds that a fork waits for all locks together. A thread holds a backend's lock during a whole forward pass.
 PATIENCE = 10.0
 
 
@@ -30,17 +30,16 @@ class Lock(Protocol):
 
 L = TypeVar("L", bound=Lock)
 
-# The registered locks, and for each whether it is an outer lock: a thread that holds it may acquire other registered
-# locks.
+# The registered locks, and for each whether it is an outer lock (see `kept_over_forks`).
 _locks: weakref.WeakKeyDictionary[Lock, bool] = weakref.WeakKeyDictionary()
-# In a forked process: locks that a thread of the parent still held after PATIENCE. They stay locked forever.
+# In a forked process: locks that a thread of the parent still held after PATIENCE. They stay locked in this process.
 abandoned: weakref.WeakSet[Lock] = weakref.WeakSet()
 _forking = threading.RLock()
 _acquired: list[Lock] = []
 
 
 def kept_over_forks(lock: L, *, is_outer: bool = False) -> L:
-    """Register a lock, which is then acquired before each fork, as long as it exists; return the lock.
+    """Register a lock to be acquired before each fork, and return it. The registry has only a weak reference to it.
 
     Set `is_outer` if a thread that holds the lock may acquire other registered locks. To avoid deadlocks, a fork
     acquires outer locks first.

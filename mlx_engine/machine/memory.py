@@ -1,7 +1,8 @@
 """Measure free memory and usable cores, and control which pages of memory-mapped files are in memory.
 
-Cores and free memory are those of the machine, within the limits of this process's container (control group). Pages of
-weights that stay mapped are read before the first pass; pages of a weight are released when it has been converted.
+Free memory and cores are those of the machine, but at most the limits of this process's control groups (its container).
+Weights that the backend reads directly from the mapped file are read into memory before the first pass. If a weight is
+converted instead, the pages of the stored weight are released afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 class Promised:
-    """Memory of this process that is allocated and will be filled later: until then the system counts it as free.
+    """Memory that this process has allocated and will fill later. Until it is filled, the system counts it as free.
 
     Attributes:
         nbytes: the bytes that have not been filled yet.
@@ -134,17 +135,18 @@ def _quotas(root: Path) -> Iterator[float]:
             yield quota / period
 
 
-# On a page fault, Linux also maps neighbouring pages of the file that are in its page cache, up to this many bytes
-# around the page that is read. If a rank (a process that shares a model) read half of the rows of a matrix and released
-# no pages, two thirds to three quarters of the matrix would stay in memory.
+# On a page fault, Linux also maps the neighbouring pages of the file that are in the page cache, within an aligned
+# window of this many bytes. If a rank (a process that shares a model) read half of the rows of a matrix and released no
+# pages, two thirds to three quarters of the matrix would count as its memory.
 AROUND = 2 << 20
 
 
 def release(read: np.ndarray, prepared: object) -> None:
-    """Release the pages of the mapped file of a stored weight, unless the backend's weight is a view of them.
+    """Release the pages of a stored weight in the mapped file, unless the backend's weight is a view of them.
 
     After a weight has been converted, the stored weight is not read again, but its pages would count as this process's
-    memory until the end of loading. The pages of a bfloat16 weight take half as much memory as the float32 weight.
+    memory until the end of loading. For example, weights that are converted from bfloat16 to float32 would take one and
+    a half times the memory of the float32 weights.
 
     Args:
         read: the stored weight, a view of the mapped file.
@@ -167,7 +169,7 @@ class MappedRange(NamedTuple):
     Attributes:
         path: the file.
         stat: the file's status when it was mapped.
-        first: the first byte.
+        first: the offset of the first byte in the file.
         nbytes: the number of bytes.
     """
 
@@ -178,17 +180,17 @@ class MappedRange(NamedTuple):
 
     @property
     def span(self) -> int:
-        """The bytes of all memory pages that have a part of the range."""
+        """The size in bytes of all memory pages that have a part of the range."""
         return -(-(self.first % mmap.PAGESIZE + self.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def is_of(self, stat: os.stat_result) -> bool:
-        """Return whether `stat` is of the mapped file, and the file has not changed since it was mapped."""
+        """Return whether `stat` is the status of the mapped file, unchanged since the file was mapped."""
         names = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
         return all(getattr(stat, name) == getattr(self.stat, name) for name in names)
 
 
 def mapped_range(array: np.ndarray) -> MappedRange | None:
-    """Return where a file has the bytes of an array; None if the array is no view of a file of known path."""
+    """Return the range of the mapped file that an array is a view of; None if there is none, or its path is unknown."""
     file: Any = _file_of(array)
     if file is None or not hasattr(file, "path"):
         return None
@@ -199,7 +201,7 @@ def map_small_pages(view: np.ndarray) -> None:
     """Ask the system to map the file of a view in small pages.
 
     Large pages (2 MiB) are mapped and dropped as a whole. If only some parts of a matrix are needed, dropping the other
-    parts would also drop needed parts, and the next pass would map all of them again.
+    parts would also drop needed parts in the same large pages, and the next pass would have to map these again.
     """
     file = _file_of(view)
     if file is not None and hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -208,7 +210,7 @@ def map_small_pages(view: np.ndarray) -> None:
 
 
 def read_ahead(views: Iterable[np.ndarray]) -> None:
-    """Read every page of these views of mapped files, and release all other pages of the files."""
+    """Read every page of these views of mapped files, and release all other pages of these files."""
     ends: dict[mmap.mmap, int] = {}
     for view in sorted(views, key=lambda array: array.ctypes.data):
         view[:: mmap.PAGESIZE].max(initial=0)
@@ -223,7 +225,7 @@ def read_ahead(views: Iterable[np.ndarray]) -> None:
 
 
 def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
-    """Release the pages that reading rows of a mapped matrix has mapped: the pages of the rows, and pages around them.
+    """Release the pages of a mapped matrix that were mapped when `rows` were read: of the rows, and around them.
 
     `row_bytes` is the number of bytes of a row.
     """

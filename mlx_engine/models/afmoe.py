@@ -2,8 +2,9 @@
 
 Reference: Hugging Face transformers, models/afmoe. Differences from Qwen3-MoE: the outputs of attention and FFN are
 normed, too; attention has a gate; every fourth layer attends to all tokens and has no rotary embedding, the others have
-a window; the router chooses experts by the sigmoids of its logits plus a bias; the output of the shared experts is
-added without a gate; the first layers are dense; embeddings are multiplied by the square root of their width.
+a window; the router chooses experts by the sum of a bias and the sigmoids of its logits; the output of the shared
+experts is added without a gate; the first layers are dense; embeddings are multiplied by the square root of their
+width.
 """
 
 from __future__ import annotations

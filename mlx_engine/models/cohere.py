@@ -32,7 +32,7 @@ class Config(llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "rope.scaling.type": "none"},
-        # Command R+ is refused: it norms each head with different weights.
+        # Command R+ is refused: its norms of queries and keys have different weights for each head.
         hf={"hidden_act": "silu", "mlp_bias": False, "use_qk_norm": False},
         # transformers reads `max_position_embeddings` in place of this key.
         harmless=("model_max_length",),
@@ -69,7 +69,7 @@ class LocalConfig(Config):
 
 LOCAL_TENSORS = {
     **TENSORS,
-    # Some folders have biases of norms, which are 0.
+    # Some folders have biases of norms, all 0.
     "output_norm.bias": Row("model.norm.bias", "D", optional=True),
     "blk.*.attn_norm.bias": Row("model.layers.*.input_layernorm.bias", "D", optional=True),
 }

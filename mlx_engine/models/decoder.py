@@ -29,8 +29,9 @@ def decoder_layers(
 ) -> Array:
     """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
-    If layers have per-layer inputs of width I, x is (T, D + L*I): the hidden states, then the inputs of all L layers.
-    With LoRA adapters, `masked` is (first, end): these columns of x have each row's adapter mask.
+    If layers have per-layer inputs of width I (as in Gemma 4), x is (T, D + L*I): the hidden states, then the inputs of
+    all L layers. With LoRA adapters, the columns [first, end) = `masked` of x are each row's adapter mask: which
+    columns of the stacked adapters the row uses.
     """
     views, masks = dict[int, KVView](), None
     if masked[1]:
@@ -53,7 +54,7 @@ def writes(layer: Layer) -> bool:
 
 
 class Decoder(Model):
-    """A model: maps a batch to logits. The caller owns the KV cache. Model files derive `Model` from this class."""
+    """A model: maps a batch to logits. The caller owns the KV cache. Each model file has a subclass named `Model`."""
 
     config: Any
     backend: Backend
@@ -93,7 +94,7 @@ class Decoder(Model):
 
     @property
     def width(self) -> int:
-        """The width of the first layer's input: D, plus the per-layer inputs, plus the masks of adapters."""
+        """The width of the first layer's input: D, plus the width of the per-layer inputs and of the adapter masks."""
         return self._masked[1] or self._masked[0]
 
     @property
@@ -109,7 +110,7 @@ class Decoder(Model):
         return partial(decoder_layers, layers=self.layers, masked=self._masked)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return the hidden states (T, D) before the first layer."""
+        """Return the embeddings (T, D). With per-layer inputs, subclasses return (T, D + L*I)."""
         return self.backend.embed(self.token_embd, ids)
 
     def forward(self, batch: Batch) -> Array | None:
@@ -143,8 +144,8 @@ class Decoder(Model):
     def head(self, x: Array, best: int | None = None) -> Array:
         """Return logits (R, V) of the hidden states (R, D) after the last layer.
 
-        With tensor parallelism each rank computes some columns. Ranks exchange all columns, or with `best` only the
-        `best` largest logits of each row (`Backend.all_best`).
+        With tensor parallelism each rank computes some columns. Ranks exchange all columns. With `best`, they exchange
+        only the `best` largest logits of each row (`Backend.all_best`).
         """
         be, n = self.backend, int(self.config.vocab_size)
         logits = be.norm_head(x, self.output_norm, self.output)
@@ -156,7 +157,7 @@ class Decoder(Model):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer of this stage caches: KV heads, head dim and window, or the shapes of a state."""
+        """The caches of this stage's layers: KV heads, head dim and window, or the shapes of a recurrent state."""
         return self.whole_kv_layers[self.stage.first : self.stage.end]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
@@ -168,7 +169,7 @@ class Decoder(Model):
 class NextToken(ExtraLayer):
     """A layer of multi-token prediction (MTP), which proposes tokens for speculation. Reference: vLLM, qwen3_next_mtp.
 
-    The normed embedding of a token and the normed hidden state of the token before are concatenated and projected to
+    The normed embedding of a token and the normed hidden state of the previous token are concatenated and projected to
     width D. Then a decoder layer and a norm follow. The layer uses the model's embedding table. Its head is the first
     `n_vocabulary` rows of the model's head, because the whole head of a small model takes longer than the layer. The
     first rows are the frequent tokens, because byte-level BPE numbers tokens in order of frequency. FR-Spec, arXiv
@@ -211,7 +212,8 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
     layer is also the index of its cache.
 
     Raises:
-        OptionError: the type has blocks of 32 elements, and the head dim is not a multiple of 32.
+        OptionError: `type_`, the type of keys and values, has blocks of 32 elements, and the head dim is not a multiple
+            of 32.
     """
     kept: list[CacheLayer] = []
     for layer in layers:
@@ -225,8 +227,8 @@ def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
         elif isinstance(mixer, Attention | LatentAttention):
             if not fits(mixer.head_dim, type_):
                 message = (
-                    f"keys and values of {type_} are blocks of 32 numbers of a head, and heads of {mixer.head_dim} do "
-                    "not fill them; use f16"
+                    f"{type_} stores keys and values in blocks of 32 elements of a head, and the head dim "
+                    f"{mixer.head_dim} is not a multiple of 32; use f16"
                 )
                 raise OptionError(message, option="kv_type", expected="f32, f16 or bf16", found=type_)
             if isinstance(mixer, LatentAttention):

@@ -52,10 +52,10 @@ LATENT_EPS = 1e-6
 
 
 class Mscale(Setting):
-    """YaRN's `mscale_all_dim`: attention scores are multiplied by a value that grows with YaRN's factor; 0 for none."""
+    """YaRN's `mscale_all_dim`: attention scores get a factor that grows with it; 0 means that there is no factor."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
-        """Return `mscale_all_dim`. GGUF files have a tenth of it."""
+        """Return `mscale_all_dim`. GGUF files have a tenth of this value."""
         if naming == "gguf":
             return round(10 * s.number_or_zero("rope.scaling.yarn_log_multiplier"), 6)
         scaling = s.mapping("rope_parameters") or s.mapping("rope_scaling")
@@ -75,7 +75,7 @@ class Mscale(Setting):
 
 
 class Rotary(RotationSetting):
-    """The setting of the rotary embedding. With `mscale`, YaRN scales the scores, and not the cosines and sines."""
+    """The setting of the rotary embedding. If `mscale` is not 0, YaRN scales the scores, not the cosines and sines."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
         found = super().read(s, naming, known)
@@ -86,7 +86,7 @@ class Rotary(RotationSetting):
         return super().to_gguf(replace(value, attention_factor=usual))
 
     def to_hf(self, value: Rotation, config: Any) -> Mapping[str, object]:
-        """Return the keys of a rotation; `Mscale.to_hf` returns the keys of the scale of scores."""
+        """Return the keys of the rotary embedding; `Mscale.to_hf` returns the keys of the factor of scores."""
         usual = yarn_attention(value.factor) if config.mscale else value.attention_factor
         return super().to_hf(replace(value, attention_factor=usual), config)
 
@@ -98,9 +98,9 @@ ROTARY = Rotary(rules=("yarn",))
 class OfHead(Setting):
     """The setting of a head's size: the number of key elements without rotary embedding, or of value elements.
 
-    GGUF files have the sizes of a head under `attention.key_length_mla` and `attention.value_length_mla`, and the
-    sizes of the cached latent under the same keys without `_mla`. Older files have only the keys without `_mla`, which
-    are then the sizes of a head.
+    GGUF files have a head's sizes in `attention.key_length_mla` and `attention.value_length_mla`. The keys without
+    `_mla` have the sizes of the cached latent. But older files have no keys with `_mla`, and their keys without `_mla`
+    have a head's sizes.
 
     Attributes:
         part: "key" or "value".
@@ -129,9 +129,9 @@ class OfHead(Setting):
 
 @dataclass(frozen=True)
 class DenseLayers(Setting):
-    """The setting of the number of dense layers, which come first. config.json may list the kinds of layers instead.
+    """The setting of the number of dense layers, the first layers. config.json may list the kinds of layers instead.
 
-    `usual` is the number if config.json has neither a number nor a list.
+    `usual` is the number of dense layers if config.json has neither this number nor a list.
     """
 
     usual: Any = REQUIRED
@@ -153,7 +153,7 @@ class DenseLayers(Setting):
 
 
 def one_or_all(s: Settings, key: str, config: Any) -> None:
-    """Check that there are as many KV heads as query heads. GGUF files may have 1, because heads share the latent."""
+    """Check that there are as many KV heads as query heads, or 1 in GGUF files, because heads share the latent."""
     s.expect(key, 1 if key.startswith("attention.") else config.n_heads, config.n_heads)
 
 
@@ -163,7 +163,7 @@ class Latent(ConfigBase):
 
     Attributes:
         is_interleaved: whether rotary pairs are the rows (2j, 2j + 1) in files.
-        is_joined: whether GGUF files always have the matrices from latent to keys and to values as one tensor.
+        is_joined: whether all GGUF files have one tensor with the projections of the latent to keys and to values.
     """
 
     is_interleaved: ClassVar[bool] = True
@@ -187,12 +187,12 @@ class Latent(ConfigBase):
 
     @property
     def head_dim(self) -> int:
-        """The number of cached elements per token: the latent, and the rotated part of keys."""
+        """The number of cached elements per token and layer: the latent, and the rotated part of keys."""
         return self.latent + self.rope_dim
 
     @property
     def rotary_dim(self) -> int:
-        """Equal to `head_dim`, so that the loader does not reorder rotary pairs: `latent_tensors` reorders them."""
+        """Equal to `head_dim`, so that the tensor table does not reorder rotary pairs: `latent_tensors` does."""
         return self.head_dim
 
     @property
@@ -229,8 +229,8 @@ class Config(Routed, Latent):
             "hidden_act": "silu", **llama.NO_BIAS, "num_key_value_heads": one_or_all, "topk_method": "greedy",
             "scoring_func": "softmax", "moe_layer_freq": 1,
         },
-        # Settings of groups of experts, which softmax routing does not use; keys that the reference does not read;
-        # settings of training.
+        # A key that DeepSeek-V2's router does not read; settings of groups of experts, which the method "greedy" does
+        # not use; sizes that follow from others; settings of training.
         harmless=(
             "norm_topk_prob",
             "n_group", "topk_group", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size",
@@ -297,6 +297,7 @@ TENSORS = {
 
 
 def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
+    """Return the attention tensors of layer i, whose rows with rotary embedding are separate from the other rows."""
     D, H, L, R, N, V = cfg.hidden_size, cfg.n_heads, cfg.latent, cfg.rope_dim, cfg.nope_dim, cfg.value_dim
     hf, blk, width = f"model.layers.{i}.self_attn.", f"blk.{i}.", cfg.q_rank or D
     pairs = (*range(0, R, 2), *range(1, R, 2)) if cfg.is_interleaved else tuple(range(R))
@@ -308,12 +309,12 @@ def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
         )
 
     module, gguf = ("q_b_proj", "attn_q_b") if cfg.q_rank else ("q_proj", "attn_q")
-    still = tuple(h * (N + R) + n for h in range(H) for n in range(N))
-    turned = tuple(h * (N + R) + N + r for h in range(H) for r in pairs)
+    plain = tuple(h * (N + R) + n for h in range(H) for n in range(N))
+    rotated = tuple(h * (N + R) + N + r for h in range(H) for r in pairs)
     kv, of_kv = ("kv_a_proj_with_mqa", "attn_kv_a_mqa"), L + R
     made = [
-        part("attn_q", module, gguf, still, H * (N + R), width),
-        part("attn_q_pe", module, gguf, turned, H * (N + R), width),
+        part("attn_q", module, gguf, plain, H * (N + R), width),
+        part("attn_q_pe", module, gguf, rotated, H * (N + R), width),
         part("attn_latent", *kv, tuple(range(L)), of_kv, D),
         part("attn_k_pe", *kv, tuple(L + r for r in pairs), of_kv, D),
         Tensor(f"{blk}attn_kv_a_norm.weight", f"{hf}kv_a_layernorm.weight", (L,)),
@@ -359,7 +360,7 @@ def latent_attention(cfg: Latent, t: LayerTensors) -> LatentAttention:
 
 
 def with_latents(made: Plan, checkpoint: Checkpoint) -> Plan:
-    """Return the plan with the tensors of each layer's attention."""
+    """Return the plan `made`, with the attention tensors of all layers added."""
     cfg: Any = made.config
     latents = [tensor for i in range(cfg.n_layers) for tensor in latent_tensors(cfg, checkpoint, i)]
     return replace(made, tensors=[*made.tensors, *latents])

@@ -40,7 +40,7 @@ class Config(Routed, llama.Config):
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp requires the scale of the router's weights, which is 1."""
+        """Return this config as GGUF keys; llama.cpp requires the factor of the router's weights, here 1."""
         return {**super().to_gguf(), "expert_weights_scale": 1.0}
 
 

@@ -44,12 +44,12 @@ plan = standard.plan(Config, {**llama.TENSORS, **llama.INTERLEAVED}, tied=True)
 
 
 def shared_size(s: Settings, key: str, config: Any) -> None:
-    """Check that the FFN size of all shared experts together is 0, or their number times the FFN size of one expert."""
+    """Check the total FFN size of the shared experts: 0, or their number times the FFN size of one expert."""
     s.expect(key, 0, config.n_shared * config.expert_size)
 
 
 def to_the_end(s: Settings, key: str, config: Any) -> None:
-    """Check that the last layer with experts is the last layer of the model; -1 in config.json means this, too."""
+    """Check that the last layer with experts is the last layer of the model, for which config.json may have -1."""
     s.expect(key, -1, config.n_layers - 1)
 
 
@@ -73,8 +73,8 @@ class MoeConfig(Routed, Config):
             "expert_shared_feed_forward_length": shared_size,
         },
         hf={"hidden_act": "silu", "use_bias": False, "moe_layer_interval": 1, "moe_layer_end_index": to_the_end},
-        # `moe_norm_min` is a lower bound of the sum by which weights are divided, but no sum is so small. The other
-        # keys are settings of training.
+        # The router's weights are divided by their sum, or by `moe_norm_min` (1e-12) if this is larger; the sum is
+        # always larger. The other keys are settings of training.
         harmless=(
             "moe_norm_min", "moe_capacity", "moe_gate", "moe_use_aux_free", "output_router_logits",
             "router_aux_loss_coef",

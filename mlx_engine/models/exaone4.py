@@ -1,8 +1,8 @@
 """EXAONE 4.0, dense and with a mixture of experts.
 
 Paper: "EXAONE 4.0", arXiv 2507.11407. Reference: Hugging Face transformers, models/exaone4. Differences from Llama: the
-outputs of attention and FFN are normed, not their inputs; heads of queries and keys are normed; with a window, every
-fourth layer attends to all tokens and has no rotary embedding.
+outputs of attention and FFN are normed, not their inputs; heads of queries and keys are normed; in models with a
+sliding window, every fourth layer attends to all tokens and has no rotary embedding.
 
 Reference of the mixtures: models/exaone_moe. Differences from the dense models: the inputs of attention and FFN are
 normed, not their outputs; the router chooses experts by the sigmoids of its logits plus a bias, among the experts of
@@ -45,7 +45,7 @@ plan = standard.plan(Config, TENSORS)
 
 @dataclass(frozen=True)
 class MoeConfig(glm4_moe.Sigmoids, Config):
-    """EXAONE's sizes, the numbers of experts, and how they are chosen."""
+    """EXAONE's sizes, the numbers of experts, and the settings of the router."""
 
     window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 4096))
     n_experts: int = declared(Count())
@@ -65,7 +65,7 @@ class MoeConfig(glm4_moe.Sigmoids, Config):
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, with the size of the shared expert."""
+        """Return this config as GGUF keys, with the total FFN size of the shared experts."""
         return {**super().to_gguf(), "expert_shared_feed_forward_length": self.n_shared * self.expert_size}
 
 

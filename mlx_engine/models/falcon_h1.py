@@ -52,7 +52,7 @@ class Multipliers(Setting):
 
 
 def gate_first(s: Settings, key: str, config: Any) -> None:
-    """Check that the mixer's output is gated before it is normed, if it is normed."""
+    """Check that mixers with a norm apply the gate before the norm."""
     s.expect(key, *((False,) if config.has_norm else (False, True)))
 
 
@@ -67,7 +67,7 @@ class Config(mamba2.Sizes, llama.Config):
         keys: multiplier of the keys.
         attention_out: multiplier of the output of attention.
         space_in: multiplier of the input of a Mamba2 mixer.
-        space: multipliers of the mixer's gate, input, B, C and time steps.
+        space: multipliers of the mixer's gate, input x, B, C and time steps, in addition to `space_in`.
         space_out: multiplier of the mixer's output.
         ffn: multipliers of an FFN's gate before the activation, and of its output.
     """
@@ -138,9 +138,13 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 class Model(Decoder):
     """A Falcon-H1 model.
 
-    Some multipliers cost nothing at run time, because they are moved: the multipliers of a mixer's input, B and C into
-    the weights of its convolution, the multiplier of the logits into the last norm, and the multipliers of queries and
-    keys into the scale of the scores. The last move is possible because rotary embedding is linear.
+    Some multipliers cost nothing at run time, because other parameters contain them:
+
+    - The weights of a mixer's convolution contain the multipliers of x, B and C.
+    - The weights of the last norm contain the multiplier of the logits.
+    - The scale of attention scores contains `keys`, and `attention_in` twice: of queries and of keys. This is possible
+      because rotary embedding is linear.
+    - The scale of attention's output contains `attention_in`, of values.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
@@ -180,7 +184,7 @@ def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
     The weights of keys do not contain the multiplier `keys`, and the weights of values do not contain `attention_in`.
     The returned config keeps `keys`, and applies `attention_in` to the output of attention, with the same effect.
 
-    Source: mlx-lm 0.32, `Model.sanitize` of models/falcon_h1.py, and how it computes the logits of a tied head.
+    Source: mlx-lm 0.32, models/falcon_h1.py: `Model.sanitize`, and the computation of the logits of a tied head.
     """
     changed: dict[str, Any] = {name: (1.0,) * len(getattr(cfg, name)) for name in MULTIPLIERS}
     logits = (cfg.of_logits[0] / cfg.of_embeddings[0],) if is_tied else (1.0,)
@@ -196,8 +200,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
     is_tied = all(tensor.name != "output.weight" for tensor in made.tensors)
     if mamba2.is_mlx(checkpoint):
         config = as_mlx_has_them(made.config, is_tied=is_tied)
-        head = "absent" if is_tied else "required"
-        made = replace(made, config=config, tensors=tensors(config, table(config, checkpoint), head))
-    # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain both multipliers. The
-    # conversion to GGUF is then refused, unless all multipliers are 1.
+        found = tensors(config, table(config, checkpoint), "absent" if is_tied else "required")
+        made = replace(made, config=config, tensors=found)
+    # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain the multipliers of both.
+    # Then no multiplier is in tensors, and the conversion to GGUF is refused unless all multipliers are 1.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)

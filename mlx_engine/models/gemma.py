@@ -1,4 +1,4 @@
-"""Gemma, the first, and CodeGemma.
+"""Gemma 1 and CodeGemma.
 
 Paper: "Gemma: Open Models Based on Gemini Research and Technology", arXiv 2403.08295. Reference: Hugging Face
 transformers, models/gemma. Differences from Llama: embeddings are scaled by the square root of the hidden size; folders

@@ -26,7 +26,7 @@ from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Table, tensors
 
-# Every second layer is global, from the second on.
+# Every second layer, beginning with the second, is global: it attends to all tokens. The others are local.
 PATTERN = 2
 # The number of layers of the 27B model, whose attention scale is (hidden_size / n_heads)**-0.5.
 LAYERS_OF_27B = 46
@@ -49,7 +49,7 @@ class SoftCap(Setting):
         """Return the key, or nothing for None.
 
         In GGUF a missing key means the default soft cap. So a model without a soft cap cannot be written: the writer
-        reads the settings back, and raises an error if they differ.
+        reads the settings of the new file, and raises an error if they differ from the model's.
         """
         return {} if value is None else {self.key: value}
 
@@ -105,16 +105,17 @@ class Model(gemma3.Model):
 
 
 def planned(checkpoint: Checkpoint, of: Table) -> Plan:
-    """Return the plan of a model with the tensors `of`."""
+    """Return the plan of a model with the tensor table `of`."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
     if checkpoint.naming == "gguf":
         # The head is tied, but some files have a matrix for it.
         return Plan(config, tensors(config, of, "optional"))
+    # The query weights in GGUF files are scaled by this factor, because llama.cpp reads no key for the attention scale.
     factor = scale_factor(config, LAYERS_OF_27B)
     table = {**of, QUERIES: replace(of[QUERIES], times=factor)}
-    # A folder may have a second copy of the tied head.
     in_tensors = () if factor == 1 else ("attention_scale",)
+    # A folder may have a second copy of the tied head, `lm_head.weight`, which is not read.
     return Plan(config, tensors(config, table, "absent"), ("lm_head.weight",), in_tensors)
 
 

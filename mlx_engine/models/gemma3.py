@@ -46,8 +46,8 @@ GGUF_ARCHITECTURE = "gemma3"
 # Every sixth layer is global, unless the file says otherwise.
 PATTERN = 6
 PATTERN_KEYS: dict[Naming, str] = {"gguf": "attention.sliding_window_pattern", "hf": "sliding_window_pattern"}
-# Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. llama.cpp derives the
-# scale from the number of layers, and reads no key for it.
+# The attention scale is (hidden_size / n_heads)**-0.5 in the 27B model, and head_dim**-0.5 in the other models.
+# llama.cpp recognises the 27B model by this number of layers, and reads no key for the scale.
 LAYERS_OF_27B = 62
 # Keys next to `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
@@ -60,8 +60,8 @@ AROUND_TEXT = {
     "vision_config",
     "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
 }
-# Prefixes of the text model's tensors in a Hugging Face folder: of text models, and of models with an image encoder in
-# their old and in their new naming.
+# Prefixes of the text model's tensors in a Hugging Face folder: in a text model; in a multimodal model, by the old and
+# by the new naming.
 STEMS = ("model.", "language_model.model.", "model.language_model.")
 
 
@@ -69,8 +69,8 @@ STEMS = ("model.", "language_model.model.", "model.language_model.")
 class AttentionScale(Setting):
     """The setting of the attention scale. config.json has `query_pre_attn_scalar`, which is `scale**-2`.
 
-    `layers_of_27b` is the number of layers of the 27B model, whose scale differs. There is no GGUF key to write,
-    because llama.cpp reads none for Gemma: `plan` scales the weights of queries or their norm instead.
+    `layers_of_27b` is the number of layers of the 27B model, whose scale differs. No GGUF key is written, because
+    llama.cpp reads none for Gemma: `plan` scales the query weights (Gemma 2) or the norm of queries (Gemma 3) instead.
     """
 
     layers_of_27b: int
@@ -174,7 +174,7 @@ class ScaledEmbeddings(Decoder):
 
 
 class Model(ScaledEmbeddings, standard.Model):
-    """The usual decoder with scaled embeddings and a scale of attention scores."""
+    """The standard decoder with scaled embeddings and its own attention scale."""
 
     def mixer(self, config: Any, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
         return Attention.read(t, config, rope, Scores(config.attention_scale), window)
@@ -202,7 +202,9 @@ def plan(checkpoint: Checkpoint) -> Plan:
 
 
 def text_settings(s: Settings, around: Collection[str] = AROUND_TEXT) -> Settings:
-    """Return the settings of the text model, which multimodal models have under `text_config`, next to keys `around`.
+    """Return the settings of the text model: `text_config` in multimodal models, otherwise s itself.
+
+    `around` are the keys that are allowed next to `text_config`.
 
     Raises:
         UnsupportedConfigError: there is an unknown setting next to `text_config`.
@@ -215,6 +217,6 @@ def text_settings(s: Settings, around: Collection[str] = AROUND_TEXT) -> Setting
 
 
 def scale_factor(cfg: Any, layers_of_27b: int) -> float:
-    """Return the factor of queries in a GGUF file: the model's attention scale divided by `usual_scale`."""
+    """Return the factor by which a GGUF file scales queries: the model's attention scale divided by `usual_scale`."""
     factor = cfg.attention_scale / usual_scale(cfg, layers_of_27b)
     return 1.0 if isclose(factor, 1.0, rel_tol=CLOSE) else factor

@@ -81,10 +81,10 @@ NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 # The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
 NOT_ROTATED = 1e30
 
-# ---- GGUF files have arrays with a value per layer, where config.json has one size for each kind of layer ----
+# ---- arrays with a value per layer in GGUF files, where config.json has one value per kind of layer ----
 # Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the array of KV heads by one number for local and one for
-# global layers, and the array of FFN sizes by the first size and a flag; `arrays` does the opposite. Like llama.cpp,
-# `flat` derives from the tensors whether keys and values are one projection.
+# global layers, and the array of FFN sizes by the first size and a flag; `arrays` does the opposite. Files do not say
+# whether keys and values are one projection; like llama.cpp, `flat` derives this from the tensors.
 
 FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
 IS_LOCAL = "attention.sliding_window_pattern"
@@ -156,7 +156,9 @@ KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension
 
 @dataclass(frozen=True)
 class GlobalSize(Setting):
-    """The setting of a size of global layers: in config.json one key, or `per_layer_config` (since transformers 5).
+    """The head dim or the number of KV heads of global layers.
+
+    In config.json, it has a key of its own or, since transformers 5, it is in `per_layer_config`.
 
     Attributes:
         key: the key in config.json.
@@ -171,7 +173,7 @@ class GlobalSize(Setting):
     gguf: tuple[str, ...]
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the size. Like transformers, ignore the KV heads of global layers if `attention_k_eq_v` is false."""
+        """Return the size. As in transformers, it is that of local layers for KV heads without `attention_k_eq_v`."""
         if naming == "gguf":
             size = s.whole(self.gguf[0])
             for key in self.gguf[1:]:

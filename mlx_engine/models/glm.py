@@ -1,7 +1,7 @@
 """GLM-4, such as GLM-4-9B-Chat-HF and GLM-Edge; GLM-4-0414, such as GLM-4-9B-0414 and GLM-Z1-32B-0414.
 
 Reference: Hugging Face transformers, models/glm. Differences from Llama: RoPE rotates the first half of each head, with
-the pairs (2j, 2j + 1); queries, keys and values have biases; gate and up are one matrix.
+the pairs (2j, 2j + 1); queries, keys and values have biases; files store gate and up as one matrix.
 
 Reference of GLM-4-0414: models/glm4. Difference from GLM-4: norms after attention and FFN, too.
 """

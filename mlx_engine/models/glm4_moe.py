@@ -1,9 +1,9 @@
 """GLM-4.5, 4.6 and 4.7 with a mixture of experts, such as GLM-4.5-Air; Solar Open.
 
 Paper: "GLM-4.5", arXiv 2508.06471. Reference: Hugging Face transformers, models/glm4_moe. Differences from Qwen3-MoE:
-the router chooses experts by the sigmoids of its logits plus a bias, among the experts of the best groups; the output
-of a shared expert is added without a gate; the first layers are dense; RoPE rotates half of each head; queries, keys
-and values have biases; only some models norm heads.
+the router chooses experts by `sigmoid(logits) + bias`, among the experts of the best groups; the output of a shared
+expert is added without a gate; the first layers are dense; RoPE rotates half of each head; queries, keys and values
+have biases; only some models norm query and key heads.
 
 Reference of Solar Open: models/solar_open. Differences from GLM-4.5: no layer is dense; RoPE rotates whole heads; heads
 are not normed. GGUF files have GLM-4.5's architecture.
@@ -35,7 +35,7 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Sigmoids(InGroups):
-    """DeepSeek-V3's settings of mixtures whose router chooses experts by sigmoids plus a bias, in groups."""
+    """The settings of DeepSeek-V3's mixture of experts, whose router uses sigmoids, a bias and groups of experts."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     n_experts: int = declared(Count("n_routed_experts"))
@@ -51,7 +51,7 @@ class Sigmoids(InGroups):
 
 @dataclass(frozen=True)
 class Config(Sigmoids, llama.Config):
-    """Llama's settings, the numbers of experts, and how they are chosen."""
+    """Llama's settings, and those of the mixture of experts."""
 
     head_dim: int = partly_rotated_heads(128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
@@ -79,7 +79,7 @@ plan = standard.plan(Config, TENSORS, experts_of=NAMES)
 
 @dataclass(frozen=True)
 class SolarConfig(Config):
-    """GLM-4.5's sizes. `intermediate_size` is read but unused: no layer is dense."""
+    """GLM-4.5's settings. `intermediate_size` is read but unused: no layer is dense."""
 
     intermediate_size: int = whole("feed_forward_length", ("intermediate_size", 10240))
     rope: Rotation = rotation(theta=1e6, rules=("linear", "dynamic", "yarn"), partial=True)

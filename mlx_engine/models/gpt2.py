@@ -2,7 +2,7 @@
 
 Paper: "Language Models are Unsupervised Multitask Learners", Radford et al., 2019. Reference: Hugging Face
 transformers, models/gpt2. Differences from Llama: learned position embeddings are added to the token embeddings; layer
-norms in place of RMS norms; every linear layer has a bias; the FFN has no gate, and its activation is GELU.
+norms in place of RMS norms; the linear layers of a block have biases; the FFN has no gate, and its activation is GELU.
 
 Paper of StarCoder: "StarCoder: may the source be with you!", arXiv 2305.06161. Reference: models/gpt_bigcode.
 Difference from GPT-2: multi-query attention, in which all query heads share one KV head.
@@ -111,7 +111,8 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, transpos
     stem = next((stem for stem in STEMS if f"{stem}wte.weight" in checkpoint.shapes), STEMS[0])
     table = "token_embd.weight" if checkpoint.naming == "gguf" else f"{stem}wte.weight"
     config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, table)
-    # Some files have the causal mask as a tensor, under one of two names, or a second copy of the tied head.
+    # Tensors of some files that are not used: the causal mask of each layer, under one of two names, and a copy of the
+    # embedding table as the head.
     masks = [f"{stem}h.{i}.attn.{name}" for i in range(config.n_layers) for name in ("bias", "masked_bias")]
     unused = (*masks, "lm_head.weight") if head == "absent" else tuple(masks)
     return Plan(config, tensors(config, head, stem=stem, transposed=transposed and stem != STEMS[-1]), unused)
@@ -149,7 +150,7 @@ def _linear(
     name: str, hf: str, n_out: int, n_in: int, rows: tuple[int, int] | None = None, gguf: str | None = None, *,
     transposed: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Return weight and bias of a linear layer; `transposed` if transformers stores it as a Conv1D, (in, out)."""
+    """Return weight and bias of a linear layer. `transposed`: folders have the weight as (in, out), as in Conv1D."""
     gguf = gguf or name
     return [
         Tensor(f"{name}.weight", TensorLayout(f"{hf}.weight", rows, transposed=transposed), (n_out, n_in),

@@ -2,8 +2,8 @@
 
 Paper: "GPT-NeoX-20B", arXiv 2204.06745. Reference: Hugging Face transformers, models/gpt_neox. Differences from Llama:
 attention and FFN read the same hidden states (a parallel block), each with a norm of its own; layer norms with biases;
-all linear layers have biases; one matrix has the queries, keys and values of head 0, then of head 1, ...; RoPE rotates
-a part of each head; the FFN has no gate, and its activation is GELU.
+the linear layers of a block have biases; files store queries, keys and values as one matrix (`tensors`); RoPE rotates a
+part of each head; the FFN has no gate, and its activation is GELU.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Paper: "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925. Reference: Hugging Face transformers, models/gpt_oss.
 Differences from Qwen3-MoE: a sink for each query head in the softmax of attention; sliding-window attention in every
-second layer; YaRN without rounding (`Rotation.truncate`); biases of all linear layers; a clamped gate in each expert.
-The matrices of experts are published in MXFP4. llama.cpp runs gpt-oss with rounding in YaRN, because GGUF has no key
-for this setting.
+second layer; the pair indices that limit YaRN's ramp are not rounded (`Rotation.truncate`); biases of all linear layers
+except the head; clamped SwiGLU in each expert. The matrices of experts are published in MXFP4. GGUF has no key for
+`Rotation.truncate`, and llama.cpp rounds the indices.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Config(Routed, llama.Config):
     n_experts: int = declared(Count("num_local_experts"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     window: int = whole("attention.sliding_window", ("sliding_window", 128))
-    # GGUF has no key for another order of layers.
+    # Every second layer is local (has the window), from layer 0 on. GGUF has no key for this.
     is_local: tuple[bool, ...] = layer_kinds(2)
-    attention_bias: bool = constant(False)
+    attention_bias: bool = constant(False)  # all files have the biases: their rows in TENSORS have no `when`
 
     expected = Expected(
         gguf={"attention.causal": True},
@@ -59,7 +59,7 @@ class Config(Routed, llama.Config):
             "swiglu_limit": SWIGLU_LIMIT,
             "experts_per_token": same_as("n_experts_used"),
         },
-        # `initial_context_length`, the context of the training, is also in the settings of YaRN.
+        # `initial_context_length`, the training context, repeats a setting of YaRN.
         harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),
     )
 

@@ -1,10 +1,10 @@
 """Granite 3, dense and with a mixture of experts.
 
-Reference: Hugging Face transformers, models/granite. Differences from Llama: config.json has multipliers of the
-embeddings, of the attention scores, of the outputs of attention and FFN before they are added, and of the logits.
+Reference: Hugging Face transformers, models/granite. Differences from Llama: the embeddings, the attention scores, and
+the outputs of attention and FFN are each multiplied by a setting; the logits are divided by a setting.
 
-Reference of the mixtures: models/granitemoe. Every FFN is a mixture of experts. Folders have two tensors per layer: the
-gate and up matrices of all experts, and the down matrices of all experts.
+Reference of the mixtures: models/granitemoe. Every FFN is a mixture of experts. Folders store the experts of a layer as
+two tensors: the gate and up matrices of all experts, and the down matrices of all experts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mlx_engine.weights.parameters import Parameters
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings, and the multipliers; `logits_divisor` divides the logits."""
+    """Llama's settings, the multipliers, and the divisor of the logits."""
 
     attention_multiplier: float = number(
         ("attention.scale", lambda known: known.head_dim**-0.5), ("attention_multiplier", 1.0)
@@ -46,7 +46,7 @@ class Model(Decoder):
 
     The model computes hidden states divided by the residual multiplier m, so that the outputs of attention and FFN are
     added without a multiplication. Norms give the same results, because their epsilon is divided by m**2. The weight of
-    the last norm contains the divisor of the logits.
+    the last norm is divided by `logits_divisor`.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:

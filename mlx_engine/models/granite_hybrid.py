@@ -1,9 +1,9 @@
 """Granite 4: attention in some layers and a Mamba2 mixer in the others, with or without experts.
 
 Reference: Hugging Face transformers, models/granitemoehybrid. Differences from Granite 3: Mamba2 mixers; in models with
-Mamba2 mixers, attention usually has no rotary embedding; gate and up are one matrix. In models with experts, the dense
-FFN is the shared expert. Models without experts whose layers all have attention with rotary embedding become GGUF files
-with the architecture of Granite 3.
+Mamba2 mixers, attention usually has no rotary embedding. Published folders have the dense FFN in `shared_mlp`, with
+gate and up as one matrix; in models with experts, `shared_mlp` is the shared expert. Some models have no experts, and
+attention with rotary embedding in all layers: GGUF files of these models have the architecture of Granite 3.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ARCHITECTURES = ("granitemoehybrid", "granitehybrid")
 GGUF_ARCHITECTURE = "granitehybrid"
 
 ATTENTION = "full_attention"
-# The kind of a layer by its word in config.json. transformers 5 writes other words than published files have.
+# The kind of a layer by its word in config.json. Published files have "attention" and "mamba", transformers 5 writes
+# "full_attention" and "linear_attention".
 KINDS = {"attention": ATTENTION, "full_attention": ATTENTION, "mamba": MAMBA, "linear_attention": MAMBA}
 
 
@@ -53,7 +54,11 @@ class Kinds(Setting):
 
 
 class HeadDim(mamba2.HeadDim):
-    """The setting of a mixer's head dim. In config.json it is `mamba_expand * hidden_size / mamba_n_heads`."""
+    """The setting of a mixer's head dim.
+
+    For config.json, the value is `mamba_expand * hidden_size / mamba_n_heads`. The key `mamba_d_head` must have the
+    same value or "auto".
+    """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         if naming == "gguf":
@@ -154,11 +159,12 @@ class SparseConfig(Routed, Config):
 
 LAYER = "model.layers.*."
 GATE_UP, DOWN = (f"{LAYER}shared_mlp.{name}_linear.weight" for name in ("input", "output"))
+# Dense models have this tensor only in folders that mlx-lm has written: there, gate and up are separate matrices.
 GATE_OF_MLX = "model.layers.0.mlp.gate_proj.weight"
 
 
 def _ffn(ending: str, size: str) -> dict[str, Row]:
-    """Return the table rows of a dense FFN (`ending` "", size "F"), or of the shared expert ("_shexp", "S")."""
+    """Return the table rows of a dense FFN (`ending` is "", `size` "F") or of the shared expert ("_shexp", "S")."""
     return {
         f"blk.*.ffn_gate{ending}.weight": Row(GATE_UP, f"{size} D", after=(size,)),
         f"blk.*.ffn_up{ending}.weight": Row(GATE_UP, f"{size} D", before=(size,)),
@@ -186,8 +192,8 @@ class Model(granite.Model):
 
     def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
         if isinstance(config, Config) and config.kinds[t.i] == MAMBA:
-            # `t.eps` was divided for scaled hidden states (granite.Model). The input of the norm inside a mixer is not
-            # scaled, so this norm has the config's epsilon.
+            # `t.eps` is divided by the square of the residual multiplier, for norms of hidden states (granite.Model).
+            # The norm inside a mixer reads values that are not divided, so this norm has the config's epsilon.
             return Branch(mamba2.mixer(config, t._replace(eps=config.norm_eps)), t.linear("ssm_out"))
         is_rotated = not isinstance(config, Config) or config.is_rotated
         return super().branch(config, t, rope if is_rotated else None, scores)

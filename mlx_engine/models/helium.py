@@ -25,7 +25,7 @@ class Config(llama.Config):
     expected = Expected(hf={"hidden_act": "silu"})
 
 
-# The output projection has no bias, even if `attention_bias` is true.
+# The output projection of attention has no bias, even if `attention_bias` is true.
 TENSORS = {name: row for name, row in llama.TENSORS.items() if name != "blk.*.attn_output.bias"}
 Model = standard.Model
 plan = standard.plan(Config, TENSORS | llama.INTERLEAVED)

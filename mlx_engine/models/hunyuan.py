@@ -58,7 +58,7 @@ def same_in_all(s: Settings, key: str, default: Any) -> int:
 
 
 def each(name: str) -> Any:
-    """Return a check that a setting, one number or a list with a number per layer, equals the config's `name`."""
+    """Return a check that a setting equals the config's `name`: one number, or a list with this number per layer."""
 
     def check(s: Settings, key: str, config: Any) -> None:
         expected = getattr(config, name)

@@ -39,8 +39,8 @@ from mlx_engine.kernels.cached import cached_property
 from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
-# The last parts of names such as "blk.0.q_rope" that `decoder_layer` gives to intermediate values. The number in these
-# names counts from the first layer of the pipeline stage; `distributed/leader.py` adds the index of this first layer.
+# `decoder_layer` gives names such as "blk.0.q_rope" to intermediate values. These are the last parts of the names. The
+# number counts from the first layer of the pipeline stage; `distributed/leader.py` adds the index of this layer.
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
@@ -89,7 +89,7 @@ class LayerTensors(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The output columns [first, last) that this rank uses of a projection whose full width is `of`.
+    """This rank's output columns of a projection: columns [first, last) of `of` columns in total.
 
     Attributes:
         are_all_here: whether this rank computes all `of` columns itself, so that ranks need not exchange columns.
@@ -120,7 +120,7 @@ class Attention:
 
     Attributes:
         v: the projection to values. The same object as `k` if the values are the projected keys, before norm and RoPE.
-        gate: a projection of the input; the output of attention is multiplied by its sigmoid.
+        gate: a projection of the input; the output of attention is multiplied by the sigmoid of the projection.
         norms: the norms of query and key heads, or of whole rows.
         v_norm: the norm of value heads.
         rope: the rotary embedding of queries and keys; None for no rotary embedding.
@@ -170,9 +170,9 @@ class SharedAttention:
 
     Attributes:
         norm: the norm of query heads.
-        layer: the index of the layer whose keys and values are read: the last layer with the same window that computes
-            its own keys and values. An earlier layer cannot be read: if `Stores.are_kept` is False, layers with the
-            same window share memory, and the last one has overwritten the keys and values of the others.
+        layer: the index of the layer whose keys and values are read. This must be the last layer with the same window
+            that computes its own keys and values. If `Stores.are_kept` is False (`backends/batch.py`), layers with the
+            same window share memory, and this layer has overwritten the keys and values of the others.
     """
 
     q: Linear
@@ -188,15 +188,16 @@ class LatentAttention:
     """Multi-head latent attention (MLA): the cache keeps one latent vector per token, not the keys and values of heads.
 
     This is the absorbed form: a head's score is `(k_b q) . latent + q_pe . k_pe`, and its output is `v_b (sum of
-    weights * latents)`. So the matrices from latent to keys and values are applied once per query, not once per cached
-    token. Sizes: L elements of the latent; N elements of a query head without rotary embedding, R with it; V elements
-    of a value head; H heads; D hidden size.
+    weights * latents)`, with the weights of the softmax. So the matrices from latent to keys and values are applied
+    once per query, not once per cached token. Sizes: L elements of the latent; H heads; V elements of a value head; D
+    hidden size. A query head has N elements that are not rotated, and R that are (in this class, R is not the number of
+    wanted tokens).
 
     Source: "DeepSeek-V2", arXiv 2405.04434.
 
     Attributes:
         q_a: the projection to the latent of queries, normed by `q_norm`; None if `q` reads the hidden states directly.
-        q: the projection to the queries' elements without rotary embedding (H*N).
+        q: the projection to the queries' elements that are not rotated (H*N).
         q_pe: the projection to the queries' rotated elements (H*R).
         latent: the projection to the latent (L, D), normed by `norm`.
         k_pe: the projection to the rotated part of keys (R, D), which all heads share.
@@ -250,7 +251,8 @@ def mix(
 ) -> Array | None:
     """Run layer i's token mixer on hidden states x (T, D): write its keys and values, or its state.
 
-    Return the mixer's output (R, ...) for the R wanted tokens, or None if no token is wanted. `norm` is the norm of x.
+    Return the mixer's output (R, ...) for the R wanted tokens, or None if no token is wanted. `norm` is applied to x
+    first, unless it is None.
     """
     match w:
         case Attention():
@@ -493,7 +495,7 @@ def feed_forward(be: Backend, w: FeedForward, of: Array, x: Array) -> Array:
 
 
 def gated(be: Backend, w: Gated, x: Array) -> Array:
-    """Return the inner activations (T, F) of a gated network."""
+    """Return the inner activations (R, F) of a gated network for x (R, D)."""
     if w.scales != (1.0, 1.0):
         gate, up = be.norm_project(x, w.norm, [w.gate, w.up])
         gate = scaled(be, gate, w.scales[0])
@@ -519,7 +521,8 @@ class PerLayer:
     """A per-layer input h (T, I), as in Gemma 4: the layer adds `norm(projection(gelu(gate(x)) * h))` to its output x.
 
     Attributes:
-        hidden_size: D. `decoder_layers` reads (T, D + L*I): the hidden states, then the inputs of all L layers.
+        hidden_size: D. `decoder_layers` (`decoder.py`) splits an array (T, D + L*I) into hidden states and the inputs
+            of all L layers.
         columns: the columns [first, end) of h in the array (T, L*I) of all layers' inputs.
         gate: (I, D).
         projection: (D, I).
@@ -535,11 +538,11 @@ class PerLayer:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A token mixer, and the projection that adds its output to the hidden states.
+    """A token mixer, and the projection of its output, which is added to the hidden states.
 
     Attributes:
         mix: the mixer.
-        out: the projection of its output.
+        out: the projection of the mixer's output.
         post: the norm after the projection.
         scale: factor of the mixer's output.
     """
@@ -577,12 +580,13 @@ class Layer:
         return self.branches[0].mix if self.branches else None
 
     def with_mixers(self, change: Callable[[Any], Mixer]) -> Layer:
-        """Return the layer with changed mixers."""
+        """Return the layer with each mixer replaced by `change(mixer)`."""
         return replace(self, branches=tuple(replace(branch, mix=change(branch.mix)) for branch in self.branches))
 
     def counted_from(self, first: int) -> Layer:
-        """Return the layer with indices and columns counted from layer `first`, the first one of a pipeline stage.
+        """Return the layer for a pipeline stage that begins with layer `first`.
 
+        `SharedAttention.layer` and `PerLayer.columns` are counted from this first layer.
         `SharedAttention.layer` never becomes negative, because `distributed/pipeline.py` puts layers that share keys
         and values into one stage.
         """

@@ -6,7 +6,7 @@ result. The state of the layer is the last inputs of its convolution. Attention 
 default the head is tied.
 
 Reference of the mixtures: models/lfm2_moe. The first `n_dense` layers have dense FFNs, the others mixtures of experts.
-The router chooses experts by the sigmoids of its logits plus a bias.
+The router chooses experts by `sigmoid(logits) + bias`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class KVHeads(Setting):
 class FeedForward(Setting):
     """The setting of the FFN size.
 
-    Unless `block_auto_adjust_ff_dim` is false in config.json, the size is computed as in the first Llama: 2/3 of
-    `block_ff_dim` (or of `intermediate_size`), times a factor, rounded up to a multiple of `block_multiple_of`.
+    config.json has a size under `block_ff_dim` or `intermediate_size`. If `block_auto_adjust_ff_dim` is false, this is
+    the FFN size. If not, the FFN size follows the rule of the first Llama: 2/3 of this size, times
+    `block_ffn_dim_multiplier`, rounded up to a multiple of `block_multiple_of`.
     """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
@@ -96,7 +97,7 @@ class FeedForward(Setting):
         return {"feed_forward_length": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key, `block_auto_adjust_ff_dim` as false, and the numbers of the rule, which mlx-lm requires."""
+        """Return `intermediate_size`, and the keys of the rule, which is turned off; mlx-lm requires these keys."""
         rule = {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         return {"intermediate_size": value, **rule}
 

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, models with the same architecture, such as TeleChat3, and CWM.
+"""Llama 2 and 3, and models with the same architecture, such as TeleChat3; Code World Model (CWM).
 
 Papers: "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models", arXiv 2407.21783. Reference: Hugging Face
 transformers, models/llama. A layer has RMS norms before attention and before a gated FFN, rotary embedding of queries
@@ -6,8 +6,8 @@ and keys, and grouped-query attention. Llama 3 lowers the low rotary frequencies
 `config/rope.py`). Most other model files import this config and tensor table and change some rows.
 
 Paper of CWM: "CWM: An Open-Weights LLM for Research on Code Generation with World Models", arXiv 2510.02387. Reference:
-models/cwm. Difference from Llama 3: three of four layers have sliding-window attention. llama.cpp has no such
-architecture, so rows are not permuted in GGUF files.
+models/cwm. Difference from Llama 3: three of four layers have sliding-window attention. llama.cpp has no
+architecture for CWM. This project's GGUF files of CWM have the rows of queries and keys in the folder's order.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ NORM_BIASES = {
 
 
 def renamed(table: Table, names: Mapping[str, str]) -> dict[str, Row]:
-    """Return a table with each part of a Hugging Face name that is a key of `names` replaced by its value."""
+    """Return the table with its Hugging Face names changed: each key of `names` is replaced by its value."""
     made = dict(table)
     for part, other in names.items():
         made = {name: replace(row, hf=row.hf.replace(part, other)) for name, row in made.items()}
@@ -129,7 +129,7 @@ def renamed(table: Table, names: Mapping[str, str]) -> dict[str, Row]:
 
 
 def dense_first(table: Table) -> dict[str, Row]:
-    """Return a table for a model with experts: only its dense layers have the FFN matrices of `table`."""
+    """Return the table with its FFN matrices only in dense layers, for models whose other layers have experts."""
     return {name: replace(row, kind="dense") if row.shape in ("F D", "D F") else row for name, row in table.items()}
 
 
@@ -145,7 +145,7 @@ CWM_ROPE = {
 
 @dataclass(frozen=True)
 class CwmConfig(Config):
-    """Llama's settings. Tokens of local layers attend to the last `window` tokens; 0 means that no layer is local."""
+    """Llama's settings. In local layers, a token attends to the last `window` tokens; `window` 0: no layer is local."""
 
     context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))

@@ -4,8 +4,8 @@ Reference: Hugging Face transformers, models/llama4. Differences from Llama:
 - every layer, or every second layer, has a mixture of experts. A token uses one expert, whose input is multiplied by
   the sigmoid of its router logit. The output of a shared expert is added without a gate;
 - every fourth layer has no rotary embedding, and may scale its queries by a factor that grows with the position;
-- in the other layers, tokens attend only to earlier tokens of the same chunk, and query and key heads may be normed
-  without weights.
+- in the other layers, the context is divided into chunks (of 8,192 tokens by default). A token attends only to tokens
+  of its own chunk. Query and key heads may be normed without weights.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ GGUF_ARCHITECTURE = "llama4"
 CHUNK = 8192
 # Keys next to `text_config` in config.json that do not change the text model; `plan` checks `tie_word_embeddings`.
 AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
-# The number of experts of Maverick, whose heads are not normed. GGUF has no key for whether heads are normed.
+# GGUF has no key for whether heads are normed. In GGUF files with this number of experts, which Llama 4 Maverick has,
+# heads are not normed.
 OF_MAVERICK = 128
 
 
 class Chunk(OfFolders):
-    """The setting of the number of tokens per chunk, at most the context length; GGUF files have no key for it."""
+    """The number of tokens per chunk. A larger number than the context length is reduced to the context length."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         return int(min(super().read(s, naming, known), known.context_length))
@@ -55,7 +56,7 @@ def one_expert(n_used: int, known: Any) -> str | None:
 
 
 def with_these_experts(s: Settings, key: str, config: Any) -> None:
-    """Check that the list of layers with experts, if present, agrees with the interval between these layers."""
+    """Check that the list of layers with experts, if present, has every n-th layer, with n = `config.every`."""
     s.expect(key, [i for i, kind in enumerate(config.ffn_kinds) if kind == "sparse"], None)
 
 
@@ -104,7 +105,7 @@ class Config(Routed, llama.Config):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """For each layer, minus the chunk size (a negative window means chunks); None for attention to all tokens."""
+        """The window of each layer: -C for attention in chunks of C tokens, None for attention to all tokens."""
         is_cut = self.chunk < self.context_length
         return tuple(-self.chunk if rotated and is_cut else None for rotated in self.has_rope)
 
@@ -120,8 +121,8 @@ class Model(standard.Model):
     def mixer(self, config: Config, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
         """Return the attention of a layer.
 
-        transformers norms heads after the rotary embedding, here they are normed before. The result is the same,
-        because a norm without weights commutes with a rotation.
+        Heads are normed before the rotary embedding, in transformers after it. The result is the same, because a norm
+        without weights commutes with a rotation.
         """
         made = super().mixer(config, t, rope, window)
         if rope is None and config.grows:

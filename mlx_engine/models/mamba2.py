@@ -3,7 +3,7 @@
 Hybrid models with Mamba2 mixers import sizes, tensor table and `mixer` from this file.
 
 Paper: "Transformers are SSMs", arXiv 2405.21060. Reference: Hugging Face transformers, models/mamba2. A layer projects
-its normed input to a gate, to the input, B and C of a state space model, and to time steps. The input, B and C are
+its normed hidden states to a gate, to time steps, and to the inputs x, B and C of a state space model. x, B and C are
 convolved over the last few tokens. The output is gated, then normed. There is no attention and no FFN.
 """
 
@@ -51,12 +51,12 @@ MAMBA = "mamba"
 
 @dataclass(frozen=True)
 class HeadDim(Setting):
-    """The setting of the head dim of a mixer; GGUF files have the width of all heads, which `Config.to_gguf` writes.
+    """The setting of a mixer's head dim. GGUF files have the width of all heads together; `Sizes.to_gguf` writes it.
 
     Attributes:
         hf: the key in config.json.
         inner: the key for the width of all heads together in config.json; None if there is no such key.
-        usual: the default in config.json.
+        usual: the default of the head dim in config.json.
     """
 
     hf: str
@@ -65,10 +65,10 @@ class HeadDim(Setting):
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         if naming == "hf":
-            width = s.whole(self.hf, self.usual)
+            head_dim = s.whole(self.hf, self.usual)
             if self.inner is not None:
-                s.expect(self.inner, width * known.n_value_heads)
-            return width
+                s.expect(self.inner, head_dim * known.n_value_heads)
+            return head_dim
         inner = s.whole("ssm.inner_size")
         if inner % known.n_value_heads:
             raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
@@ -88,7 +88,7 @@ def unlimited(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Sizes(ConfigBase):
-    """The sizes of Mamba2 mixers, under the names that hybrid models have in config.json."""
+    """The sizes of Mamba2 mixers, with the keys of hybrid models in config.json."""
 
     conv_width: int = whole("ssm.conv_kernel", ("mamba_d_conv", 4), condition=convolves)
     state_dim: int = whole("ssm.state_size", ("mamba_d_state", 256))
@@ -99,12 +99,12 @@ class Sizes(ConfigBase):
 
     @property
     def inner(self) -> int:
-        """The width of all heads."""
+        """The width of all heads together."""
         return self.n_value_heads * self.value_dim
 
     @property
     def conv_channels(self) -> int:
-        """The number of channels of the convolution: the input, B and C."""
+        """The number of channels of the convolution: x, B and C."""
         return self.inner + 2 * self.n_groups * self.state_dim
 
     @property
@@ -152,7 +152,7 @@ def mixer(
         cfg: the config.
         t: the layer's tensors.
         scales: factors of the gate and of the time steps.
-        channels: factors (C,) of the inputs of the convolution.
+        channels: a factor for each input channel of the convolution, (C,); None for 1.
     """
     p, name = t.p, f"blk.{t.i}"
     bias = p.array(f"{name}.ssm_conv1d.bias") if f"{name}.ssm_conv1d.bias" in p else None

@@ -20,7 +20,7 @@ GGUF_ARCHITECTURE = "mellum"
 
 @dataclass(frozen=True)
 class Config(qwen3.MoeConfig):
-    """Qwen3-MoE's settings. Tokens of local layers attend to the last `window` tokens; 0 means no local layers."""
+    """Qwen3-MoE's settings. In local layers, a token attends to the last `window` tokens; `window` 0: none is local."""
 
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"), layers="full_attention")

@@ -1,8 +1,8 @@
 """MiniCPM3.
 
 Reference: Hugging Face transformers, models/minicpm3. Differences from DeepSeek-V2: all layers are dense; rotary pairs
-are (j, j + R/2) in all files; LongRoPE; multipliers of the embeddings, of the outputs of attention and FFN, and of the
-logits. GGUF files have no keys for these multipliers.
+are (j, j + R/2) of the R rotated elements, in folders and GGUF files; LongRoPE; multipliers of the embeddings and of
+the outputs of attention and FFN, and a divisor of the logits. GGUF files have no keys for multipliers and divisor.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Config(deepseek.Latent):
         return self.hidden_size / self.base_width
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys: the head's sizes are under the keys without `_mla`."""
+        """Return this config as GGUF keys: sizes of heads are `key_length` and `value_length`, not `key_length_mla`."""
         keys = {key: value for key, value in super().to_gguf().items() if not key.endswith("_mla")}
         lengths = {"key_length": self.nope_dim + self.rope_dim, "value_length": self.value_dim}
         return {
@@ -80,7 +80,8 @@ TENSORS = {name: replace(row, kind=None) for name, row in deepseek.TENSORS.items
 def plan(checkpoint: Checkpoint) -> Plan:
     """Return the config and the expected tensors of a checkpoint.
 
-    llama.cpp's files have no key for LongRoPE. A model has LongRoPE if its file has the tensors of divisors.
+    GGUF files from llama.cpp's converter have no key for LongRoPE. The model has LongRoPE if the file has the tensors
+    with the divisors of its frequencies.
     """
     made = decoder_plan(checkpoint, Config, TENSORS, tied=True)
     if checkpoint.naming == "gguf" and DIVISORS["long"] in checkpoint.shapes and made.config.rope.rule == "default":

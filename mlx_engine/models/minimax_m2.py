@@ -1,8 +1,7 @@
 """MiniMax-M2.
 
-Reference: Hugging Face transformers, models/minimax_m2. Differences from Qwen3-MoE: the router chooses experts by the
-sigmoids of its logits plus a bias; queries and keys are normed as whole rows, not per head; RoPE rotates a part of each
-head.
+Reference: Hugging Face transformers, models/minimax_m2. Differences from Qwen3-MoE: the router chooses experts by
+`sigmoid(logits) + bias`; queries and keys are normed as whole rows, not per head; RoPE rotates a part of each head.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ GGUF_ARCHITECTURE = "minimax-m2"
 
 
 def softmax_alone(s: Settings, key: str, config: Any) -> None:
-    """Check that the list, if present, has no layer of linear attention (flag 0)."""
+    """Check that `attn_type_list`, if present, has 1 (softmax attention) for every layer; 0 means linear attention."""
     kinds = s.flags(key, config.n_layers)
     if kinds is not None and not all(kinds):
         raise s.error(key, "1 for every layer", list(map(int, kinds)))
@@ -42,7 +41,7 @@ class Config(Routed, llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_gating_func": 2},
-        # transformers reads none of the keys after the biases. In `attn_type_list`, 1 means softmax attention.
+        # transformers reads none of the keys below from `attn_type_list` on.
         hf={
             "hidden_act": "silu", **llama.NO_BIAS, "attn_type_list": softmax_alone, "use_qk_norm": True,
             "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_routing_bias": True,

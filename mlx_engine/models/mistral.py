@@ -21,7 +21,7 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings, and `window`: how many latest tokens a token attends to, itself included; None for all."""
+    """Llama's settings. A token attends to itself and the `window - 1` tokens before it; None means no window."""
 
     window: int | None = whole_or_none(None, ("sliding_window", 4096))
 
@@ -38,7 +38,10 @@ plan = standard.plan(Config, llama.TENSORS | llama.PERMUTED)
 
 @dataclass(frozen=True)
 class MixtralConfig(Routed, Config):
-    """Mistral's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
+    """Mistral's settings, and the number of experts per layer and per token.
+
+    `intermediate_size` is the FFN size of one expert.
+    """
 
     window: int | None = whole_or_none(None, ("sliding_window", None))
     normalize: ClassVar[bool] = True

@@ -1,8 +1,8 @@
 """Mistral Small 4, the text model.
 
-Reference: Hugging Face transformers, models/mistral4. Differences from DeepSeek-V2: the router chooses experts within
-the best groups; with `norm_topk_prob`, the weights of a token's experts add up to 1; queries are scaled by a factor
-that grows with the position (Llama 4's attention scaling).
+Reference: Hugging Face transformers, models/mistral4. Differences from DeepSeek-V2: the router chooses experts only
+from the groups of experts with the highest scores; with `norm_topk_prob`, the weights of a token's experts add up to 1;
+queries are scaled by a factor that grows with the position (Llama 4's attention scaling).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GGUF_ARCHITECTURE = "mistral4"
 
 
 class Rotary(deepseek.Rotary):
-    """The setting of the rotary embedding. `partial_rotary_factor` in config.json must agree with the head's sizes."""
+    """The setting of the rotary embedding. `partial_rotary_factor`, if present, is rope_dim / (nope_dim + rope_dim)."""
 
     def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
         s.expect("partial_rotary_factor", known.rope_dim / (known.nope_dim + known.rope_dim))
@@ -36,9 +36,9 @@ ROTARY = Rotary(rules=("yarn",), grows=True)
 
 @dataclass(frozen=True)
 class Config(InGroups, deepseek.Config):
-    """The sizes of a model whose router chooses experts by softmax, within the best groups of experts."""
+    """The settings of a model whose router chooses experts by softmax, from the groups with the highest scores."""
 
-    rope: Rotation = declared(ROTARY)  # noqa: RUF009 - not a dataclass of its own
+    rope: Rotation = declared(ROTARY)  # noqa: RUF009 - `declared` returns a dataclass field
     n_dense: int = declared(deepseek.DenseLayers(0))
     normalize: bool = flag(("expert_weights_norm", False), ("norm_topk_prob", True))  # type: ignore[misc]
     n_groups: int = whole(("expert_group_count", 1), ("n_group", 1), condition=divides("n_experts"))
@@ -58,7 +58,7 @@ NAMES = Names(shared="shared_experts")
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint. Folders have the form of Mistral 3's folders."""
+    """Return the config and the expected tensors of a checkpoint. The image encoder of a folder is ignored."""
     return ministral3.text_plan(checkpoint, of_text)
 
 

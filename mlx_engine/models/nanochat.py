@@ -35,7 +35,8 @@ class Config(llama.Config):
 class Model(Decoder):
     """A decoder whose norms have no weights.
 
-    Heads are normed before the rotary embedding, in transformers after it: without weights, both give the same result.
+    Query and key heads are normed before the rotary embedding; transformers norms them after it. Both orders give the
+    same result, because the norms have no weights, and a rotation does not change the RMS of a head.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:

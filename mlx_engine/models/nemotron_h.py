@@ -1,9 +1,9 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a Mamba2 mixer, attention, or an FFN alone.
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer has only a Mamba2 mixer, attention or an FFN.
 
 Paper: "Nemotron-H", arXiv 2504.03624. Reference: Hugging Face transformers, models/nemotron_h. Attention has no rotary
-embedding. FFNs have no gate, and the square of ReLU as activation. In Nemotron 3 the FFNs are mixtures of such networks
-plus a shared expert; the router chooses experts by the sigmoids of its logits plus a bias. transformers 5 raises time
-steps to at least `time_step_min`; this engine, the published code, llama.cpp and mlx-lm do not.
+embedding. An FFN has no gate, and its activation is the square of ReLU. In Nemotron 3, each FFN is a mixture of such
+experts plus a shared expert; the router chooses experts by the sigmoids of its logits plus a bias. transformers 5
+clamps Mamba2's time steps to at least `time_step_min`; this engine, the published code, llama.cpp and mlx-lm do not.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ ARCHITECTURES = ("nemotron_h", "nemotron_h_moe")
 GGUF_ARCHITECTURE = "nemotron_h"
 
 ATTENTION, MLP, MOE = "full_attention", "mlp", "moe"
-# The kind of a layer by its word in config.json, and by its letter in the pattern.
+# The kind of a layer by its word in the list `layers_block_type` of config.json, and by its letter in the string
+# `hybrid_override_pattern` (the pattern).
 WORDS = {
     "mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, "full_attention": ATTENTION, "mlp": MLP,
     "moe": MOE,
@@ -165,7 +166,7 @@ class Config(mamba2.Sizes):
     head_dim: int = declared(Key(head_size, "attention.key_length", ("head_dim", 0), ("attention.value_length",)))
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     context_length: int = whole("context_length", ("max_position_embeddings", 4096))
-    # llama.cpp computes with the first key, but also requires the second, `attention.layer_norm_epsilon`.
+    # llama.cpp computes with `attention.layer_norm_rms_epsilon`, but also requires `attention.layer_norm_epsilon`.
     norm_eps: float = declared(
         Key(
             Settings.number, "attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", 1e-5),

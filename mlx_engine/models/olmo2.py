@@ -24,7 +24,7 @@ GGUF_ARCHITECTURE = "olmo2"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings. Tokens of local layers attend to the last `window` tokens; 0 means that no layer is local."""
+    """Llama's settings. In a local layer, a token attends to the last `window` tokens; 0 means no local layers."""
 
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"), layers="full_attention")
     local_rope: Rotation = rotation(

@@ -1,9 +1,9 @@
-"""Phi-3, Phi-3.5 and Phi-4, dense, with Phi-4-mini.
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini, dense.
 
 Papers: "Phi-3 Technical Report", arXiv 2404.14219; "Phi-4-Mini Technical Report", arXiv 2503.01743. Reference: Hugging
-Face transformers, models/phi3. Differences from Llama: files store queries, keys and values as one matrix, gate and up
-as another; LongRoPE; some releases have sliding-window attention, which llama.cpp ignores; in Phi-4-mini RoPE rotates
-only the first three quarters of each head.
+Face transformers, models/phi3. Differences from Llama: files store queries, keys and values as one matrix, and gate and
+up as another; some releases have the RoPE scaling rule LongRoPE; some have sliding-window attention, which llama.cpp
+ignores; in Phi-4-mini, RoPE rotates only the first three quarters of each head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GGUF_ARCHITECTURE = "phi3"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings, and `window`: how many latest tokens a token attends to; 0 for all tokens."""
+    """Llama's settings. A token attends to itself and the `window - 1` tokens before it; 0 means no window."""
 
     head_dim: int = partly_rotated_heads()
     rope: Rotation = rotation(rules=("longrope",), partial=True)

@@ -6,8 +6,8 @@ Differences from Llama: queries, keys and values have biases; small models tie t
 Reference of the mixtures: models/qwen2_moe. Every FFN is a mixture of experts plus a shared expert, which all tokens
 use. The router's top-k weights are not renormalised by default; the shared expert's output is scaled by a sigmoid gate.
 
-Report of MiMo: "MiMo", arXiv 2505.07608. Reference: mlx-lm, models/mimo. The layers are Qwen2's; a layer of multi-token
-prediction after them is ignored.
+Report of MiMo: "MiMo", arXiv 2505.07608. Reference: mlx-lm, models/mimo. The layers are Qwen2's; MiMo's layer of
+multi-token prediction is ignored.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class Config(llama.Config):
     context_length: int = chunked_context()
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     beyond_chunk: int | None = beyond_chunk()
+    # No bias of the output projection. The rows in `TENSORS` give queries, keys and values biases despite this flag.
     attention_bias: bool = constant(False)
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_count": 0},
         hf={
             "hidden_act": "silu",
-            "attention_bias": (True, False),  # transformers does not read it: queries, keys and values have biases
+            "attention_bias": (True, False),  # not read by transformers: queries, keys and values always have biases
             "qkv_bias": True,
             "mlp_bias": False,
             "use_sliding_window": without_windows,

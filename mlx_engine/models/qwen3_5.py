@@ -3,8 +3,8 @@
 Reference: Hugging Face transformers, models/qwen3_5. Three of four layers are gated delta networks ("Gated Delta
 Networks", arXiv 2412.06464): a convolution over queries, keys and values, and a matrix per value head as the state. The
 other layers have Qwen3's attention with two differences: RoPE rotates only the first quarter of each head, and the
-output is multiplied by a sigmoid gate. Folders of transformers store norm weights minus 1, except the norm of a delta
-network's output.
+output is multiplied by a sigmoid gate. Folders of transformers store norm weights minus 1, except those of the norm of
+a delta network's output.
 
 Reference of the mixtures: models/qwen3_5_moe. Every FFN is a mixture of experts plus a shared expert with a sigmoid
 gate, as in Qwen2-MoE. The weights of a token's experts add up to 1.
@@ -47,7 +47,8 @@ from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Row, Table, layer_tensors, stem_of, tensors
 
-# More rows than any known model has; the bound protects against damaged settings (see `_check_rows`).
+# The most rows of a matrix whose rows are reordered on load, more than in any known model. The bound protects against
+# damaged settings (see `_check_rows`).
 MOST_ROWS = 1 << 20
 # The projections of a delta net, in the order of `DeltaNet.projections`.
 PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
@@ -71,7 +72,7 @@ INTERVAL, INTERVAL_KEY = 4, "full_attention_interval"
 # Settings of multimodal RoPE, which are ignored: they assign frequencies to three position ids (time, height, width),
 # and for text the three ids are equal.
 MROPE = ("mrope_section", "mrope_interleaved")
-# The sections that llama.cpp expects in every file.
+# The number of frequencies per position id; the fourth id is unused. llama.cpp requires these numbers in GGUF files.
 SECTIONS = [11, 11, 10, 0]
 
 
@@ -103,7 +104,7 @@ class RotaryDim(Setting):
     """The setting of the number of rotated elements in each head; in config.json, a fraction of the head dim."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number, which is even."""
+        """Return the number; raise an error unless it is even, at least 2, and at most the head dim."""
         if naming == "gguf":
             found = s.whole("rope.dimension_count", int(known.head_dim) // 4)
         else:
@@ -111,7 +112,7 @@ class RotaryDim(Setting):
             share = s.number("partial_rotary_factor", 0.25)
             found = int(known.head_dim * (share if nested is None else nested.number("partial_rotary_factor", share)))
         if found < 2 or found % 2 or found > known.head_dim:
-            raise s.error("partial_rotary_factor", f"an even part of {known.head_dim} elements", found)
+            raise s.error("partial_rotary_factor", f"an even number of at most {known.head_dim} elements", found)
         return int(found)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
@@ -122,11 +123,12 @@ class RotaryDim(Setting):
 
 
 # ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
-# Value heads of a delta network: in the model and in GGUF files, value head h reads key head h % G, with G key heads.
-# In folders, the value heads that read the same key head are next to each other; they are reordered on load.
-# Heads of attention: in both kinds of files the rotated elements are the first ones of a head. On load the second half
-# of the rotated elements is moved to the beginning of the second half of the head, so that backends can rotate whole
-# heads with the pairs (j, j + E/2).
+# Value heads of a delta network: in folders, the value heads that read the same key head are adjacent. In the model and
+# in GGUF files, value head h reads key head h % G, with G key heads, so the value heads of folders are reordered on
+# load. Qwen3-Next (`are_neighbors`) has adjacent value heads everywhere.
+# Heads of attention: in both kinds of files the rotated elements are the first ones of a head. On load, the second half
+# of the rotated elements is moved to the beginning of the second half of the head. Backends can then rotate whole heads
+# with the pairs (j, j + E/2), where E is the head dim.
 
 # Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
 STEMS = ("model.", "model.language_model.", "language_model.model.")
@@ -157,7 +159,8 @@ DENSE = {name: row for name, row in llama.TENSORS.items() if row.shape in ("F D"
 # The layer of multi-token prediction computes logits only for this many tokens: the first ones of the vocabulary, which
 # are the most frequent.
 FIRST_TOKENS = 1 << 16
-# The layer of multi-token prediction: its projection's names in GGUF files and in folders; its norms by GGUF name.
+# Tensors of the layer of multi-token prediction: the projection's names in GGUF files and in folders, and a map from
+# the norms' names in GGUF files to their names in folders.
 JOINED, FC = "nextn.eh_proj", "mtp.fc.weight"
 NEXT_NORMS = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
 
@@ -313,7 +316,7 @@ class Config(ConfigBase):
     def kinds(self) -> tuple[str, ...]:
         return tuple(DELTA if is_delta else ATTENTION for is_delta in self.is_delta)
 
-    # Whether the value heads of a key head are next to each other in the model too, not only in folders.
+    # Whether the value heads that read the same key head are adjacent in the model and in GGUF files, as in folders.
     are_neighbors: ClassVar[bool] = False
 
     @property
@@ -381,14 +384,14 @@ def _delta_net(cfg: Config, t: LayerTensors) -> DeltaNet:
 def _check_rows(s: Settings, cfg: Config) -> None:
     """Check the number of rows of matrices whose rows are reordered.
 
-    In a damaged file the number may be huge, and so would be the list of rows.
+    With a huge number from a damaged file, the list of reordered rows would exhaust the memory.
 
     Raises:
         UnsupportedConfigError: a matrix has more rows than any model.
     """
     attention, delta = 2 * cfg.n_heads * cfg.head_dim, cfg.conv_channels
     if max(attention, delta) > MOST_ROWS:
-        raise s.error("heads and their widths", f"matrices of at most {MOST_ROWS:,} rows", max(attention, delta))
+        raise s.error("heads and their widths", f"at most {MOST_ROWS:,} rows per matrix", max(attention, delta))
 
 
 def plan(

@@ -18,7 +18,7 @@ GGUF_ARCHITECTURE = "seed_oss"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings; a separate setting says whether the output projection has a bias."""
+    """Llama's settings, and `attention_out_bias`: whether the output projection of attention has a bias."""
 
     head_dim: int = partly_rotated_heads(128)
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))

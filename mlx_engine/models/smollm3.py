@@ -21,7 +21,8 @@ class Config(llama.Config):
     """Llama's settings, and which layers have rotary embedding."""
 
     rope: Rotation = rotation(theta=2e6, rules=("linear", "dynamic", "yarn"))
-    # GGUF has no key for this: llama.cpp assumes that every fourth layer has no rotary embedding.
+    # In the list `no_rope_layers`, 1 means that a layer has rotary embedding, and 0 that it has none. GGUF has no such
+    # key: llama.cpp assumes that every fourth layer has no rotary embedding.
     has_rope: tuple[bool, ...] = layer_kinds(
         4, None, interval={"hf": "no_rope_layer_interval"}, flags={"hf": "no_rope_layers"}
     )

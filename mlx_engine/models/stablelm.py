@@ -26,7 +26,7 @@ class Config(llama.Config):
     attention_bias: bool = said(("use_qkv_bias", False))
 
     expected = Expected(
-        # llama.cpp's converter writes True if config.json does not have the key.
+        # llama.cpp's converter writes True if config.json does not have the key, even for sequential blocks.
         gguf={"attention.causal": True, "use_parallel_residual": (True, False)},
         # StableLM 2 12B is refused: it has parallel blocks, and norms each head with different weights.
         hf={"hidden_act": "silu", "mlp_bias": False, "use_parallel_residual": False},
@@ -39,5 +39,5 @@ TENSORS = {
     **llama.PARTLY_ROTATED,
 }
 Model = standard.Model
-# The first published files have other names for two settings.
+# In config.json of the first releases, two settings have other names.
 plan = standard.plan(Config, TENSORS, aliases={"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"})

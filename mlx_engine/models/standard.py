@@ -5,11 +5,11 @@ A model file whose layers are of this kind needs no code of its own, only settin
     Model = standard.Model
     plan = standard.plan(Config, TENSORS)
 
-In addition to the sizes, the config may have `window`, `is_local` and `has_rope` (the last two have a value per layer),
-`local_rope` (the rotary embedding of layers with a window), `activation`, `logit_scale`, `logit_softcap`, `rope_dim`
-(the number of elements that `rope` rotates, in place of `head_dim`), and the class variables of `ConfigBase`. A config
-with experts derives from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture
-of experts if there is a router tensor, and gated if there is a gate tensor.
+The config has the sizes and the class variables of `ConfigBase`. Its optional fields are `window`; `is_local` and
+`has_rope`, with a value per layer; `local_rope`, the rotary embedding of layers with a window; `activation`;
+`logit_scale`; `logit_softcap`; and `rope_dim`, the number of elements that `rope` rotates, `head_dim` by default. A
+config with experts derives from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a
+mixture of experts if there is a router tensor, else gated if there is a gate tensor, else plain.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def plan(
 
     Args:
         config_type: the class of the config.
-        table: the tensors, or a function that returns them for a config.
+        table: the tensor table, or a function that returns the table for a config.
         tied: whether the head is tied to the embedding table if config.json has no `tie_word_embeddings`.
         experts_of: the names of router and experts in Hugging Face folders (`with_mixture`).
-        aliases: from alternative names of keys in config.json to the names that the config declares.
+        aliases: a map from other names of keys in config.json to the names that the config declares.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
@@ -159,7 +159,7 @@ def with_fused_qkv(table: Table) -> Table:
 
 
 def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:
-    """Return a plan with the tensors that encode a RoPE scaling rule: the divisors of Llama 3 and of LongRoPE."""
+    """Return a plan with the divisors of rotary frequencies that GGUF files have as tensors (Llama 3, LongRoPE)."""
     rules = next(f.metadata[SETTING].rules for f in fields(made.config) if f.name == "rope")
     made = with_divisors(checkpoint, made) if "longrope" in rules else made
     if "llama3" not in rules:

@@ -22,7 +22,7 @@ GGUF_ARCHITECTURE = "starcoder2"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings, and `window`: how many latest tokens a token attends to, itself included; None for all."""
+    """Llama's settings. A token attends to itself and the `window - 1` tokens before it; None means no window."""
 
     layer_norms: ClassVar[bool] = True
     norm_eps: float = number("attention.layer_norm_epsilon", ("norm_epsilon", 1e-5))

@@ -23,10 +23,10 @@ VARIABLE = "MLX_ENGINE_LOG"
 # first.
 before_event: Callable[[], None] | None = None
 
-# A function that shows a progress bar with a title on the terminal; programs with a progress bar set it. The function
-# returns a context manager, which yields a `Bar`, called with (done, total, what is left), or None if nothing can be
-# drawn.
+# A function that updates a progress bar. Its arguments: done, total, and the names of the unfinished parts.
 Bar = Callable[[int, int, str], None]
+# A function that takes a title, and returns a context manager that shows a progress bar. The context manager yields the
+# `Bar`, or None if stderr is not a terminal. Programs with progress bars set this variable.
 show_bar: Callable[[str], AbstractContextManager[Bar | None]] | None = None
 
 # The warnings that have been printed.
@@ -82,7 +82,7 @@ class _Lines(logging.Handler):
 
 
 def shown(value: object) -> str:
-    """Format a field's value: floats with six digits, text quoted, other values with `str`."""
+    """Format a field's value: floats with six digits, text quoted if it is no identifier, other values with `str`."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)

@@ -63,11 +63,11 @@ class Span:
             without parameters, the `part` of the previous operation.
         start: the time when the operation began.
         phase: embedding, layers, norm, projection or sampling.
-        inner: seconds of the spans inside this span.
-        own: seconds of this span, without the spans inside.
+        inner: seconds of the spans inside this span, and of profiling overhead (`Profiler.unnoticed`).
+        own: seconds of this span, without `inner`.
         counted: the cost of the spans inside this span.
         cost: the cost of this span, without the spans inside.
-        role: the operation's purpose, as named in a profile.
+        role: the operation's name in bottleneck reports: its linear layers, such as "attn_q+k+v", or `op`.
     """
 
     op: str
@@ -103,8 +103,8 @@ class Profiler:
     def span(self, op: str, layer: int | None = None, part: str = "") -> Iterator[Span]:
         """Time one operation.
 
-        If `layer` is None, the operation is counted for the layer of the previous operation, or, if `op` is in
-        `OUTSIDE`, for no layer.
+        An operation in `OUTSIDE` is counted for no layer. If `layer` is None, any other operation is counted for the
+        layer of the previous operation.
         """
         if op in OUTSIDE:
             self._layer, self._part = None, ""
@@ -149,7 +149,7 @@ class Profiler:
 
     def _phase(self, span: Span) -> str:
         if any(outer.op == "norm_head" for outer in self._open) or span.op == "norm_head":
-            # A fused `norm_head` counts as projection, which takes nearly all of its time.
+            # A fused `norm_head` counts as projection, because the projection takes nearly all of its time.
             fused = span.op == "norm_head" and not span.counted.flops
             return "projection" if span.op == "linear" or fused else "norm"
         if span.op in SAMPLING:
@@ -163,7 +163,7 @@ class Profiler:
         self._layer, self._part = None, ""
 
     def end_pass(self) -> dict[str, float]:
-        """End a pass and return its milliseconds: embedding, layers, norm, projection."""
+        """End a pass and return the milliseconds of its phases: embedding, layers, norm, projection."""
         names = ("embedding", "layers", "norm", "projection")
         taken = {name: (self.phases.get(name, 0.0) - self._before.get(name, 0.0)) * 1e3 for name in names}
         self.begin_pass()

@@ -1,9 +1,10 @@
 """Quantise and dequantise weights in NumPy: the block formats of GGUF, and those of MLX (`groups.py`).
 
-Each readable format of GGUF has a function `dequantize_*` in one of the other modules, from (n, block bytes) uint8 to
-(n, block size) float32. Formats that this project can write also have the inverse, `quantize_*`. This module finds the
-function of a type, and applies it to a tensor piece by piece, so that temporary arrays stay small. Dequantised values
-are bit-identical to those of the `gguf` package, and of MLX with float32 scales (`groups.dequantize_group`).
+Each readable format of GGUF has a function `dequantize_*` in one of the other modules. The function converts blocks,
+(n, block bytes) uint8, to weights, (n, block size) float32. Formats that this project can write also have the inverse
+function, `quantize_*`. This module finds the function of a type, and applies it to a tensor piece by piece, so that
+temporary arrays stay small. Dequantised values are bit-identical to those of the `gguf` package, and of MLX with
+float32 scales (`groups.dequantize_group`).
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def dequantize(raw: NDArray[np.uint8], type_: GGMLType, *, where: str = "dequant
 
 
 def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "quantize") -> NDArray[np.uint8]:
-    """Return the bytes of `values` stored as `type_`, in row-major order. Rows must be whole blocks long.
+    """Return the bytes of `values` stored as `type_`, in row-major order.
+
+    The length of a row must be a multiple of the block size; only the number of all values is checked.
 
     Raises:
         UnsupportedTypeError: quantising to the type is not implemented.
@@ -88,7 +91,7 @@ def _converted(function: Any, blocks: NDArray[Any], out: NDArray[Any], type_: GG
 def requantize(
     raw: NDArray[np.uint8], from_: GGMLType, to: GGMLType, *, where: str = "requantize", threads: int = 1
 ) -> NDArray[np.uint8]:
-    """Convert the weights in `raw` from type `from_` to type `to`. Only one piece per thread is expanded to float32.
+    """Convert the weights in `raw` from type `from_` to type `to`. Each thread expands one piece at a time to float32.
 
     The bytes do not depend on `threads`, because each piece is converted separately.
 
@@ -144,7 +147,7 @@ def _unsupported(where: str, type_: GGMLType, verb: str, types: tuple[GGMLType, 
         where=where,
         expected=f"a type that can be {verb} ({', '.join(t.name for t in types)})",
         found=type_.name,
-        hint="choose a file or a type among these, for example Q8_0",
+        hint="use one of these types, for example Q8_0",
     )
 
 

@@ -40,12 +40,12 @@ def dequantize_bf16(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def quantize_bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Round (n, 1) values to (n, 2) bytes.
 
-    A NaN is not rounded, because a carry out of its mantissa could turn it into infinity. It becomes a quiet NaN.
+    A NaN becomes a quiet NaN, because rounding its mantissa could give infinity or zero.
     """
     bits = values.view(np.uint32)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     quiet = (bits | np.uint32(0x00400000)) >> np.uint32(16)
-    # For finite values and infinities (at most 0xFF800000), the sum fits into 32 bits. The sum for a NaN may overflow,
-    # but is not used.
+    # The sum fits into 32 bits for finite values and infinities (at most 0xFF800000). It may overflow for NaN, whose
+    # sum is not used.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(is_nan, quiet, rounded).astype("<u2").view(np.uint8)

@@ -1,13 +1,13 @@
-"""Weights in MLX's quantised types, and conversions between types of MLX and of GGUF that do not round a weight.
+"""Weights in MLX's quantised types (`groups.py`), and exact conversions between types of MLX and of GGUF.
 
 A file of MLX stores such a weight as separate tensors: its quants, scales and, in the mode "affine", biases. The
 conversions are:
 
-- Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". This mode has unsigned quants, so an offset z is added
-  to signed quants q: `d * q = d * (q + z) - z * d`. Scales are float32, which represents the product of a float16 and a
-  quant exactly.
-- MXFP4 has 32 quants in 16 bytes: in halves in GGUF; in pairs in MLX and in Hugging Face's folders of gpt-oss
-  (`packing.py` defines both orders). The weights stay the same, but GGUF cannot store the sign of a zero.
+- Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". This mode has unsigned quants. So a signed quant q is
+  stored as q + z, and the bias is -z * d: `d * q = d * (q + z) - z * d`. Scales and biases are float32, because the
+  product of a float16 and a quant is exact in float32.
+- MXFP4 only changes the order of the quants in a block (`packing.py`). GGUF's order is "in halves"; the order of MLX
+  and of Hugging Face's folders of gpt-oss is "in pairs". The quant -0 has the value 0 in GGUF.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from mlx_engine.quant.groups import GroupType, affine, fixed
 from mlx_engine.quant.types import BY_NAME
 from mlx_engine.quant.weight import Weight, cut_shape, taken
 
-# The number of groups that a thread joins at a time, and the number of threads. Most of the time is spent on the page
-# faults of new memory.
+# The number of groups that a thread of `join` copies at a time, and the number of threads. Most of the time is spent on
+# the page faults of new memory.
 _PIECE, _THREADS = 1 << 16, 4
 
 
@@ -57,7 +57,7 @@ class Parts:
 
 
 class GroupWeight(Weight):
-    """A weight of a `GroupType` that is stored in parts. The parts are joined to blocks when `data` is first used.
+    """A weight of a `GroupType` that is stored in parts. The parts are joined into blocks when `data` is first used.
 
     Raises:
         ValueError: the parts do not match shape and type.
@@ -86,9 +86,9 @@ class GroupWeight(Weight):
         return join(self.type, Parts.of([part[first:last] for part in self.parts.in_order]))
 
     def part(self, i: int, n: int) -> GroupWeight:
-        """Return part i of n equal parts along the first axis, which must have n items. No bytes are read.
+        """Return item i of the first axis, for example an expert, without this axis. No bytes are read.
 
-        The result has no first axis.
+        `n` is the length of the first axis.
         """
         cut = [part[len(part) // n * i : len(part) // n * (i + 1)] for part in self.parts.in_order]
         return GroupWeight(self.name, self.shape[1:], self.type, Parts.of(cut))
@@ -112,7 +112,7 @@ class GroupWeight(Weight):
 
 
 def join(type_: GroupType, parts: Parts) -> NDArray[np.uint8]:
-    """Return the blocks of a weight as a vector of bytes. A block has the parts of one group side by side.
+    """Return the blocks of a weight as a vector of bytes. A block has the scale, bias and quants of one group.
 
     In the mode "affine", 4-bit quants are reordered from pairs to halves (`packing.py`), because CPU kernels unpack
     halves with fewer instructions. No value is rounded.
@@ -139,7 +139,7 @@ def join(type_: GroupType, parts: Parts) -> NDArray[np.uint8]:
 
 
 def split(weight: Weight, type_: GroupType) -> Parts:
-    """Return the parts of a weight of this type: those of a `GroupWeight`, or copies made from the blocks."""
+    """Return the parts of a weight of the type `type_`. The parts of a `Weight` with blocks are copied."""
     if isinstance(weight, GroupWeight):
         return weight.parts
     blocks, n = weight.data.reshape(-1, type_.block_bytes), type_.scale_bytes
@@ -163,10 +163,11 @@ EXACT: Mapping[str, GroupType] = {
     "Q4_0": affine(4, 32, "F32"),
     "Q4_1": affine(4, 32, "F32"),
 }
+# The offset z of the types with signed quants.
 OFFSETS = {"Q8_0": 128, "Q4_0": 8}
 
 GGUF, MLX = BY_NAME["MXFP4"], fixed("mxfp4")
-# The byte of the only scale with different meanings: infinity in MLX, 2 ** 128 in GGUF.
+# The only byte of a scale that has different values: infinity in MLX, 2 ** 128 in GGUF.
 _UNLIKE = 255
 # The number of groups that are converted at a time, so that temporary arrays take only a few megabytes.
 _PART = 1 << 17
@@ -197,7 +198,7 @@ def in_groups(weight: Weight) -> Weight:
 def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Convert the quants of GGUF blocks to unsigned quants in MLX's order.
 
-    GGUF's 8-bit quants are signed bytes. A byte j of 4-bit quants has quant j in the low half, j + 16 in the high one.
+    GGUF's 8-bit quants are signed bytes. Its 4-bit quants are unsigned already, and in halves (`packing.py`).
     """
     if bits == 8:
         return packed ^ np.uint8(0x80)

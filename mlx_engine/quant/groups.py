@@ -1,10 +1,10 @@
 """MLX's quantised types: groups of consecutive weights in a row share a scale and, in the mode "affine", a bias.
 
 Here a block of such a type is one group: its scale, bias and packed quants side by side. mlx-lm's folders store scales,
-biases and quants in separate tensors; `group_weight.py` joins them to blocks.
+biases and quants in separate tensors; `group_weight.py` joins them into blocks.
 
-In the mode "affine", quants are unsigned integers. In the other modes they are floats: E2M1 with 4 bits, or E4M3 with 8
-bits. Their scale is a power of two (E8M0), and in "nvfp4" an E4M3 float.
+In the mode "affine", quants are unsigned integers. In the other modes, quants are floats: E2M1 with 4 bits, or E4M3
+with 8 bits. Scales of "mxfp4" and "mxfp8" are powers of two (E8M0), scales of "nvfp4" are E4M3 floats.
 
 Sources: `mx.quantize` of MLX 0.32, https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
 and "OCP Microscaling Formats (MX) Specification", version 1.0, for E2M1, E4M3 and E8M0.
@@ -37,7 +37,7 @@ class GroupType(GGMLType):
     """A type of MLX. `id` is -1, because GGUF has no such type; `block_size` is the group size.
 
     Attributes:
-        mode: the formula by which weights follow from quants and scales, one of `MODES`.
+        mode: one of `MODES`; defines how weights are computed from quants and scales.
         bits: bits per quant.
         scale: the type of scales and biases: F16, BF16, F32, or U8 for the modes without biases.
     """
@@ -89,11 +89,12 @@ GROUP_TYPES = (
 def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, block bytes) to (n, group size) weights.
 
-    The weights are bit-identical to those of `mx.dequantize` on the CPU, called with float32 scales and biases. In the
-    mode "affine", a weight is `scale * q + bias`, with scale and bias widened to float32. The product and the sum are
-    each rounded; for float16 and bfloat16 scales, the product is exact. (With float16 or bfloat16 scales,
-    `mx.dequantize` computes in the type of the scales, which is less exact. `mx.quantized_matmul` with float32
-    activations widens the scales.)
+    In the mode "affine", a weight is `scale * q + bias`. Scale and bias are widened to float32, and the product and the
+    sum are each rounded to float32. (The product is exact if the scale was float16 or bfloat16.)
+
+    The weights are bit-identical to those of `mx.dequantize` on the CPU, if it gets float32 scales and biases. With
+    float16 or bfloat16 scales, `mx.dequantize` computes in this type, which is less exact. `mx.quantized_matmul` with
+    float32 activations widens the scales, as this function does.
     """
     block = blocks.view(type_.layout)[:, 0]
     quants = packing.unpack_halves(block["qs"]) if type_.in_halves else unpack(block["qs"], type_.bits)
@@ -134,7 +135,7 @@ def _widened(values: NDArray[np.generic], type_: GroupType) -> NDArray[np.float3
 
 
 def _e4m3() -> NDArray[np.float32]:
-    """Return the values of the 256 bytes as E4M3 floats: 4 bits of exponent, 3 of mantissa, no infinity.
+    """Return the value of each byte as an E4M3 float: a sign, 4 bits of exponent, 3 of mantissa, no infinity.
 
     The bytes 127 and 255 are NaN.
     """
@@ -145,9 +146,9 @@ def _e4m3() -> NDArray[np.float32]:
     return np.concatenate((values, -values)).astype(np.float32)
 
 
-_HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12], dtype=np.float32) / np.float32(2)
-# The values of the 4-bit quants, of the 8-bit quants, and of the scales that are powers of two. The last scale
-# of E8M0 is NaN in the specification, and infinity in MLX.
-E2M1 = np.concatenate((_HALVES, -_HALVES))
+_MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], dtype=np.float32) / np.float32(2)
+# The value of each 4-bit E2M1 quant, of each byte as E4M3 (a quant or a scale), and of each byte as an E8M0 scale. The
+# last value of E8M0 is NaN in the specification, and infinity in MLX.
+E2M1 = np.concatenate((_MAGNITUDES, -_MAGNITUDES))
 E4M3 = _e4m3()
 E8M0 = np.concatenate((np.ldexp(np.float32(1), np.arange(-127, 128)), [np.inf])).astype(np.float32)

@@ -96,7 +96,7 @@ def quantize_q5_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 def _quantized(
     values: NDArray[np.float32], n_max: int, dtype: np.dtype[np.void]
 ) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
-    """Return blocks of Q4_K or Q5_K without the fifth bits, and the quants (n, 8, 32), from 0 to `n_max`."""
+    """Return blocks of Q4_K, or of Q5_K with `qh` not yet set, and the quants (n, 8, 32), from 0 to `n_max`."""
     found, blocks = affine(values, n_max), np.empty(len(values), dtype)
     blocks["d"], blocks["dmin"], blocks["scales"] = found.d, found.dmin, pack_scales(found.scales, found.minima)
     low = (found.quants & np.uint8(15)).reshape(-1, 4, 2, 32)
@@ -107,8 +107,8 @@ def _quantized(
 def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 210) bytes to (n, 256) weights: 16 groups of 16, 6-bit quants minus 32, signed 8-bit scales.
 
-    For each half of the block, 64 bytes of `ql` hold the low four bits of 128 weights, the first 64 in the low halves
-    of the bytes. 32 bytes of `qh` hold their high two bits, those of the first 32 weights in the lowest bits.
+    For each half of the block (128 weights), 64 bytes of `ql` hold the low four bits of the quants, the first 64 in the
+    low halves of the bytes. 32 bytes of `qh` hold the high two bits, the first 32 in the lowest bits.
     """
     block = blocks.view(layout.Q6_K)[:, 0]
     low = bit_fields(block["ql"].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
@@ -149,9 +149,10 @@ def _affine(
 def scales_and_minima(packed: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Unpack the (n, 12) bytes of Q4_K and Q5_K into (n, 8) scales and (n, 8) minima, from 0 to 63.
 
-    With scales `A` to `H` and minima `a` to `h`, the bits of bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, those of bytes
-    4 to 7 `eeaaaaaa` to `hhdddddd`, and those of bytes 8 to 11 `eeeeEEEE` to `hhhhHHHH`, the highest bit first. So the
-    first four scales and minima are stored whole, and above each of them are the high two bits of one of the last four.
+    Below, a letter is a bit, the highest bit first: `A` to `H` are the bits of the scales, `a` to `h` of the minima.
+    Bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, bytes 4 to 7 `eeaaaaaa` to `hhdddddd`, and bytes 8 to 11 `eeeeEEEE` to
+    `hhhhHHHH`. So the last four scales and minima are split: bytes 8 to 11 have their low four bits, and the top two
+    bits of bytes 0 to 7 their high two.
     """
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = [first & np.uint8(0x3F), last & np.uint8(0x0F) | first >> np.uint8(6) << np.uint8(4)]

@@ -1,8 +1,8 @@
 """The types in which the KV cache stores keys and values, in NumPy: the definition that all backends follow.
 
-A row is the key or the value of one head and one token. `f32` is exact; `f16` and `bf16` round to nearest even; `q8_0`
-has ggml's blocks of 32 numbers along the head. With float32 activations, attention computes in float32 with the rounded
-values.
+A row is the key or the value of one head and one token, E numbers (the head dim). `f32` is exact; `f16` and `bf16`
+round to nearest even; `q8_0` divides a row into ggml's blocks of 32 numbers. With float32 activations, attention
+computes in float32 with the rounded values. A store is the memory of the keys and values of one layer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from mlx_engine import quant
 from mlx_engine.quant.types import BY_NAME
 
-# The NumPy type of a store's elements, by the type of keys and values. NumPy has no bfloat16, and Q8_0 is stored as
-# bytes.
+# The NumPy type of a store's elements, by the type of keys and values. NumPy has no bfloat16, so a store has its bits.
+# Q8_0 is stored as bytes.
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "q8_0": np.uint8}
 
 
@@ -30,7 +30,7 @@ def types_text(activations: str, kv_type: str) -> str:
 
 
 def fits(head_dim: int, type_: str) -> bool:
-    """Return whether heads of this width fill whole blocks of the type."""
+    """Return whether rows of `head_dim` numbers fill whole blocks of the type."""
     return head_dim % BY_NAME[type_.upper()].block_size == 0
 
 
@@ -61,5 +61,6 @@ def expanded(rows: NDArray[np.generic], type_: str) -> NDArray[np.float32]:
     if type_ == "f32":
         return rows.view(np.float32)
     of = BY_NAME[type_.upper()]
-    row = rows.shape[-1] * rows.itemsize // of.block_bytes * of.block_size
-    return quant.dequantize(np.ascontiguousarray(rows).view(np.uint8).reshape(-1), of).reshape(*rows.shape[:-1], row)
+    head_dim = rows.shape[-1] * rows.itemsize // of.block_bytes * of.block_size
+    values = quant.dequantize(np.ascontiguousarray(rows).view(np.uint8).reshape(-1), of)
+    return values.reshape(*rows.shape[:-1], head_dim)

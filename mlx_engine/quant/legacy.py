@@ -5,8 +5,9 @@ In a block, 32 weights share a float16 scale `d` and, in the types that end in `
 - Q8_0: signed bytes, `weight = d * q`.
 - Q4_0: 4 bits, `weight = d * (q - 8)`. Byte `i` has weight `i` in its low half and weight `i + 16` in its high half.
 - Q4_1: 4 bits in the same order, `weight = d * q + m`.
-- Q5_0: 5 bits, `weight = d * (q - 16)`. Q5_1: 5 bits, `weight = d * q + m`. The low four bits of the quants are stored
-  as in Q4_0; bit `i` of the 32 bits `qh` is the fifth bit of quant `i`.
+- Q5_0: 5 bits, `weight = d * (q - 16)`. The low four bits of the quants are stored as in Q4_0; bit `i` of the 32 bits
+  `qh` is the fifth bit of quant `i`.
+- Q5_1: 5 bits in the same order, `weight = d * q + m`.
 
 Source: `quantize_row_*_ref` and `dequantize_row_*`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -68,7 +69,7 @@ def dequantize_q4_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Quantise (n, 32) weights to (n, 18) bytes. The weight of largest magnitude gets the quant 0, which means -8 * d.
 
-    So the scale d has the opposite sign of this weight, and weights of the other sign are clipped at 7 * d.
+    So the scale d has the opposite sign of this weight. Weights with the sign of d are clipped at 7 * d.
     """
     blocks = np.empty(len(values), layout.Q4_0)
     with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 8 * 65,504, and infinities

@@ -1,10 +1,12 @@
-"""Dequantise the formats with few bits and codebooks: GGUF's IQ1 to IQ4, MXFP4, NVFP4, TQ1_0 and TQ2_0.
+"""Dequantise low-bit formats: GGUF's IQ1 to IQ4, MXFP4, NVFP4, TQ1_0 and TQ2_0.
 
 IQ1, IQ2 and IQ3 divide 256 weights into groups of 8 or 4, and store for each group the index of a point of a grid (a
-codebook of vectors). Each coordinate of a point is one of a few levels. In this module, a point with K coordinates and
-L levels is a number below L ** K: its digits in base L, the lowest first, are the indices of the levels. A grid is the
-ascending list of its points. For each grid, `grids.bin` has a bit for every number below L ** K, which is 1 if the
-point is in the grid. IQ4 stores for each weight the index of one of 16 levels.
+codebook of vectors). Each coordinate of a point is one of a few levels. IQ4 stores for each weight the index of one of
+16 levels. TQ1_0 and TQ2_0 have the quants -1, 0 and 1.
+
+`grids.bin` has a bitmap per grid. It numbers all points with K coordinates and L levels from 0 to L ** K - 1: the
+base-L digits of a number, the lowest first, are the indices of the levels. Bit i is 1 if point i is in the grid. The
+index of a point counts only the points in the grid, in ascending order.
 
 Sources: `dequantize_row_iq*` of `ggml-quants.c`, and the tables `iq*_grid` of `ggml-common.h`, in
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src
@@ -42,8 +44,8 @@ def dequantize_iq1_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq1_m(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 56) bytes to (n, 256) weights, with the formula of `dequantize_iq1_s`.
 
-    For each 8 weights, half a byte of `qh` has the high 3 bits of the index and, in its highest bit, the sign of delta.
-    A scale of 16 weights has 3 bits. The high 4 bits of the four 16-bit words of scales are the bits of `d`.
+    For each 8 weights, half a byte of `qh` has the high 3 bits of the index, and the sign of delta above them. Each of
+    the four 16-bit words of `scales` has four 3-bit scales, each for 16 weights, and 4 bits of `d` above them.
     """
     block = blocks.view(layout.IQ1_M)[:, 0]
     nibbles = bit_fields(block["qh"][..., None], 4).reshape(-1, 32)
@@ -59,8 +61,8 @@ def dequantize_iq1_m(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq2_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 66) bytes to (n, 256) weights `sign * d * (scale + 1/2) / 4 * coordinate`, in groups of 8.
 
-    An index has 8 bits. For each 32 weights, a 32-bit word has 7 sign bits for each of the four groups, and above them
-    a 4-bit scale.
+    An index has 8 bits. For each 32 weights, a 32-bit word has 7 sign bits for each of the four groups (`with_parity`
+    computes the eighth), and above them a 4-bit scale.
     """
     block = blocks.view(layout.IQ2_XXS)[:, 0]
     words = block["qs"]["signs"]
@@ -72,7 +74,8 @@ def dequantize_iq2_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq2_xs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 74) bytes to (n, 256) weights, with the formula of `dequantize_iq2_xxs`.
 
-    For each 8 weights, a 16-bit word has a 9-bit index, and 7 sign bits above it. A scale of 16 weights has 4 bits.
+    For each 8 weights, a 16-bit word has a 9-bit index, and 7 sign bits above it (`with_parity` computes the eighth). A
+    scale of 16 weights has 4 bits.
     """
     block = blocks.view(layout.IQ2_XS)[:, 0]
     bits = (block["qs"] >> np.uint16(9)).astype(np.uint8)
@@ -94,7 +97,7 @@ def dequantize_iq2_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def _scaled(
     factor: NDArray[np.float16], scales: NDArray[np.unsignedinteger], points: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Multiply points by `factor`, (n,), and by `(scale + 1/2) / 4` of their scales, (n, 8 or 16)."""
+    """Return the weights (n, 256): `factor * (scale + 1/2) / 4 * point`, with factors (n,) and scales (n, 8 or 16)."""
     quarters = (scales.astype(np.float32) + np.float32(0.5)) * np.float32(0.25)
     return scale_groups(float_scales(factor, quarters), points)
 
@@ -102,8 +105,8 @@ def _scaled(
 def dequantize_iq3_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 98) bytes to (n, 256) weights `sign * d * (scale + 1/2) / 2 * coordinate`, in groups of 4.
 
-    An index has 8 bits. For each 32 weights, a 32-bit word has four fields of 7 sign bits, each field for 8 weights,
-    and above them a 4-bit scale.
+    An index has 8 bits. For each 32 weights, a 32-bit word has four fields of 7 sign bits, each field for 8 weights
+    (`with_parity` computes the eighth bit), and above them a 4-bit scale.
     """
     block = blocks.view(layout.IQ3_XXS)[:, 0]
     bits = (block["signs"][..., None] >> np.array([0, 7, 14, 21], dtype=np.uint32) & np.uint32(127)).astype(np.uint8)
@@ -185,21 +188,25 @@ def signs(bits: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def with_parity(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Set bit 7 of 7-bit numbers so that the number of ones is even. IQ2_XXS, IQ2_XS, IQ3_XXS do not store bit 7."""
+    """Set bit 7 of 7-bit numbers so that the number of ones is even. IQ2_XXS, IQ2_XS and IQ3_XXS do not store it."""
     folded = bits ^ bits >> np.uint8(4)
     folded ^= folded >> np.uint8(2)
     folded ^= folded >> np.uint8(1)
     return bits | folded << np.uint8(7)
 
 
-# Twice the values of E2M1, so that they are whole numbers. As in ggml, the code of -0 has the value 0.
+# Twice the value of each 4-bit E2M1 quant, a whole number. The tables of scales below are halved to compensate. As in
+# ggml, the quant of -0 has the value 0.
 LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
-# Half of 2 ** (e - 127), for every byte e.
+# Half of the scale 2 ** (e - 127) of MXFP4, for every byte e.
 HALF_POWERS = np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 def _half_e4m3() -> NDArray[np.float32]:
-    """Return half of the value of every byte as E4M3. As in ggml, the sign bit is ignored, and 127 (NaN) is 0."""
+    """Return half of the value of every byte as an E4M3 scale of NVFP4.
+
+    As in ggml, the sign bit is ignored, and the byte 127 (NaN) has the value 0.
+    """
     codes = np.arange(256)
     exponents, mantissas = codes >> 3 & 15, (codes & 7).astype(np.float32)
     significands = np.where(exponents, 8 + mantissas, mantissas)
@@ -237,9 +244,9 @@ def dequantize_tq2_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def _digits(packed: NDArray[np.uint8], n: int) -> NDArray[np.uint8]:
-    """Unpack the first n base-3 digits of (m, k) bytes to (m, n * k). Digit j of all bytes precedes digit j + 1.
+    """Unpack n base-3 digits of each of (m, k) bytes to (m, n * k): the first digits of all k bytes, then the second.
 
-    A byte b stands for the fraction b / 256, whose first base-3 digits are the stored ones. So digit j is
+    The digits of a byte b are the first base-3 digits of the fraction b / 256. So digit j is
     `(b * 3**j % 256) * 3 // 256`.
     """
     rests = packed[:, None] * np.array([3**j for j in range(n)], dtype=np.uint8)[:, None]  # modulo 256

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return `1 / scale`, or 0 for a scale of 0, so that a block of zeros gets quants of 0.
 
-    The inverse of a scale of at most 2**-128 overflows to infinity. `clear_unless_finite` then sets the quants to 0,
-    which is correct, because so small a scale is 0 in float16.
+    The inverse of a scale of at most 2**-128 overflows to infinity. The functions of `legacy.py` then set the quants
+    to 0 by `clear_unless_finite`, which is correct: such a small scale is 0 in float16.
     """
     with np.errstate(over="ignore"):
         return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
 
 
 def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return float values that, converted to integers, are `x` rounded with halves away from zero, for |x| < 2**22.
+    """Return floats whose integer parts are `x` rounded like C's `roundf`, halves away from zero, for |x| < 2**22.
 
-    This is the rounding of C's `roundf`. The largest float below 0.5 is added to the magnitude, because adding 0.5
-    would round 0.49999997 up. For an exact half, the sum itself rounds up to the next integer.
+    The largest float below 0.5 is added to the magnitude. Adding 0.5 would round 0.49999997 to 1. If `x` is an exact
+    half, the float sum is rounded up to the next integer.
     """
     away = np.copysign(np.nextafter(np.float32(0.5), np.float32(0)), x)
     away += x
@@ -34,8 +34,8 @@ def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def clear_unless_finite(x: NDArray[np.float32], factor: NDArray[np.float32]) -> None:
     """Set NaN and infinities in `x` to 0, because their conversion to integers is undefined in C.
 
-    `x` has (n, 32) products with `factor`, (n, 1). Only a factor that is 0 or not finite can give NaN or infinity, so
-    only the blocks of such factors are searched.
+    `x` (n, 32) has the products of weights and the factor (n, 1) of their block. They can be NaN or infinite only if
+    the factor is 0 or not finite, so only these blocks are searched.
     """
     odd = np.flatnonzero(~np.isfinite(factor[:, 0]) | (factor[:, 0] == 0))
     if len(odd):
@@ -58,16 +58,17 @@ def block_minimum(values: NDArray[np.float32]) -> NDArray[np.float32]:
 def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     """Split bytes into fields of `width` bits, lowest first: (n, ..., k) bytes to (n, ..., 8 / width, k) fields.
 
-    The fields at the same bit position of all `k` bytes are consecutive.
+    So the lowest fields of all k bytes come first, then the second lowest.
     """
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     return (packed[..., None, :] >> shifts) & np.uint8((1 << width) - 1)
 
 
 def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply values (n, ...) of n blocks by the scales (n, n_groups) of the equal groups in each block.
+    """Multiply the values of n blocks by the scales (n, n_groups) of their groups; return (n, values of a block).
 
-    The bytes of a file are not checked, so a scale may be infinite, NaN, or so large that a product overflows.
+    `values` is (n, ...), and all groups have the same size. A scale that was read from a file may be infinite, NaN, or
+    so large that a product overflows.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         weights: NDArray[np.float32] = scales[..., None] * values.reshape(*scales.shape, -1)
@@ -75,7 +76,7 @@ def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> ND
 
 
 def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply the scales (n, n_groups) of groups, or quants, by the float16 factor (n,) of their block."""
+    """Return factor * scales: the factor (n,) of each block times the scales (n, k) of its groups, or times quants."""
     with np.errstate(invalid="ignore"):  # the factor may be infinite or NaN, and a scale 0
         return factor.astype(np.float32)[:, None] * scales
 
@@ -86,7 +87,7 @@ def pack_halves(quants: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def pack_fifths(quants: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Pack (n, 32) 5-bit quants into (n, 16) bytes of low bits, as `pack_halves`, and (n, 4) bytes of fifth bits."""
+    """Pack (n, 32) 5-bit quants: return (n, 16) bytes of low bits, as `pack_halves` does, and (n, 4) of fifth bits."""
     return pack_halves(quants & np.uint8(15)), np.packbits(quants >> np.uint8(4), axis=1, bitorder="little")
 
 

@@ -2,14 +2,13 @@
 
 For fixed quants, the best scale and minimum of a group are the solution of a weighted least-squares problem with two
 unknowns. For a fixed scale and minimum, the best quants follow by rounding. The search rounds the weights with several
-trial scales, solves the least-squares problem for each, and keeps the best solution. For types with minima, it repeats
-both steps once, with the best solution. In K-quants, scales and minima are then rounded to integers times the block's
-factors. Neighbouring integers are tried, too, because rounding one of the two values away from the nearest integer can
-give a smaller error.
+trial scales, solves the least-squares problem for each, and keeps the best solution. For types with minima, it then
+rounds the weights with this solution, and solves the problem again. In K-quants, scales and minima are at last rounded
+to integers times the block's factors. The neighbouring integers are tried, too, because they can give a smaller error.
 
 Arrays have one column per group: (weights of a group, groups). Sums add row after row, in an order that does not depend
-on the vector width of the processor, so the same weights give the same bytes everywhere. All steps use magnitudes
-relative to the group's largest one, so no product of large or small weights overflows.
+on the vector width of the processor, so the same weights give the same bytes everywhere. The weights of a group are
+first divided by their largest magnitude, so that no product overflows.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from numpy.typing import NDArray
 from mlx_engine.quant.packing import inverse
 
 Floats = NDArray[np.float32]
-# Magnitudes below `SMALLEST` are stored as 0, because a float16 factor times a quant is at least 6e-8. Magnitudes above
-# `LARGEST` are clipped, because the largest weight that a block can store is near 3e8 (Q6_K).
+# A group without a magnitude above `SMALLEST` is stored as zeros, because the smallest float16 factor is 6e-8.
+# Magnitudes above `LARGEST` are clipped to it: the largest weight that any block can store is near 3e8 (Q6_K).
 SMALLEST, LARGEST = np.float32(1e-20), np.float32(1e30)
 LARGEST_HALF = np.float32(65504)
 # float16 numbers below 2**-14 are subnormal: multiples of 2**-24. In Q6_K, weights around 0.1 have such small factors.
 SUBNORMALS, SUBNORMAL_STEP = np.float32(2.0**-14), np.float32(2.0**-24)
-# The largest scale and minimum of a group in an affine block, 6 bits.
+# The largest 6-bit scale or minimum of a group in Q4_K and Q5_K.
 MOST = np.float32(63)
 ZERO, ONE = np.float32(0), np.float32(1)
-# Trial scales divide the range of a group into `n + trial` steps, where n is the largest quant. With more steps, small
-# weights are rounded better, but the largest ones are clipped. With trials between -1 and 1 only, the errors of
-# normally distributed weights would be 1 to 3 % larger.
+# A trial scale divides the range of a group into `n + trial` steps, for each `trial` in `TRIALS`; n is the largest
+# quant. With more steps, small weights are rounded better, but the largest ones are clipped. With trials between -1 and
+# 1 only, the errors of normally distributed weights would be 1 to 3 % larger.
 TRIALS = np.arange(-8, 9, dtype=np.float32) / np.float32(5)
 
 
@@ -42,8 +41,8 @@ TRIALS = np.arange(-8, 9, dtype=np.float32) / np.float32(5)
 class Affine:
     """Blocks of groups with `weight = d * scale * quant - dmin * minimum`.
 
-    `d` and `dmin` are (n,) float16, `scales` and `minima` (n, groups) and `quants` (n, groups, weights of a group)
-    uint8.
+    `d` and `dmin` are float16 (n,). `scales` and `minima` are uint8 (n, groups). `quants` are uint8 (n, groups, weights
+    of a group).
     """
 
     d: NDArray[np.float16]
@@ -55,7 +54,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Symmetric:
-    """Blocks of groups with `weight = d * scale * quant`. The shapes are those of `Affine`."""
+    """Blocks of groups with `weight = d * scale * quant`. Shapes are as in `Affine`; `scales` and `quants` are int8."""
 
     d: NDArray[np.float16]
     scales: NDArray[np.int8]
@@ -66,9 +65,9 @@ class Groups:
     """Groups of `size` weights, one per column, divided by the largest magnitude of the group (its unit).
 
     Attributes:
-        x: (size, n_groups) the divided weights, from -1 to 1; zeros for a group of tiny weights.
-        unit: (n_groups,) the largest magnitude of each group.
-        inverse: (n_groups,) 1 / unit; 0 for a group of tiny weights.
+        x: (size, n_groups) the divided weights, from -1 to 1; zeros for a group whose unit is at most `SMALLEST`.
+        unit: (n_groups,) the largest magnitude of each group, at most `LARGEST`.
+        inverse: (n_groups,) 1 / unit; 0 for a group whose unit is at most `SMALLEST`.
         scratch: three arrays of the shape of `x`, for intermediate results.
 
     Raises:
@@ -99,14 +98,14 @@ def affine(values: Floats, n_max: int) -> Affine:
         ValueError: a weight is NaN or infinite.
     """
     n, groups = len(values), Groups(values, 32)
-    weights = _weights(groups)
-    scale, minimum = _affine_fit(groups, weights, n_max)
+    importance = _importance(groups)
+    scale, minimum = _affine_fit(groups, importance, n_max)
     d, scales, units = _rounded(scale * groups.unit, groups.inverse)
     dmin, minima, min_units = _rounded(minimum * groups.unit, groups.inverse)
     best, found = np.full(len(scale), np.inf, np.float32), (scales, minima)
-    for more, deeper in product((0, 1, -1), repeat=2):
-        tried = np.clip(scales + np.float32(more), 0, MOST), np.clip(minima + np.float32(deeper), 0, MOST)
-        error = _affine_error(groups, weights, n_max, tried[0] * units, tried[1] * min_units)
+    for scales_by, minima_by in product((0, 1, -1), repeat=2):
+        tried = np.clip(scales + np.float32(scales_by), 0, MOST), np.clip(minima + np.float32(minima_by), 0, MOST)
+        error = _affine_error(groups, importance, n_max, tried[0] * units, tried[1] * min_units)
         is_better = error < best
         best = np.where(is_better, error, best)
         found = np.where(is_better, tried[0], found[0]), np.where(is_better, tried[1], found[1])
@@ -116,11 +115,14 @@ def affine(values: Floats, n_max: int) -> Affine:
 
 
 def _rounded(parts: Floats, inverse_units: Floats) -> tuple[NDArray[np.float16], Floats, Floats]:
-    """Round the 8 scales, or the 8 minima, of each of n blocks to whole numbers times a factor.
+    """Round the scales, or the minima, of n blocks of 8 groups to whole numbers times the factor of the block.
 
-    `parts` are the scales or minima (8 n,), `inverse_units` the inverse units of the groups (8 n,). Return the factors
-    (n,); the whole numbers (8 n,) nearest to `parts` divided by their factor; and for each group the factor divided by
-    the unit of the group, (8 n,).
+    Args:
+        parts: the scales or minima (8 n,).
+        inverse_units: `Groups.inverse` (8 n,).
+
+    Returns:
+        The factors (n,), the whole numbers (8 n,), and for each group the factor divided by the group's unit (8 n,).
     """
     largest: Floats = parts.reshape(-1, 8).max(axis=1)
     d = _factor(largest, MOST)
@@ -138,68 +140,69 @@ def affine_groups(values: Floats, n_max: int) -> tuple[NDArray[np.float16], NDAr
         ValueError: a weight is NaN or infinite.
     """
     groups = Groups(values, 32)
-    scale, minimum = _affine_fit(groups, _weights(groups), n_max, is_signed=True)
+    scale, minimum = _affine_fit(groups, _importance(groups), n_max, is_signed=True)
     d, m = _half(scale * groups.unit), _half(-minimum * groups.unit)
     scale, minimum = d.astype(np.float32) * groups.inverse, m.astype(np.float32) * -groups.inverse
     return d, m, np.ascontiguousarray(_affine_quants(groups, n_max, scale, minimum).T).astype(np.uint8)
 
 
-def _weights(groups: Groups) -> Floats:
+def _importance(groups: Groups) -> Floats:
     """Return the importance of each weight in the error, (size, n_groups): its magnitude plus the group's RMS.
 
     Large weights count more, because they contribute more to activations. llama.cpp uses the same importance for Q4_K
     and Q5_K.
     """
-    weights = np.abs(groups.x)
-    weights += np.sqrt(np.square(groups.x).sum(axis=0) / np.float32(len(groups.x)))
-    weights[:, groups.inverse == 0] = ONE
-    return weights
+    importance = np.abs(groups.x)
+    importance += np.sqrt(np.square(groups.x).sum(axis=0) / np.float32(len(groups.x)))
+    importance[:, groups.inverse == 0] = ONE
+    return importance
 
 
-def _affine_fit(groups: Groups, weights: Floats, n_max: int, *, is_signed: bool = False) -> tuple[Floats, Floats]:
+def _affine_fit(groups: Groups, importance: Floats, n_max: int, *, is_signed: bool = False) -> tuple[Floats, Floats]:
     """Return the best scales and minima that were found, (n_groups,) each, divided by the unit of the group.
 
-    They are not negative; with `is_signed`, minima may be negative.
+    Minima are subtracted (see `Affine`). They are not negative, except with `is_signed`.
     """
     low = groups.x.min(axis=0)
     low = low if is_signed else np.minimum(low, ZERO)
     from_low = groups.x - low
     from_low *= inverse(from_low.max(axis=0))
-    sums = weights.sum(axis=0), (weights * groups.x).sum(axis=0)
+    sums = importance.sum(axis=0), (importance * groups.x).sum(axis=0)
     best, scale, minimum = np.full(len(low), -np.inf, np.float32), np.zeros_like(low), -low
     quants = groups.scratch[2]
     for trial in TRIALS:
         np.multiply(from_low, np.float32(n_max) + trial, out=quants)
         np.rint(quants, out=quants)
         np.minimum(quants, np.float32(n_max), out=quants)
-        found, gain = _solve(groups, weights, sums, quants, is_signed=is_signed)
+        found, gain = _solve(groups, importance, sums, quants, is_signed=is_signed)
         is_better = gain > best
         best = np.where(is_better, gain, best)
         scale, minimum = (np.where(is_better, new, old) for new, old in zip(found, (scale, minimum), strict=True))
     quants = _affine_quants(groups, n_max, scale, minimum)
-    found, gain = _solve(groups, weights, sums, quants, is_signed=is_signed)
+    found, gain = _solve(groups, importance, sums, quants, is_signed=is_signed)
     is_better = gain > best
     return np.where(is_better, found[0], scale), np.where(is_better, found[1], minimum)
 
 
 def _solve(
-    groups: Groups, weights: Floats, sums: tuple[Floats, Floats], quants: Floats, *, is_signed: bool
+    groups: Groups, importance: Floats, sums: tuple[Floats, Floats], quants: Floats, *, is_signed: bool
 ) -> tuple[tuple[Floats, Floats], Floats]:
-    """Return the best scales and minima for given quants, and by how much they reduce the error.
+    """Return the best scales and minima for given quants, and the reduction of the error, (n_groups,) each.
 
-    The reduction is relative to a block of zeros. `quants` are whole numbers (32, n_groups); `sums` are the sums of
-    `weights` and of `weights * x`. With `is_signed`, minima may be negative.
+    The reduction is the error of a group of zeros minus the error of the solution. `quants` are whole numbers
+    (32, n_groups); `sums` are the sums of `importance` and of `importance * x`. With `is_signed`, minima may be
+    negative.
     """
     w, wx = sums
     first, second, _ = groups.scratch
-    wq = np.multiply(weights, quants, out=first).sum(axis=0)
+    wq = np.multiply(importance, quants, out=first).sum(axis=0)
     wqx = np.multiply(first, groups.x, out=second).sum(axis=0)
     wqq = np.multiply(first, quants, out=first).sum(axis=0)
     factor = inverse(np.maximum(w * wqq - wq * wq, ZERO))
     scale = (w * wqx - wx * wq) * factor
     minimum = np.where(factor > 0, (wq * wqx - wqq * wx) * factor, -wx / w)
     if not is_signed:
-        # If the minimum must be 0, solve the least-squares problem for the scale alone.
+        # If the minimum would be negative, set it to 0, and solve the least-squares problem for the scale alone.
         scale = np.where(minimum < 0, wqx * inverse(wqq), scale)
         scale, minimum = np.maximum(scale, ZERO), np.maximum(minimum, ZERO)
     gain = scale * (wqx + wqx - scale * wqq) + minimum * (scale * (wq + wq) - (wx + wx) - minimum * w)
@@ -207,26 +210,28 @@ def _solve(
 
 
 def _affine_quants(groups: Groups, n_max: int, scale: Floats, minimum: Floats) -> Floats:
-    """Return the quants nearest to the weights, (32, n_groups), in the last scratch array."""
+    """Return the quants nearest to `groups.x`, (32, n_groups), in the last scratch array."""
     quants = np.add(groups.x, minimum, out=groups.scratch[2])
     quants *= inverse(scale)
     np.rint(quants, out=quants)
     return np.clip(quants, 0, n_max, out=quants)
 
 
-def _affine_error(groups: Groups, weights: Floats, n_max: int, scale: Floats, minimum: Floats) -> Floats:
-    """Return the weighted squared error of each group, (n_groups,), with the quants nearest to the weights."""
-    return _weighted_error(_affine_quants(groups, n_max, scale, minimum), scale, minimum, groups.x, weights)
+def _affine_error(groups: Groups, importance: Floats, n_max: int, scale: Floats, minimum: Floats) -> Floats:
+    """Return the weighted squared error of each group, (n_groups,), with the best quants for the scales and minima."""
+    return _weighted_error(_affine_quants(groups, n_max, scale, minimum), scale, minimum, groups.x, importance)
 
 
-def _weighted_error(quants: Floats, scale: Floats, minimum: Floats | np.float32, x: Floats, weights: Floats) -> Floats:
+def _weighted_error(
+    quants: Floats, scale: Floats, minimum: Floats | np.float32, x: Floats, importance: Floats
+) -> Floats:
     """Return the weighted squared error of each group, (n_groups,). `quants` is overwritten."""
     error = quants
     error *= scale
     error -= minimum
     error -= x
     error *= error
-    error *= weights
+    error *= importance
     sums: Floats = error.sum(axis=0)
     return sums
 
@@ -240,23 +245,23 @@ def symmetric(values: Floats) -> Symmetric:
         ValueError: a weight is NaN or infinite.
     """
     n, groups = len(values), Groups(values, 16)
-    weights = np.square(groups.x)
-    scale = (_symmetric_fit(groups, weights, 32) * groups.unit).reshape(n, -1)
+    importance = np.square(groups.x)
+    scale = (_symmetric_fit(groups, importance, 32) * groups.unit).reshape(n, -1)
     extreme: Floats = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)[:, 0]
     d = _factor(extreme, np.float32(-128))
     wide_d = np.repeat(d.astype(np.float32), 16) * groups.inverse
     scales = np.clip(np.rint(scale * inverse(d.astype(np.float32))[:, None]), -128, 127).reshape(-1)
-    best, found = _symmetric_error(groups, weights, scales * wide_d), scales
+    best, found = _symmetric_error(groups, importance, scales * wide_d), scales
     for by in (1, -1):
         tried = np.clip(scales + np.float32(by), -128, 127)
-        error = _symmetric_error(groups, weights, tried * wide_d)
+        error = _symmetric_error(groups, importance, tried * wide_d)
         is_better = error < best
         best, found = np.where(is_better, error, best), np.where(is_better, tried, found)
     quants = np.ascontiguousarray(_symmetric_quants(groups, found * wide_d).T)
     return Symmetric(d, found.astype(np.int8).reshape(n, -1), quants.astype(np.int8).reshape(n, -1, 16))
 
 
-def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
+def _symmetric_fit(groups: Groups, importance: Floats, most: int) -> Floats:
     """Return the best scales that were found, (n_groups,), divided by the unit of the group.
 
     Quants are from -most to most - 1. A scale may be negative.
@@ -270,14 +275,14 @@ def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
         np.multiply(turned, np.float32(most) + trial, out=quants)
         np.rint(quants, out=quants)
         np.clip(quants, -most, most - 1, out=quants)
-        np.multiply(weights, quants, out=first)
+        np.multiply(importance, quants, out=first)
         wqx = np.multiply(first, turned, out=second).sum(axis=0)
         wqq = np.multiply(first, quants, out=first).sum(axis=0)
         found = wqx * inverse(wqq)
         # Compare the errors themselves, and not the reductions of the error, `wqx * found`. If one weight of the group
         # is much larger than the others, several trials have the same reduction in float32. The scale of such a group
         # is often the largest of its block, and so is important.
-        error = _weighted_error(quants, found, ZERO, turned, weights)
+        error = _weighted_error(quants, found, ZERO, turned, importance)
         is_better = error < best
         best, scale = np.where(is_better, error, best), np.where(is_better, found, scale)
     return scale * sign
@@ -293,29 +298,29 @@ def symmetric_groups(values: Floats, most: int) -> tuple[NDArray[np.float16], ND
         ValueError: a weight is NaN or infinite.
     """
     groups = Groups(values, 32)
-    d = _half(_symmetric_fit(groups, _weights(groups), most) * groups.unit)
+    d = _half(_symmetric_fit(groups, _importance(groups), most) * groups.unit)
     quants = _symmetric_quants(groups, d.astype(np.float32) * groups.inverse, most)
     return d, np.ascontiguousarray(quants.T).astype(np.int8)
 
 
 def _symmetric_quants(groups: Groups, scale: Floats, most: int = 32) -> Floats:
-    """Return the quants nearest to the weights, (weights of a group, n_groups), in the last scratch array."""
+    """Return the quants nearest to `groups.x`, (weights of a group, n_groups), in the last scratch array."""
     quants = np.multiply(groups.x, inverse(scale), out=groups.scratch[2])
     np.rint(quants, out=quants)
     return np.clip(quants, -most, most - 1, out=quants)
 
 
-def _symmetric_error(groups: Groups, weights: Floats, scale: Floats) -> Floats:
+def _symmetric_error(groups: Groups, importance: Floats, scale: Floats) -> Floats:
     """Return the weighted squared error of each group, (n_groups,), with the best quants for these scales."""
-    return _weighted_error(_symmetric_quants(groups, scale), scale, ZERO, groups.x, weights)
+    return _weighted_error(_symmetric_quants(groups, scale), scale, ZERO, groups.x, importance)
 
 
 def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:
-    """Return the float16 factors of blocks with these largest scales or minima.
+    """Return the float16 factor of each block: `largest / most`, or a little more if that is tiny.
 
-    `largest` divided by its factor rounds to a whole number of magnitude at most `most`. The nearest float16 number of
-    a tiny factor may be too small for this, and would clip the largest weights. Then the next larger float16 number is
-    returned.
+    `largest` has the scale or minimum of largest magnitude in each block, and `most` is the integer that represents it.
+    The nearest float16 number of a tiny factor may be so small that `largest / factor` rounds to more than `most` in
+    magnitude, which would clip the largest weights. Then the next larger float16 number is returned.
     """
     exact = largest / most
     least = np.ceil(np.abs(largest / (most + np.copysign(np.float32(0.5), most))) / SUBNORMAL_STEP) * SUBNORMAL_STEP

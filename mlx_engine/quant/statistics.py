@@ -13,15 +13,16 @@ from mlx_engine.quant.weight import Weight
 
 # The number of values that `statistics` dequantises at a time.
 _PIECE = 1 << 20
-# The number for `not_finite`, whose sums are faster if values and temporary arrays fit into a core's L2 cache.
+# The number of values that `not_finite` dequantises at a time. Its sums are faster if values and temporary arrays fit
+# into a core's L2 cache.
 _SUMMED = 1 << 16
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of `n` values. `std` is the standard deviation of the population. NaN and infinities propagate.
+    """Statistics of `n` values. `std` is the population standard deviation. NaN and infinities propagate.
 
-    If there are no values, the statistics are None.
+    If there are no values, the four statistics are None.
     """
 
     n: int
@@ -83,7 +84,7 @@ def not_finite(weight: Weight) -> NotFinite | None:
     count = seen = first = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for values in weight.pieces(_SUMMED):
-            # NaN and infinities remain in a sum. The sum of finite values may overflow.
+            # A sum with NaN or infinity is not finite. A sum of finite values may overflow, so look at each value.
             if not np.isfinite(values.sum()):
                 bad = np.flatnonzero(~np.isfinite(values))
                 first = seen + int(bad[0]) if len(bad) and not count else first

@@ -140,7 +140,8 @@ def cut_shape(weight: Weight, axis: int, ranges: Sequence[tuple[int, int]]) -> t
     for first, last in ranges:
         if not 0 <= first < last <= shape[axis] or first % unit or last % unit:
             raise ValueError(
-                f"{weight.name}: expected a range within {shape[axis]} on borders of {unit}, found [{first}, {last})"
+                f"{weight.name}: expected a range within [0, {shape[axis]}), its ends multiples of {unit}, "
+                f"found [{first}, {last})"
             )
     return (*shape[:axis], sum(last - first for first, last in ranges), *shape[axis + 1 :])
 

@@ -47,7 +47,7 @@ from mlx_engine.serve.sse import LateStream, failure_event, unless_gone
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# /tokenize accepts this number of bytes of text for each id that /detokenize accepts (`Service.most_ids`).
+# /tokenize accepts at most `BYTES_PER_TOKEN * Service.most_ids` bytes of text, and /detokenize `most_ids` ids.
 BYTES_PER_TOKEN = 8
 
 # The memory for all large bodies that are being read, in multiples of `Service.max_body`.
@@ -61,8 +61,9 @@ FORMS = {
     "/v1/messages": MESSAGES,
 }
 
-# Functions that pass a response to their last argument. They get the body, or the path parameters of a GET request.
-# A Handler needs a loaded model; an About needs none.
+# Functions that answer a request: they call their last argument, `respond`, with the response. The bytes are the body,
+# or, for GET, the path parameters. A Handler gets the service of a loaded model. An About gets all models, and needs no
+# loaded one.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
 About = Callable[[Models, bytes, Respond], Awaitable[None]]
 
@@ -88,6 +89,7 @@ def create_app(models: Models) -> Starlette:
         "/detokenize": partial(converted, convert=_text),
     }
     abouts: dict[str, About] = {"/v1/models": list_models, "/v1/models/{name:path}": describe, "/metrics": metrics}
+    # These routes need no API key.
     opens: dict[str, About] = {"/health": health, "/ready": ready, "/openapi.json": openapi}
     guard = Middleware(OriginGuard, hosts=service.hosts, origins=service.origins, errors=models.metrics.errors)
     cors = Middleware(CORSMiddleware, allow_origins=service.origins, allow_methods=["*"], allow_headers=["*"])
@@ -105,7 +107,7 @@ def create_app(models: Models) -> Starlette:
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
-    # A path with an extra slash is an error. Starlette would redirect it to the host that the client names in Host.
+    # A path with an extra slash is an error. Starlette would redirect it to the host in the client's header Host.
     app.router.redirect_slashes = False
     return app
 
@@ -126,8 +128,8 @@ class Endpoint:
     Args:
         models: the served models.
         handler: reads the body, and responds; it gets the service of the model that the request names.
-        about: responds in place of a handler, to a request that needs no model.
-        is_open: whether requests need no key.
+        about: in place of a handler, responds to requests that need no loaded model.
+        is_open: whether requests need no API key.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class Endpoint:
         await unless_gone(receive, self._answer(scope, body, respond))
 
     async def _answer(self, scope: Scope, body: bytes, respond: Respond) -> None:
-        """Wait until the model is loaded, and respond. During a long wait, send comments if a stream is requested."""
+        """Wait until the model is loaded, and respond. In a stream, send SSE comments during a long wait."""
         if self._handler is None:
             assert self._about is not None  # noqa: S101 - an endpoint without a handler has `about`
             await self._about(self._models, body, respond)
@@ -207,8 +209,9 @@ class Endpoint:
 async def refuse(response: Response, receive: Receive, send: Send, wait: Callable[[], Awaitable[None]]) -> None:
     """Send the response to a request that failed. If the response closes the connection, discard incoming data.
 
-    Closing a socket with unread data resets the connection, and the client may lose the reply. So between the body and
-    the end of the response, data is discarded for a limited time; `wait` is awaited before each piece.
+    Closing a socket with unread data resets the connection, and the client may lose the reply. So incoming data is
+    discarded for at most LINGER_SECONDS before the response ends. `wait` is awaited before each piece of data, to limit
+    the rate.
     """
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
@@ -234,13 +237,13 @@ async def describe(models: Models, body: bytes, respond: Respond) -> None:
 
 
 async def health(models: Models, body: bytes, respond: Respond) -> None:
-    """Report the server's health: status 200, or 503 if it cannot answer requests."""
+    """Report the server's health: status 200, or 503 if the server cannot answer requests."""
     state = models.health
     await respond(json_response({"status": state}, 200 if state == "ok" else 503))
 
 
 async def ready(models: Models, body: bytes, respond: Respond) -> None:
-    """Report by status 200 or 503 whether a request would be answered; if models can be unloaded, also their states."""
+    """Respond with status 200 if a request would be answered, else 503. If models can be unloaded, add their states."""
     state = models.readiness
     states = {} if models.is_alone else {"models": {model.name: model.state for model in models}}
     await respond(json_response({"status": state, **states}, 200 if state == "ok" else 503))
@@ -260,7 +263,7 @@ async def metrics(models: Models, body: bytes, respond: Respond) -> None:
 
 
 def snapshots_of(models: Models, query: bytes) -> AsyncIterator[Any]:
-    """Yield the statuses of the model that a query string names, by default of the default model.
+    """Return an iterator over snapshots of the engine of the model that a query string names, or of the default model.
 
     Raises:
         ApiError: there is no such model.
@@ -271,7 +274,10 @@ def snapshots_of(models: Models, query: bytes) -> AsyncIterator[Any]:
 async def converted(
     service: Service, body: bytes, respond: Respond, *, convert: Callable[[Service, bytes], Response]
 ) -> None:
-    """Wait for a turn (see `limits.Turns`), call `convert` with the body in a thread, and respond with the result."""
+    """Call `convert` with the body in a thread, and respond with the result.
+
+    `limits.Turns` limits how many of these threads run at the same time.
+    """
     _ = service.engine  # refuse a request at once if it cannot be answered now
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         response = await turn.run(partial(convert, service, body))

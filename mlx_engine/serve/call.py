@@ -1,6 +1,7 @@
 """The state of one HTTP call: its requests, and how far their answers are.
 
-The event loop reads this state, and updates it after each step of the scheduler with the data of the engine thread.
+The event loop reads this state. After each step of the scheduler, it updates the state with the `Progress` objects that
+the engine thread has sent.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Call:
         requests: the requests, in the order of the prompts.
         accepted: a future that is done when the scheduler has accepted or refused the requests; if refused, the future
             has the error.
-        error: the error with which the requests were refused, or that ended one or all of them; or None.
-        received: when the body had been read and the model was loaded, in seconds of the server's clock.
-        tokenized: when all prompts had been encoded.
+        error: the error that refused the requests, or ended at least one of them; None if there was none.
+        received: the time at which the body had been read and the model was loaded, in seconds of the server's clock.
+        tokenized: the time at which all prompts had been encoded.
         client_id: the id that the client gave the HTTP request, or None.
     """
 
@@ -80,7 +81,10 @@ class Call:
 
     @property
     def phase(self) -> str:
-        """The phase of the first request without a token, or "decode" if all have one; for the comments of a stream."""
+        """The phase of the call, for the SSE comments of a stream: "queued", "prefill n/m" (tokens) or "decode".
+
+        This is the phase of the first request that has no new token yet, or "decode" if there is none.
+        """
         for request in self.requests:
             if request.times.admitted is None:
                 return "queued"
@@ -89,7 +93,7 @@ class Call:
         return "decode"
 
     def update(self, reached: Mapping[Request, Sequence[Progress]], error: Exception | None = None) -> None:
-        """Publish the progress of the requests, and wake the reader."""
+        """Publish the progress of the requests, and wake the coroutine that waits in `changed`."""
         self._reached.update({request: list(of) for request, of in reached.items() if request in self._reached})
         self.error = self.error or error
         self._changed.set()

@@ -1,7 +1,7 @@
 """The routes /v1/embeddings and /v1/rerank: vectors of texts, and the relevance of documents to a query.
 
-The texts of an HTTP request run in the scheduler, beside requests that generate text. If there are more texts than
-slots, the texts run in groups, one group after the other; a group has at most one text per slot.
+The texts of an HTTP request run in the scheduler, beside requests that generate text. If an HTTP request has more
+texts than the scheduler has slots, the texts run in groups, sequentially; a group has at most one text per slot.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ Read = Callable[[Service, bytes, Callable[[str], None]], tuple[Any, list[Request
 
 
 async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[Any, list[Request]]:
-    """Parse a body in a thread, run its requests to their end, and return its parameters and the requests."""
+    """Parse a body in a thread, run one request per text to its end, and return the parsed body and the requests."""
     received = service.clock()
     _ = service.engine  # refuse a request at once if it cannot be answered now
     try:
@@ -127,9 +127,10 @@ async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[A
 
 
 async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
-    """Run the requests of a call. If the queue is full, wait if `is_begun`, and refuse the call if not.
+    """Run the requests of a call.
 
-    `is_begun` says whether earlier requests of the same HTTP request have already run.
+    `is_begun` says whether earlier texts of the same HTTP request have already run. If the queue is full, wait for room
+    if `is_begun`, else raise ApiError (429).
     """
     while True:
         try:

@@ -41,11 +41,13 @@ MESSAGES_TYPES = {
     503: "overloaded_error",
 }
 
-# The header in which the API of /v1/messages returns a request's id; and the id of the request that this task handles.
+# The header in which the API of /v1/messages returns the id of a request.
 REQUEST_ID = "request-id"
+
+# The id of the request that the current asyncio task handles; None for requests of other APIs.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-# The most characters of a name from the request in an error message; and the most characters of the whole message.
+# The most characters of a value of the request that an error message quotes, and of a whole error message.
 MOST_NAME, MOST_MESSAGE = 200, 1000
 
 
@@ -81,7 +83,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, object]:
-        """Return the error as OpenAI's API writes it."""
+        """Return the body of the error in OpenAI's API."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -99,7 +101,7 @@ def is_of_messages(path: str) -> bool:
 
 
 def messages_error(error: ApiError) -> dict[str, object]:
-    """Return an error as the API of /v1/messages writes it, with the id of the request, or a new one."""
+    """Return the body of an error in the API of /v1/messages, with `request_id`, or a new id if that is None."""
     kind = MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     found = {"type": kind, "message": error.message}
     return {"type": "error", "error": found, "request_id": request_id.get() or new_id("req_")}
@@ -115,9 +117,10 @@ class ClientGoneError(Exception):
 
 
 def forget(error: BaseException | None) -> None:
-    """Clear the local variables of all frames in an error's traceback, which may hold a body of many megabytes.
+    """Clear the local variables of all frames in the tracebacks of an error and of its causes.
 
-    An error and its traceback refer to each other, so both would otherwise stay until the next garbage collection.
+    A local variable may hold a request body of many megabytes. Local variables also refer to the error, and its
+    traceback to them, so all would otherwise stay in memory until the next garbage collection.
     """
     seen = set[int]()
     while error is not None and id(error) not in seen:  # an error may be its own cause
@@ -132,11 +135,12 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 
 
 def api_error(error: Exception, prompt: str) -> ApiError:
-    """Return the API's form of any error.
+    """Return any error as an ApiError.
 
     Args:
         error: the error.
-        prompt: the parameter that has the prompt: "messages", "prompt", "input", ...; "" if there is none.
+        prompt: the name of the request's parameter that contains the prompt: "messages", "prompt", "input", ...; ""
+            if there is none.
     """
     if isinstance(error, ApiError):
         return error

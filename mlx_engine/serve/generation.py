@@ -47,12 +47,12 @@ Respond = Callable[[Response], Awaitable[None]]
 
 
 class Form(NamedTuple):
-    """What differs between the routes that generate text.
+    """The differences between the routes that generate text.
 
     Attributes:
         parse: parses a body, and checks the types of its parameters.
         reply: the class of the replies.
-        prompt: the name of the parameter that has the prompt.
+        prompt: the name of the parameter that contains the prompt.
     """
 
     parse: Callable[[bytes], Body]
@@ -70,9 +70,9 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    One place in the slots or the queue is reserved before the body is parsed, and one place per answer when the number
-    of answers is known. A body is parsed only when the request has a turn (see `limits.Turns`), because parsed data
-    takes more memory than the bytes.
+    Before the body is parsed, one place in the slots or the queue is reserved; when the number of answers is known, one
+    place per answer. Few requests at a time have a turn, the permission to parse and encode (`limits.Turns`). A body is
+    parsed only in a turn, because parsed data takes more memory than the bytes.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # raises 503 if the engine accepts no requests
@@ -126,9 +126,15 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
 
 
 def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn) -> tuple[list[Request], Reading]:
-    """Return the requests of all prompts, and the `Reading`, which has the same form for all APIs.
+    """Return an engine request for each prompt, and the `Reading`: the HTTP request in the form that all APIs share.
 
     Called in a thread, because templates and tokenizers take time.
+
+    Args:
+        service: the served model.
+        params: the parsed body.
+        given: keyword arguments of `Options.of` from the body.
+        turn: the turn in which this function runs.
 
     Raises:
         ApiError, EngineError: a prompt or an option is invalid, or does not fit the context.
@@ -179,12 +185,13 @@ def begun(
         tokenizer: the tokenizer of the prompt.
         ids: the prompt, at whose end the template has begun the turn of the assistant.
         reading: the request; `reading.begun` is the beginning of the answer.
-        is_free: whether the answer has no constraint. A constraint would apply only to the new tokens.
+        is_free: whether the answer has no constraint. An answer with a constraint cannot be continued, because the
+            constraint would apply only to the new tokens.
         check: called with the text before it is encoded.
 
     Raises:
-        ApiError: the answer has a constraint; or the template begins the turn with reasoning, so that the text would
-            continue the reasoning.
+        ApiError: the answer has a constraint; or the template begins the turn with reasoning, which the text would
+            continue.
     """
     if not reading.begun:
         return ids
@@ -198,7 +205,7 @@ def begun(
 
 
 async def count_tokens(service: Service, body: bytes, respond: Respond) -> None:
-    """Respond with the number of prompt tokens that /v1/messages would have for a conversation."""
+    """Respond with the number of tokens of the prompt that /v1/messages would make from the body."""
     _ = service.engine  # raises 503 if the engine accepts no requests
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         try:
@@ -223,18 +230,21 @@ def check_text(service: Service, turn: Turn, text: str) -> None:
     service.check_length(text)
 
 
-async def _answer(service: Service, params: Body, call: Call, reply: Reply, respond: Respond, prompt: str) -> None:
-    """Run a call, and respond with its reply, or with a stream that begins at once."""
+async def _answer(service: Service, params: Body, call: Call, reply: Reply, respond: Respond, param: str) -> None:
+    """Run a call, and respond with its whole reply at the end, or with a stream from the beginning.
+
+    `param` is the name of the parameter that contains the prompt, for errors.
+    """
     try:
         async with service.worker.running(call):
             if params.stream:
-                await respond(EventStream(_events(service, call, reply, prompt)))
+                await respond(EventStream(_events(service, call, reply, param)))
                 return
             await call.ended()
     except ClientGoneError:
         raise
     except Exception as error:
-        raise logged(api_error(error, prompt), error) from error
+        raise logged(api_error(error, param), error) from error
     finally:
         if service.recorder is not None:
             service.recorder.record(call, reply.id)
@@ -242,8 +252,8 @@ async def _answer(service: Service, params: Body, call: Call, reply: Reply, resp
     await respond(await to_thread.run_sync(lambda: json_response(reply.whole())))
 
 
-async def _events(service: Service, call: Call, reply: Reply, prompt: str) -> AsyncIterator[bytes]:
-    """Yield the events of a stream, and heartbeats while there are none."""
+async def _events(service: Service, call: Call, reply: Reply, param: str) -> AsyncIterator[bytes]:
+    """Yield the events of a stream, and a heartbeat after each `keep_alive_seconds` without an event."""
     yield reply.begin()
     now = asyncio.get_running_loop().time
     due = now() + service.keep_alive_seconds
@@ -260,7 +270,7 @@ async def _events(service: Service, call: Call, reply: Reply, prompt: str) -> As
     if call.error is None:
         yield reply.end()
     else:
-        yield reply.failure(logged(api_error(call.error, prompt), call.error))
+        yield reply.failure(logged(api_error(call.error, param), call.error))
 
 
 def logged(error: ApiError, cause: Exception) -> ApiError:

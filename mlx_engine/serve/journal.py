@@ -50,7 +50,7 @@ class Journal:
 
     Attributes:
         written: a counter of the lines that this process has written.
-        lost: a counter of lost lines, by reason: the queue was full, the disk failed, or the server had an error.
+        lost: a counter of lost lines, by reason: the queue was full, writing failed, or making the line failed.
     """
 
     def __init__(self, path: Path, *, warn: Callable[[str], None], queue: int = QUEUE) -> None:
@@ -81,9 +81,9 @@ class Journal:
         self._thread.start()
 
     def add(self, line: Callable[[], bytes]) -> None:
-        """Queue a line. The journal's thread calls `line`, which returns the bytes of the line without a line feed.
+        """Queue a function that returns a line without its line feed; the journal's thread calls it.
 
-        This method never waits or raises; if the queue is full, the line is lost and counted.
+        This method never waits or raises. If the queue is full, the line is lost and counted.
         """
         try:
             self._queue.put_nowait(line)
@@ -118,7 +118,7 @@ class Journal:
         os.close(self._file)
 
     def _write(self, line: bytes) -> None:
-        """Write a line. If the file ends with an incomplete line, end that line first: only that line is lost."""
+        """Append a line. If the file ends with an incomplete line, first end that line with a line feed."""
         rest = b"\n" + line if self._is_torn else line
         while rest:
             rest = rest[os.write(self._file, rest) :]
@@ -127,7 +127,7 @@ class Journal:
     def _warn_once(self, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            lost = "lines are lost until there is space again; /metrics counts them"
+            lost = "lines are lost until writing succeeds again; /metrics counts them"
             self._warn(f"warning: the journal {self._path} cannot be written: {why}; {lost}")
 
 
@@ -142,7 +142,7 @@ def _is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-# Options that are not written: those that change no token, and `sampling`, whose fields are written as options.
+# Options that are not written: some change no token, and the fields of `sampling` are written instead of `sampling`.
 LEFT_OUT = ("sampling", "logprobs", "timeout", "prediction")
 
 # The options of `load` that a line may have; the command `replay` passes them to `load`.
@@ -169,7 +169,7 @@ class Choice(msgspec.Struct, frozen=True):
     """An answer.
 
     Attributes:
-        token_ids: its tokens; for a cancelled or failed request, the tokens until then.
+        token_ids: its tokens; if the request was cancelled or failed, the tokens generated before.
         logprobs: their log-probabilities: little-endian float32, as base64.
         digest: SHA-256 of token ids and log-probabilities, see `loop/logprobs.py`.
         finish_reason: the reason why it ended; null if it was cancelled or failed.
@@ -182,7 +182,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, output: Output, progress: Progress) -> Choice:
-        """Return the part of an answer up to its progress."""
+        """Return the answer as far as the event loop knew it: the first `progress.n_tokens` tokens of `output`."""
         ids = output.token_ids[: progress.n_tokens]
         values = [token.logprob for token in (output.logprobs or [])[: progress.n_tokens]]
         packed = base64.b64encode(np.array(values, "<f4").tobytes()).decode()
@@ -196,19 +196,19 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that has ended.
+    """The content of a line of the journal: a request that has ended.
 
     Attributes:
-        format: the version of this format.
+        format: the version of the journal's format.
         id: the id of the reply.
         client_id: the id that the client gave, if it gave one.
         received: when the server had read the request, in Unix seconds.
-        ended: how it ended.
-        error: the type of the error, if it failed.
+        ended: how the request ended.
+        error: the type of the error, if the request failed.
         version: the version of mlx_engine.
         slots: how many answers the server could run at the same time.
         prompt_ids: the tokens of the prompt.
-        options: keyword arguments of `Options.of` that are not at their defaults, and the seed that was used.
+        options: the result of `plain_options`. It always contains the seed.
         timings: the result of `replies.timings`.
     """
 
@@ -235,7 +235,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     def run_options(self) -> Options:
         """Return the options for running the request again.
 
-        If it did not finish, `max_tokens` is the number of tokens of its longest answer.
+        If the request was cancelled or failed, `max_tokens` is the number of tokens of its longest answer.
 
         Raises:
             OptionError, TypeError: an option is invalid.
@@ -247,7 +247,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain_options(options: Options) -> dict[str, Any]:
-    """Return the options that are not at their defaults, as JSON types."""
+    """Return the keyword arguments of `Options.of` that differ from the defaults, without LEFT_OUT, as JSON types."""
     found = {**asdict(options), **asdict(options.sampling)}
     defaults = {f.name: f.default for f in (*fields(Options), *fields(Sampling))}
     return {name: v for name, v in found.items() if name not in LEFT_OUT and v != defaults[name]}
@@ -286,12 +286,15 @@ class Recorder:
         slots: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a recorder. Every line names this model, backend and slots. `clock` is the clock of the calls' times."""
+        """Make a recorder. Every line contains `model`, `backend` and `slots`. `Call.received` is a time of `clock`."""
         self.journal, self._clock = journal, clock
         self._about = {"version": mlx_engine.__version__, "backend": backend, "slots": slots, "model": model}
 
     def record(self, call: Call, reply_id: str) -> None:
-        """Record a call that has ended or whose client has disconnected, if the scheduler had accepted it."""
+        """Write the requests of a call that has ended or was cancelled, if the scheduler had accepted the call.
+
+        A call is cancelled when its client disconnects.
+        """
         written, ended = self._clock(), "failed" if call.error is not None else "finished"
         about = {
             **self._about,
@@ -301,12 +304,12 @@ class Recorder:
             "ended": ended if call.has_ended else "cancelled",
             "error": None if call.error is None else type(call.error).__name__,
         }
-        for request in call.requests if _was_taken(call) else ():
+        for request in call.requests if _was_accepted(call) else ():
             times = {"received": call.received, "tokenized": call.tokenized, "written": written}
             self.journal.add(partial(_line, request, call.reached(request), about, times))
 
 
-def _was_taken(call: Call) -> bool:
+def _was_accepted(call: Call) -> bool:
     accepted = call.accepted
     return accepted.done() and not accepted.cancelled() and accepted.exception() is None
 
@@ -331,11 +334,11 @@ class Line(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result of running a line again.
+    """The result of running a request of the journal again.
 
     Attributes:
-        number: the number of the line.
-        differences: for each answer that differs, a text.
+        number: the number of its line.
+        differences: a text for each answer that differs.
         error: the reason why the request could not be run, or None.
     """
 
@@ -369,10 +372,10 @@ def read_journal(path: Path) -> Iterator[Line]:
 
 
 def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> Iterator[Result]:
-    """Run requests, `slots` answers at the same time, and yield a result for each as it ends.
+    """Run requests again, `slots` answers at the same time, and yield a result for each request when it ends.
 
-    A request with more answers than `slots` gets one slot per answer. Requests that did not finish are run up to the
-    last token of their longest answer.
+    A request with more answers than `slots` runs in a scheduler with one slot per answer. A request that was cancelled
+    or failed is run up to the last token of its longest answer. Each of `entries` is a line number and its entry.
     """
     by_slots = defaultdict(list)
     for number, entry in entries:
@@ -404,7 +407,8 @@ def differences(engine: Engine, entry: Entry, request: Request) -> list[str]:
         return []
     found = []
     for i, (choice, output) in enumerate(zip(entry.choices, request.outputs, strict=True)):
-        # Answers of a cancelled request have different lengths; the new run gives each the length of the longest.
+        # An incomplete answer has n tokens. The new run may have continued it to the length of the request's longest
+        # answer, so only n tokens are compared.
         n = None if choice.finish_reason is not None else len(choice.token_ids)
         difference = _difference(engine, choice, output, n)
         if difference is not None:

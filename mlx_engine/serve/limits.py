@@ -1,8 +1,9 @@
-"""The API key; and bounds on reading requests: the rate of large bodies, and the threads that parse and encode.
+"""Check the API key, and bound how much of the GIL's time reading requests takes.
 
-The event loop, the engine thread and the threads that parse and encode share the GIL. Reading requests must leave the
-GIL free for most of the time, so that `/health` is answered and tokens are generated. A turn is the permission to parse
-and encode one request.
+The event loop, the engine thread and the threads that parse and encode requests share the GIL. Reading requests must
+leave the GIL free for most of the time, so that `/health` is answered and tokens are generated. So large bodies are
+read at a bounded rate (`Bodies`), and few threads parse and encode at the same time (`Turns`). A turn is the permission
+to parse and encode one request.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_BODY = 4 << 20
 # Seconds in which a client must have sent the whole body.
 BODY_SECONDS = 30.0
 
-# The headers with the id that a client gives to its request, and the number of characters that are kept.
+# The headers in which a client may give its request an id, and the most characters of the id that are kept.
 ID_HEADERS, MOST_ID = ("x-client-request-id", "x-request-id"), 512
 client_id: ContextVar[str | None] = ContextVar("client_id", default=None)
 
@@ -87,19 +88,19 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-# The most turns at the same time; and the most of these that large requests may have.
+# The most requests that have a turn at the same time, and the most large ones among them.
 TURNS, LARGE_TURNS = 2, 1
 
-# Bytes of a body above which a request is large.
+# A request is large if its body has more bytes than this, otherwise small.
 LARGE = 1 << 16
 
-# The number of waiting requests of one size, large or short, at which another one of this size is refused with 429. A
-# short request is refused only on routes that reserve no place in the queue (`is_bounded`). On the other routes, the
-# queue bounds the number of short requests.
+# The most large requests that wait for a turn, and the most small ones. A further request gets status 429. A small
+# request is refused only if it `is_bounded`. The other small ones have reserved a place in the queue of answers
+# (`Worker.reserved`), which bounds them.
 MOST_WAITING = 16
 
-# Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py), and takes
-# the event loop about one ms.
+# Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py); the event
+# loop needs about one ms to read it.
 SECONDS_PER_PIECE = 0.006
 
 T = TypeVar("T")
@@ -116,12 +117,12 @@ class Bodies:
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
         """Return a function that receives the ASGI messages of one body, for use in the `with` block.
 
-        After each LARGE bytes, the function calls `wait` before it receives the next message. It calls `check` before
-        each message after the first, and passes on the exceptions of `check`.
+        After each LARGE bytes, the function calls `wait` before it receives the next message. Before each message after
+        the first, it calls `check`, which may raise an exception to end reading.
 
         Raises:
-            ApiError: the large bodies that are being read have more than `most` bytes together; raised by the function.
-                Messages within the first LARGE bytes of a body are not counted.
+            ApiError: raised by the returned function if the large bodies that are being read have more than `most`
+                bytes together. Messages within the first LARGE bytes of a body are not counted.
         """
         n_read = n_held = n_since = 0
 
@@ -164,8 +165,9 @@ class Turn:
 
     Attributes:
         is_large: whether the request is large.
-        has_left: whether the client has disconnected, or the turn's `with` block has ended.
-        begun: set when the turn begins.
+        has_left: whether the turn's `with` block has ended, for example because the client has disconnected.
+        begun: an event that is set when the turn begins.
+        running: the future of the last work; None before `run` is called.
     """
 
     def __init__(self, *, is_large: bool) -> None:
@@ -173,7 +175,10 @@ class Turn:
         self.running: asyncio.Future[Any] | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`. If the caller is cancelled, the thread continues until it calls `check`."""
+        """Run `work` in a thread, and return its result.
+
+        If the caller is cancelled, the thread continues until `work` ends or calls `check`.
+        """
         self.running = future = asyncio.get_running_loop().run_in_executor(None, work)
         # Retrieve the error here, too: if the caller is cancelled when the work fails, asyncio would log it as never
         # retrieved.
@@ -185,7 +190,7 @@ class Turn:
             del future  # the traceback of an error refers to this frame, and would keep the future and its error alive
 
     def check(self) -> None:
-        """Raise ClientGoneError if the client has disconnected. The thread calls this between two pieces of work."""
+        """Raise ClientGoneError if `has_left`. The thread calls this method between two pieces of work."""
         if self.has_left:
             raise ClientGoneError
 
@@ -193,7 +198,7 @@ class Turn:
 class Turns:
     """Gives turns to requests in the order of their arrival.
 
-    A short request may overtake a large one that has to wait.
+    A small request may overtake a large one that has to wait.
     """
 
     def __init__(self) -> None:
@@ -212,10 +217,11 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, *, is_large: bool, is_bounded: bool = False) -> AsyncIterator[Turn]:
-        """Wait for a turn. It ends with the `with` block or, if the client has disconnected, with the thread's work.
+        """Wait for a turn. The turn ends with the `with` block or, if its thread is still working then, with this work.
 
         Raises:
-            ApiError: the request is large or `is_bounded`, and MOST_WAITING others of its size (large or short) wait.
+            ApiError: MOST_WAITING large requests wait, and this one is large; or MOST_WAITING small requests wait, and
+                this one is small and `is_bounded`.
         """
         if (is_large or is_bounded) and sum(turn.is_large == is_large for turn in self._waiting) >= MOST_WAITING:
             raise _busy(f"{MOST_WAITING} other requests already wait to be read")

@@ -1,8 +1,9 @@
 """Anthropic's API /v1/messages: its requests, replies, streams and errors.
 
-A request becomes messages and tools of a chat, and the parts of an answer become blocks. Agents routinely send beta
-fields, tools that run only on Anthropic's servers, and a token limit that exceeds the context. The server ignores these
-fields and tools, and names them in the reply; it reduces the limit to the context.
+A request is converted to the messages and tools of a chat, and the parts of an answer to content blocks. Agents
+routinely send beta fields, tools that run only on Anthropic's servers, and a token limit that exceeds the context. The
+server ignores these fields and tools, and names them in the reply. It reduces the limit to what fits into the context
+and the KV cache.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SIGNATURE = "mlx_engine"
 
 ROLES = ("user", "assistant", "system")
 
-# Parameters that clients of the API send and that have no effect here.
+# Parameters that clients send and this server ignores; the reply names them.
 IGNORED = (
     "betas",
     "container",
@@ -60,7 +61,10 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Turns thinking on or off, if the template has a switch. Without this parameter, thinking is off."""
+    """Turns thinking on or off, if the template has a switch. Every type but "disabled" turns it on.
+
+    Without this parameter, thinking is off.
+    """
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 
@@ -73,7 +77,7 @@ class OutputFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """The effort of thinking, if the template has efforts, and the form of the answer."""
+    """The effort of thinking, which only some templates support, and the JSON Schema of the answer."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -156,11 +160,11 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return found if self.stop_sequences is None else {**found, "stop": self.stop_sequences}
 
     def check(self, slots: int) -> None:
-        """Check the parameters that the types do not describe; the messages are checked when they are read."""
+        """Check the rules that the types do not express. `read` checks the content of the messages."""
         if self.max_tokens < 0:
             raise wrong("max_tokens", "must be at least 0", self.max_tokens)
         if (stop := getattr(self, "stop", None)) is not None:
-            raise wrong("stop", "is named stop_sequences in this API; it must be left out", stop)
+            raise wrong("stop", "must be null (this API has stop_sequences instead)", stop)
         if not self.messages:
             raise wrong("messages", "must have at least one message", self.messages)
         if self.tool_choice is not None and self.tool_choice.type == "tool" and self.tool_choice.name is None:
@@ -203,7 +207,7 @@ def _read_message(chat: Chat, message: Json, at: str) -> None:
 
 
 def _read_user(chat: Chat, content: Any, at: str) -> None:
-    """Read a message of the user. Put tool results before its text, because results must directly follow the calls."""
+    """Read a message of the user. Add its tool results before its text, because they must directly follow the calls."""
     if not isinstance(content, list):
         chat.say("user", chat.text(content, at))
         return
@@ -268,20 +272,20 @@ class MessagesReply(PartsReply):
         }
 
     def begin(self) -> bytes:
-        """Return the event with the empty message. The number of cached tokens is not known yet."""
+        """Return the event that begins the message. Its number of cached tokens is 0 if the request has no slot yet."""
         return named_event({"type": "message_start", "message": {**self._message([]), "usage": self._usage()}})
 
     def heartbeat(self) -> bytes:
         return named_event({"type": "ping"})
 
     def end(self) -> bytes:
-        """Return the last events of the blocks, then the stop reason and the counts of tokens."""
+        """Return the remaining events of the blocks, then the events with the stop reason and the numbers of tokens."""
         data = self.news()
         last = {"type": "message_delta", "delta": self._ending(), "usage": self._usage(), "mlx_engine": self.receipt()}
         return data + named_event(last) + named_event({"type": "message_stop"})
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the last events of the blocks, and the error."""
+        """Return the remaining events of the blocks, then the event with the error."""
         return self.news() + named_event(messages_error(error))
 
     def opened(self, part: Part) -> bytes:
@@ -299,7 +303,7 @@ class MessagesReply(PartsReply):
         return self._delta(part, delta)
 
     def closed(self, part: Part) -> bytes:
-        """Return the events for the end of a block; reasoning is signed."""
+        """Return the events for the end of a block; for reasoning, the first one has the signature."""
         is_signed = part.kind == "reasoning"
         signature = self._delta(part, {"type": "signature_delta", "signature": SIGNATURE}) if is_signed else b""
         return signature + named_event({"type": "content_block_stop", "index": part.index})
@@ -333,7 +337,7 @@ class MessagesReply(PartsReply):
         return {"stop_reason": "tool_use" if self.has_calls else "end_turn", "stop_sequence": None}
 
     def _usage(self) -> Json:
-        """Return the counts of tokens. The API counts cached and other tokens of the prompt separately."""
+        """Return the numbers of tokens. In this API, `input_tokens` excludes the cached tokens of the prompt."""
         return {
             "input_tokens": self.n_prompt - self.n_cached,
             "cache_creation_input_tokens": 0,
@@ -343,7 +347,7 @@ class MessagesReply(PartsReply):
 
 
 def _object(text: str) -> Json:
-    """Return arguments as an object, as the API requires; an empty object if the token limit has cut them off."""
+    """Parse the arguments of a call, because the API requires an object; return {} if they were cut off."""
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

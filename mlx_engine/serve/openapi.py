@@ -76,7 +76,15 @@ POST_ERRORS = (400, 401, 403, 404, 408, 413, 429, 500, 503)
 
 
 class Operation(NamedTuple):
-    """A route: its types, and the statuses of its errors."""
+    """A route: its types, and the statuses of its errors.
+
+    Attributes:
+        name: the operation's id in the document.
+        reply: the type of the whole reply; None for plain text.
+        chunk: the type of an event's data in a stream; None if the route has no streams.
+        failure: the type of an error's body.
+        is_ended_by_done: whether a stream ends with the event "[DONE]".
+    """
 
     method: str
     path: str
@@ -135,7 +143,7 @@ OPERATIONS = [
 
 
 class Limits(NamedTuple):
-    """The bounds of the served model. With several models, or one that can be unloaded, all but `names` are None.
+    """The bounds of the served model. If the server has several models, or can unload its model, only `names` is set.
 
     Attributes:
         names: the names of all models; None if any name is served.
@@ -158,7 +166,7 @@ class Limits(NamedTuple):
         """Return the bounds.
 
         Raises:
-            ApiError: the server has a single model, which is never unloaded, but is not loaded yet.
+            ApiError: the server has a single model that is never unloaded (`Models.is_alone`), and it is not ready.
         """
         service = models.default.service
         names = None if service.any_model else [name for model in models for name in model.service.models]
@@ -169,17 +177,17 @@ class Limits(NamedTuple):
         return cls(names, service.worker.slots, *sizes)
 
     def named(self) -> Schema:
-        """Return the schema of the parameter `model` of a request, which may also be null."""
+        """Return the schema of a request's parameter `model`: one of `names`, or null."""
         return {} if self.names is None else {"enum": [*self.names, None]}
 
 
 def _most(rule: str, most: int | None) -> Schema:
-    """Return a rule with an upper bound; an empty schema if there is no bound."""
+    """Return a schema with an upper bound under the keyword `rule`; an empty schema if `most` is None."""
     return {} if most is None else {rule: most}
 
 
 def document(models: Models) -> Schema:
-    """Return the document for the served model, or for all served models.
+    """Return the OpenAPI document for all served models.
 
     Raises:
         ApiError: as `Limits.of`.
@@ -226,7 +234,7 @@ def _json(kind: type[msgspec.Struct]) -> Schema:
 
 
 def _event(op: Operation) -> Schema:
-    """Return the schema of an event: a chunk as JSON, an error as JSON, or "[DONE]", which ends the stream."""
+    """Return the schema of an event: a chunk or an error as JSON, or, if `is_ended_by_done`, "[DONE]"."""
     assert op.chunk is not None  # noqa: S101 - for mypy
     as_json = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(op.chunk), _ref(op.failure)]}}
     data = [{"const": "[DONE]"}, as_json] if op.is_ended_by_done else [as_json]
@@ -296,7 +304,7 @@ def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
 
 
 def _blocks(most: int | None) -> Schema:
-    """Return the schemas of the messages, the system text and the token limit of /v1/messages."""
+    """Return the schemas of the messages (at most `most`), the system text and the token limit of /v1/messages."""
     result = {"tool_use_id": TEXT, "content": _or_null(_content())}
     call = {"id": TEXT, "name": TEXT, "input": {"type": "object"}}
     user = [_part("tool_result", result, ["tool_use_id"]), *_parts("tool_result")]
@@ -310,7 +318,10 @@ def _blocks(most: int | None) -> Schema:
 
 
 def _items(most: int | None) -> Schema:
-    """Return the schemas of the parameters of /v1/responses that its types leave open."""
+    """Return the schemas of the parameters of /v1/responses that its types do not fully express.
+
+    `most` is the largest number of input items.
+    """
     message = _object({"role": {"enum": list(ITEM_ROLES)}, "content": _content()})
     message["properties"]["type"] = {"const": "message"}
     kinds: dict[str, Any] = {
@@ -321,8 +332,8 @@ def _items(most: int | None) -> Schema:
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
     items = {"type": "array", "minItems": 1, **_most("maxItems", most), "items": {"anyOf": [message, *known, others]}}
-    # At least one item must be a message, a call or a result. Reasoning alone does not suffice: it may be dropped,
-    # because only the server that encrypted it can read it.
+    # At least one item must be a message, a call or a result. Reasoning items alone do not suffice: the server drops
+    # those that another server has encrypted.
     items["contains"] = {"anyOf": [message, *known[1:]]}
     return {
         **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
@@ -339,17 +350,14 @@ def _content() -> Schema:
 
 
 def _parts(*others: str) -> list[Schema]:
-    """Return the schemas of parts with text, and of ignored parts, which may not be media or of the types `others`."""
+    """Return the schemas of parts with text, and one for ignored parts: any type except text, media and `others`."""
     texts = [_part(kind, {key: TEXT}) for kind, key in TEXT_PARTS.items()]
     left_out = {"type": "string", "not": {"enum": [*TEXT_PARTS, *MEDIA, *others]}}
     return [*texts, _object({"type": left_out})]
 
 
 def _part(kind: str, properties: Schema, required: Sequence[str] | None = None) -> Schema:
-    """Return the schema of an object of a type.
-
-    All of its properties are required, unless the required ones are named.
-    """
+    """Return the schema of an object whose `type` is `kind`. If `required` is None, all properties are required."""
     return _object({"type": {"const": kind}, **properties}, ["type", *(properties if required is None else required)])
 
 

@@ -1,11 +1,14 @@
 """Accept or refuse requests by their headers Host, Origin and Content-Type.
 
-Any web page can make the browser send requests to a server on the user's machine. Browsers add the header Origin to all
-requests except some reads (GET), so requests with another page's origin are refused, also preflight requests. Without a
-preflight request, a page can send a body as plain text, but not as JSON, so a body must be declared as JSON. A page can
-read the replies only by DNS rebinding: the attacker changes the DNS entry of the page's host to the address of the
-server, so that the browser treats page and server as one site. The header Host then has the name of the page's host, so
-names that are not this server's are refused.
+Any web page can make the browser send requests to a server on the user's machine. Three checks refuse such requests:
+
+- Origin: browsers add this header to all requests except some reads (GET). A request with another page's origin is
+  refused, also if it is a preflight request.
+- Content-Type: without a preflight request, a page can send a body as plain text, but not as JSON. So every body must
+  be declared as JSON.
+- Host: a page can read the replies to reads without an Origin only by DNS rebinding: the attacker changes the DNS entry
+  of the page's host to the address of the server, so that the browser treats page and server as one site. Host then
+  has the name of the page's host, which is refused, because it is no name of this server.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.prometheus import Counter
 
-# A host (an IPv6 address in brackets, a name or an IPv4 address) and an optional port; below, a valid host name.
+# A host (an IPv6 address in brackets, a name or an IPv4 address) and an optional port.
 HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
+# A valid host name, or an IPv4 address.
 NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 PORTS = {"http": "80", "https": "443"}
 
@@ -43,19 +47,19 @@ def host_name(text: str) -> str | None:
 
 
 def host_names(names: Iterable[str]) -> frozenset[str]:
-    """Return normalised hosts, without invalid ones."""
+    """Return the normalised hosts; invalid ones are left out."""
     return frozenset(name for name in map(host_name, names) if name is not None)
 
 
 def _parsed(host: str) -> tuple[str, str] | None:
-    """Return the host and the port (or "") of a header Host, or of an Origin without its scheme; None if invalid."""
+    """Return the host and the port ("" if there is none) of HOST or HOST:PORT; None if the text is invalid."""
     match = HOST.fullmatch(host)
     name = None if match is None else host_name(match[1])
     return None if match is None or name is None else (name, match[2] or "")
 
 
 def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
-    """Check that the header Host names one of these hosts, on any port. With None, every request passes.
+    """Check that the header Host has one of `hosts`, with any port. If `hosts` is None, every request passes.
 
     Raises:
         ApiError: the request has another Host, no Host or several.
@@ -67,8 +71,8 @@ def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
     if parsed is None or parsed[0] not in hosts:
         name = parsed[0] if parsed else "NAME"
         message = (
-            f"the header Host, {cut(', '.join(given)) or 'none'!r}, is no name of this server; use its address, or "
-            f"start the server with --allow-host {cut(name)} if it has this name"
+            f"the header Host, {cut(', '.join(given)) or 'none'!r}, is no name of this server; use the server's "
+            f"address, or start the server with --allow-host {cut(name)} if it has this name"
         )
         raise ApiError(403, message, code="host_not_allowed")
 
@@ -89,7 +93,10 @@ def check_origin(headers: Headers, origins: Collection[str]) -> None:
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Return whether an origin is the server itself. TLS may end at a proxy, so the scheme is not compared."""
+    """Return whether an origin has the host and port of the header Host, and so is the server's own page.
+
+    The scheme is not compared: if a proxy decrypts TLS, the origin is https, although this server is addressed by http.
+    """
     scheme, _, rest = origin.partition("://")
     page, server = _parsed(rest), _parsed(host)
     port = PORTS.get(scheme.lower())
@@ -102,7 +109,7 @@ def check_content_type(headers: Headers) -> None:
     """Check that a body is declared as JSON, which other web pages cannot send without a preflight request.
 
     Raises:
-        ApiError: the content type is another one, or missing.
+        ApiError: the header Content-Type is missing, or is not application/json.
     """
     given = headers.getlist("content-type")
     if [one.partition(";")[0].strip().lower() for one in given] != ["application/json"]:
@@ -112,12 +119,12 @@ def check_content_type(headers: Headers) -> None:
 
 
 class OriginGuard:
-    """An ASGI application that passes on the requests that all checks of this module accept, and refuses the others.
+    """ASGI middleware that makes the checks of this module, and refuses the requests that fail one.
 
     Args:
-        app: the application that it guards.
+        app: the application that handles the other requests.
         hosts: the result of `host_names`; None for any host.
-        origins: web pages that may use the application, besides its own; "*" is every page.
+        origins: web pages that may use the application besides the server's own page; "*" is every page.
         errors: counts the refusals by their status.
     """
 

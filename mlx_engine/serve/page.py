@@ -1,7 +1,7 @@
-"""The page at `/`: a chat, and a live view of the engine; and `/events`, the statuses that it shows.
+"""The routes of the chat page: `/` is the page, and `/events` streams the engine's statuses for its live view.
 
-The page is one file, `page.html`. Its Content-Security-Policy names the hashes of its own script and style and allows
-requests to this server alone, so that neither a model's text nor a prompt can run or load anything.
+The page is one file, `page.html`. Its Content-Security-Policy allows only the page's own script and style, by their
+hashes, and only requests to this server. So neither a model's text nor a prompt can run scripts or load anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mlx_engine.serve.sse import EventStream, event, unless_gone
 from mlx_engine.serve.status import Status
 
 FILE = Path(__file__).with_name("page.html")
-# The least number of seconds between two events; and the seconds of silence after which a comment is sent, so that
+# PAUSE is the least seconds between two events. After HEARTBEAT seconds without a status, a comment is sent, so that
 # proxies do not close the idle connection.
 PAUSE, HEARTBEAT = 0.2, 15.0
 
@@ -41,11 +41,11 @@ def routes(
     """Return the routes of the page.
 
     Args:
-        snapshots: yields the latest status of the engine that a query string names, and then newer ones. Statuses that
-            a slow reader misses are skipped. This function may raise ApiError.
-        refusal: returns the response to a request whose headers lack the API key, otherwise None. It is called only for
-            `/events`. `/` contains no data; the page asks the user for the key when a request is answered with 401.
-        pause: the least number of seconds between two statuses.
+        snapshots: yields the latest status of the model that a query string names, and then newer statuses; a slow
+            reader misses some. Raises ApiError if there is no such model.
+        refusal: returns the response to a request whose headers lack the API key, otherwise None. Called only for
+            `/events`: `/` contains no data. The page asks the user for the key when a request is answered with 401.
+        pause: the least seconds between two events.
         heartbeat: seconds without a status after which a comment is sent.
     """
     text = FILE.read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def policy(text: str) -> str:
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            # Browsers that support this directive refuse to parse any text as HTML.
+            # With these two directives, browsers that support them refuse to parse any text as HTML.
             "require-trusted-types-for 'script'",
             "trusted-types 'none'",
         )
@@ -102,9 +102,10 @@ def _hashes(text: str, tag: str) -> str:
 
 
 async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield an event for each status that differs from the one before, and comments to keep the connection open.
+    """Yield an event for each status that differs from the one before.
 
-    Yield a comment after each `heartbeat` seconds without a status. End after the last status.
+    Also yield a comment after each `heartbeat` seconds without a status, to keep the connection open. End after the
+    last status.
     """
     last = b""
     waiting: asyncio.Task[Status | None] | None = None
@@ -134,7 +135,7 @@ async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
 
 
 class UntilGone(EventStream):
-    """A response of events that ends when its client disconnects, for a route without `Endpoint`."""
+    """A stream of events that ends when its client disconnects, for a route that is not an `app.Endpoint`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write all events until the client disconnects."""

@@ -397,8 +397,8 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         if not self.continue_final_message:
             return found
         last, n = self.messages[-1], len(self.messages) - 1
-        # Only the text is continued: templates do not write the reasoning of a turn before an unfinished text, so the
-        # reasoning is reported as ignored.
+        # Only the text of the last message is continued. Templates leave out the reasoning of a message that is not
+        # complete, so the reasoning is reported as ignored.
         left_out = tuple(f"messages[{n}].{name}" for name in ("reasoning_content", "reasoning") if last.get(name))
         return found._replace(begun=last["content"], ignored=(*found.ignored, *left_out))
 

@@ -28,7 +28,7 @@ class Counter:
         self._values: dict[str, float] = {} if label else {"": 0.0}
 
     def add(self, n: float = 1, value: str = "") -> None:
-        """Add n to the count of a label's value."""
+        """Add n to the number of the label's value `value`, or, without a label, to the only number."""
         self._values[value] = self._values.get(value, 0.0) + n
 
     def lines(self) -> Iterator[str]:
@@ -63,18 +63,18 @@ class Histogram:
         yield f"{self._name}_count {total}"
 
 
-# Gauges of prefixes on disk, by the name of the counter of `DiskStats`.
+# Gauges of the prefix cache on disk: the descriptions, by the field of `DiskStats`.
 DISK = {
     "nbytes": "Bytes of files of prefixes.",
     "written": "Files of prefixes that were written.",
-    "dropped": "Files of prefixes that were not written: too many waited, or the disk failed.",
+    "dropped": "Files of prefixes that were not written: the queue was full, the page was evicted, or the disk failed.",
     "damaged": "Files of prefixes that were removed because they were damaged.",
-    "removed": "Files of prefixes that were removed to keep within --prefix-disk.",
+    "removed": "Files of prefixes that were removed because they exceeded --prefix-disk, or the disk was full.",
 }
 
 
 class Metrics:
-    """All metrics of a server. They are updated and read in the event loop."""
+    """The metrics of one model, or those that belong to no model; updated and read in the event loop."""
 
     def __init__(self) -> None:
         self.errors = Counter("http_errors", "Responses with an error, by HTTP status.", "status")
@@ -85,11 +85,11 @@ class Metrics:
         self._hits = Counter("prefix_cache_hits", "Tokens of prompts that were found in the prefix cache.")
         self._from_disk = Counter("prefix_disk_hits", "Tokens of prompts that were read from files of prefixes.")
         self._success = Counter("request_success", "Answers that have ended, by reason.", "finished_reason")
-        self._preemptions = Counter("num_preemptions", "Answers that gave their pages back and were computed again.")
+        self._preemptions = Counter("num_preemptions", "How often an answer lost its pages and was computed again.")
         self._steps = Counter("engine_steps", "Forward passes.")
         self._step_seconds = Counter("engine_step_seconds", "Time of forward passes in seconds.")
         self._rows = Counter("engine_step_rows", "Tokens in forward passes.", "phase")
-        self._drafts = Counter("spec_decode_num_drafts", "Passes of an answer with proposed tokens.")
+        self._drafts = Counter("spec_decode_num_drafts", "Passes that ran proposed tokens, counted once per answer.")
         self._proposed = Counter("spec_decode_num_draft_tokens", "Proposed tokens that passes have run.")
         self._accepted = Counter("spec_decode_num_accepted_tokens", "Proposed tokens that were right.")
         self._proposed_by = Counter("spec_decode_draft_tokens_by_drafter", "Proposed tokens by drafter.", "drafter")
@@ -98,11 +98,11 @@ class Metrics:
             "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by position.", "position"
         )
         self._first = Histogram("time_to_first_token_seconds", "From the submission to the first token.", FIRST_TOKEN)
-        about = "Time of the passes between tokens of a request's first answer; one value for tokens of the same pass."
+        about = "Time of the passes between two tokens of a request's first answer; tokens of one pass count as one."
         self._between = Histogram("inter_token_latency_seconds", about, BETWEEN_TOKENS)
         self._whole = Histogram("e2e_request_latency_seconds", "From the submission to the last token.", REQUEST)
-        self._queue = Histogram("request_queue_time_seconds", "From the submission to a slot.", REQUEST)
-        self._prefill = Histogram("request_prefill_time_seconds", "From a slot to the first token.", REQUEST)
+        self._queue = Histogram("request_queue_time_seconds", "From the submission to getting a slot.", REQUEST)
+        self._prefill = Histogram("request_prefill_time_seconds", "From getting a slot to the first token.", REQUEST)
         self._decode = Histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST)
 
     def add(self, update: StepUpdate) -> None:
@@ -147,7 +147,7 @@ class Metrics:
         return "".join(f"{line}\n" for lines in self.families(load) for line in lines)
 
     def families(self, load: Load) -> list[Iterator[str]]:
-        """Return the lines of each metric: its description, its kind, and then its samples."""
+        """Return for each metric the lines of the text format: its description, its kind, and then its samples."""
         gauges = [
             _gauge("num_requests_running", "Answers that have a slot.", load.running),
             _gauge("num_requests_waiting", "Answers that wait for a slot.", load.waiting),
@@ -162,12 +162,12 @@ class Metrics:
 def text_of_models(
     server: Metrics, models: Mapping[str, tuple[Metrics, Load]], loads: Mapping[str, tuple[int, bool]]
 ) -> str:
-    """Return the metrics of a server with several models, each with the label `model_name`, as vLLM has it.
+    """Return the metrics of a server with several models as text. As in vLLM, the label `model_name` has the model.
 
     Args:
         server: counts errors and disconnected clients, which belong to no model.
-        models: the metrics of each model, and the use of its engine.
-        loads: how often each model has been loaded, and whether it is loaded now.
+        models: the metrics of each model, and the use of its engine, by the model's name.
+        loads: how often each model has been loaded, and whether it is loaded now, by the model's name.
     """
     families: dict[tuple[str, str], list[str]] = {}
     for name, (metrics, load) in models.items():

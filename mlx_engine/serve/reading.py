@@ -111,6 +111,8 @@ class Chat:
         """
         if isinstance(content, str):
             return content
+        if not isinstance(content, list):
+            raise wrong(at, "must be a text or a list of objects", content)
         texts = []
         for i, part in enumerate(objects(content, at)):
             kind = text_in(part, "type", f"{at}[{i}]")
@@ -133,7 +135,7 @@ class Chat:
 def objects(value: Any, at: str) -> Sequence[Json]:
     """Check that a value is a list of JSON objects, and return it; raise ApiError if it is not."""
     if not isinstance(value, list):
-        raise wrong(at, "must be a text or a list of objects", value)
+        raise wrong(at, "must be a list of objects", value)
     for i, item in enumerate(value):
         if not isinstance(item, dict):
             raise wrong(f"{at}[{i}]", "must be an object", item)
@@ -183,8 +185,8 @@ def thinking_variables(
 ) -> tuple[Json, list[str]]:
     """Return the template's variables for thinking: on or off, and the effort.
 
-    Variables that the template does not read are left out. The second result is [param] if the template ignores the
-    effort, which is in the parameter `param` of the request; otherwise []. "medium" is never reported as ignored.
+    Variables that the template does not read are left out. Also return the ignored parameters of the request: [param],
+    the name of the effort, if the template ignores an effort other than "medium", else [].
     """
     if effort == "none":
         is_on = False
@@ -241,7 +243,7 @@ class PartsReply(Reply):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the token limit has cut the answer off. Requests have no timeout."""
+        """Whether the token limit has cut the answer off; requests of the server have no timeout."""
         return self._call.outputs[0][1].finish_reason not in (None, "stop")
 
     @property

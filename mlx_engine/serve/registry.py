@@ -1,11 +1,11 @@
 """The models of a server by name. `Models` loads a model when a request needs it, and unloads models to make room.
 
-Its methods run in the event loop, but files are read in threads. If a request names a model that is not loaded, the
-model is put into a queue. A task loads the models of the queue in order, each in its own engine thread. If the next
+Its methods run in the event loop, but model files are read in threads. If a request names a model that is not loaded,
+the model is put into a queue. A task loads the models of the queue in order, each in its own engine thread. If the next
 model does not fit into the memory beside the loaded ones, unused models are unloaded, the least recently used first. If
-all loaded models are in use, the least recently used one is held: its new requests wait and put it into the queue, too,
-and it is unloaded when its running requests have ended. So no answer is interrupted. If the memory is still in use
-after MOST_SECONDS, the requests that wait for the next model are refused.
+all loaded models are in use, the least recently used one is held: its new requests wait. It is unloaded when its
+running requests have ended, so no answer is interrupted, and is loaded again later for the requests that wait. If the
+memory is still in use after MOST_SECONDS, the requests that wait for the next model are refused.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ LOGGER = logging.getLogger("mlx_engine.serve")
 T = TypeVar("T")
 State = Literal["loaded", "loading", "unloading", "on disk", "failed"]
 
-# Seconds that a model may wait for the memory of models in use. Then the requests that wait for it are refused.
+# Seconds that a queued model may wait for the memory of models in use. Then the requests for this model are refused.
 MOST_SECONDS = 60.0
 # Seconds that a reply of /v1/models waits until model files have been read. Models whose files take longer are
 # described in later replies.
 DESCRIBE_SECONDS = 2.0
-# Seconds after which a model that could not be loaded is tried again.
+# Seconds after a model has failed during which requests for it are refused. A later request loads it again.
 RETRY_SECONDS = 10.0
 
 
@@ -75,13 +75,14 @@ class ServedModel:
         reason: why the model could not be loaded, or why its engine thread has died.
         nbytes: the bytes that the model takes while it is loaded.
         n_using: the number of requests that use the model now.
-        used_at: when a request last began or ended.
+        used_at: when a request last began or ended, or when the model was loaded.
         failed_at: when the model last failed to load, or its engine thread died.
         is_held: whether new requests wait, because another model needs the memory.
         waiting: requests that wait until the model is loaded, or until it is no longer held.
         n_loads: how often the model has been loaded.
         changed: an event that is set, and replaced by a new one, when the state changes.
-        about: the result of `describe`, or why it failed; None until the files are read, and again after each load.
+        about: the result of `describe`, or the reason why `describe` failed; None until the files are read, and again
+            after each load.
     """
 
     service: Service
@@ -123,7 +124,7 @@ class ServedModel:
         self.changed = asyncio.Event()
 
     def read_about(self) -> None:
-        """Read `about` from the files of the model; called in a thread."""
+        """Set `about` from the files of the model; called in a thread."""
         try:
             self.about = self.describe()
         except Exception as error:
@@ -135,7 +136,7 @@ class Use:
     """The use of a model by a request, which may wait for the model.
 
     Attributes:
-        granted: a future that is done when the model can be used, or raises the error that prevents it.
+        granted: a future that is done when the model can be used; if it cannot be used, the future has the error.
     """
 
     model: ServedModel
@@ -153,7 +154,7 @@ class Use:
         return self.granted.done()
 
     async def comments(self, seconds: float) -> AsyncIterator[bytes]:
-        """Yield a comment of a stream every `seconds` seconds, until the model can be used.
+        """Yield a comment of a stream at once, then every `seconds` seconds until the model can be used.
 
         Raises:
             ApiError: as `within`.
@@ -164,7 +165,7 @@ class Use:
 
 
 class Asked(msgspec.Struct):
-    """The fields of a request's body that concern the model."""
+    """The fields of a request's body that are read before its model is loaded."""
 
     model: str | None = None
     stream: Any = None
@@ -176,9 +177,9 @@ class Models:
     Attributes:
         default: the model for requests that name none.
         metrics: counts errors and disconnected clients; with a single model, these are the model's own metrics.
-        on_started: called when the first attempt to load the default model has ended, with or without success. Called
-            by `start` if the default model is not loaded at the start. If a model that is never unloaded (`is_alone`)
-            cannot be loaded, the server ends instead.
+        on_started: called once when the server is ready. If the default model is loaded at the start, this is when its
+            first load has succeeded or failed; otherwise, `start` calls the function. It is not called if a model that
+            is never unloaded (`is_alone`) cannot be loaded, because then the server ends.
         is_closing: whether new requests are refused because the server stops.
     """
 
@@ -198,14 +199,15 @@ class Models:
 
         Args:
             models: the models; the first is the default.
-            memory: bytes for all loaded models; None takes what is free now.
+            memory: bytes for all loaded models; None for the memory that is free now.
             idle_seconds: seconds without a request after which a model is unloaded; None for never.
-            more: returns models that have appeared, such as new files of a folder, except those of the given names.
-                Called when the models are listed, and when a request names an unknown model. None if none can appear.
+            more: gets the names of the known models, and returns models that have appeared, such as new files of a
+                folder. Called when the models are listed, and when a request names an unknown model. None if no model
+                can appear.
             is_loaded_at_start: whether the default model is loaded before a request asks for it.
-            most_seconds: how long a model may wait for the memory of models in use.
+            most_seconds: seconds that a queued model may wait for the memory of models in use.
             notice: called with a line for the user when a model is unloaded, or cannot be loaded.
-            clock: read for the times of uses, in seconds.
+            clock: returns seconds, for `used_at`, `failed_at` and deadlines.
         """
         self._models = {model.name: model for model in models}
         self.default = models[0]
@@ -237,13 +239,13 @@ class Models:
 
     @property
     def is_single(self) -> bool:
-        """Whether the server has a single model; this model may be unloaded while it is idle."""
+        """Whether the server has a single model; unless `is_alone`, this model may be unloaded while it is idle."""
         return len(self._models) == 1 and self._more is None
 
     # ---- the server: its start, its end, and its state ----
 
     def start(self) -> None:
-        """Begin to load the default model, if it is loaded at the start."""
+        """Begin to load the default model, unless it is to be loaded only when a request asks for it."""
         if self.is_alone:
             worker = self.default.service.worker
             on_ready = worker.on_ready
@@ -260,7 +262,7 @@ class Models:
             self.on_started()
 
     def close(self) -> None:
-        """Refuse new requests, and those that wait for a model. Running answers continue."""
+        """Refuse new requests, and the requests that wait for a model. Running answers continue."""
         self.is_closing = True
         for model in self:
             model.service.worker.close()
@@ -275,7 +277,7 @@ class Models:
         await asyncio.gather(*(model.service.worker.stop() for model in self if model.service.worker.is_started))
 
     def tick(self) -> None:
-        """Unload models that have not been used for a while; called several times a second."""
+        """Unload models that have not been used for `idle_seconds`; called several times a second."""
         if self.idle_seconds is None or self._queue or self.is_closing:
             return
         since = self._clock() - self.idle_seconds
@@ -294,7 +296,7 @@ class Models:
 
     @property
     def fault(self) -> BaseException | None:
-        """The error that ended the engine thread of a server with a single model, and so ends the server; or None."""
+        """The error that ended the engine thread and so ends the server; None if there is none, or not `is_alone`."""
         return self.default.service.worker.fault if self.is_alone else None
 
     @property
@@ -328,7 +330,7 @@ class Models:
     # ---- requests ----
 
     def asked(self, body: bytes) -> Asked:
-        """Return the fields of a request's body that concern the model.
+        """Return the fields of a request's body that are read before its model is loaded.
 
         Raises:
             ApiError: the body is not a JSON object, or the name of the model is not a string.
@@ -339,7 +341,7 @@ class Models:
             return parse(body, Asked)
 
     def find(self, name: str | None) -> ServedModel:
-        """Return the model of a name; the default model if `name` is None, or is unknown and any name is served.
+        """Return the model with a name. Return the default model for None, and for unknown names if any name is served.
 
         Raises:
             ApiError: there is no such model.
@@ -362,7 +364,10 @@ class Models:
         return self._models.get(name) or next((model for model in self if name in model.service.models), None)
 
     def _seen(self) -> tuple[list[ServedModel], list[ServedModel]]:
-        """Return models that have appeared, and models whose files are gone. Change nothing: a thread may call this."""
+        """Return models that have appeared, and models whose files are gone.
+
+        May be called in a thread, because it changes nothing.
+        """
         found = list[ServedModel]()
         if self._more is not None:
             with suppress(OSError):  # a folder was removed while it was read
@@ -370,9 +375,9 @@ class Models:
         return found, [model for model in self if not model.exists()]
 
     def _update(self, seen: tuple[Iterable[ServedModel], Iterable[ServedModel]]) -> None:
-        """Add models that have appeared, and forget those whose files are gone.
+        """Add models that have appeared, and remove models whose files are gone; `seen` is the result of `_seen`.
 
-        The default model, and models that are in memory or requested, are kept.
+        The default model is kept, and so are models that are in memory or that requests wait for.
         """
         found, gone = seen
         for model in found:
@@ -385,7 +390,7 @@ class Models:
 
     @contextmanager
     def used(self, model: ServedModel) -> Iterator[Use]:
-        """Load a model if needed, and keep it loaded during the `with` block. Await `Use.within` before using it.
+        """Load a model if needed, and keep it loaded during the `with` block. Before using it, await `Use.within`.
 
         Raises:
             ApiError: the model failed a short time ago, too many requests wait for it, or the server stops.
@@ -425,14 +430,14 @@ class Models:
             use.granted.exception()
 
     def _check_waiting(self, model: ServedModel) -> None:
-        """Raise ApiError if a request for a model that is not loaded cannot wait."""
+        """Raise ApiError if a request for a model that is not ready may not wait for the model."""
         self.check_open()
         seconds = model.failed_at + RETRY_SECONDS - self._clock()
         if model.state == "failed" and seconds > 0:
             raise self._failure(model, seconds)
-        most = model.service.worker.queue
-        if len(model.waiting) >= max(1, most):
-            message = f"model {model.name!r} is not loaded, and {most} requests wait for it already; see Retry-After"
+        n = len(model.waiting)
+        if n >= max(1, model.service.worker.queue):
+            message = f"model {model.name!r} is not loaded; requests that wait for it already: {n}; see Retry-After"
             raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "5"})
 
     def _failure(self, model: ServedModel, seconds: float) -> ApiError:
@@ -454,7 +459,7 @@ class Models:
             self._loader = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        """Unload models that have been idle for long, and load the models of the queue, one after the other."""
+        """Unload models that have been idle for `idle_seconds`, and then load the models of the queue in order."""
         await self._unload_idle()
         while self._queue and not self.is_closing:
             model = self._queue[0]
@@ -476,7 +481,7 @@ class Models:
         """Load a model unless it is loaded, and let the requests that wait for it begin.
 
         Raises:
-            ApiError: models in use do not give their memory back in time.
+            ApiError: other models are in use for too long, so their memory is not free in time.
             Exception: the model cannot be loaded.
         """
         assert model.open is not None  # noqa: S101 - a model that is never unloaded is never in the queue
@@ -504,9 +509,9 @@ class Models:
         self._grant_all(model)
 
     async def _make_room(self, model: ServedModel, need: Need) -> bool:
-        """Unload other models until this one fits. Return False if no request waits for it any more.
+        """Unload other models until this one fits.
 
-        The default model needs no waiting request when the server starts.
+        Return False if no request waits for the model any more, unless it is the default model at the server's start.
 
         Raises:
             ApiError: the other models are in use for too long.
@@ -537,15 +542,15 @@ class Models:
 
     def _busy(self, model: ServedModel, held: ServedModel) -> ApiError:
         message = (
-            f"model {model.name!r} is not loaded: the memory is too small for it beside {held.name!r}, which is "
-            f"answering for more than {self._most_seconds:g} seconds; try again later"
+            f"model {model.name!r} is not loaded: the memory is too small for it beside {held.name!r}, which has "
+            f"been in use for more than {self._most_seconds:g} seconds; try again later"
         )
         return ApiError(503, message, param="model", code="model_not_loaded", headers={"Retry-After": "30"})
 
     def _fits(self, need: Need) -> bool:
         """Return whether a model fits beside the loaded ones.
 
-        True if no model is loaded: `Opened.load` then checks the memory.
+        If no model is loaded, return True without a check, because `Opened.load` checks the memory.
         """
         others = sum(model.nbytes for model in self)
         return not others or (others + need.total <= self.memory and need.least <= available_memory())
@@ -561,7 +566,7 @@ class Models:
 
     async def _unload_idle(self) -> None:
         for model in sorted(self._unused(), key=lambda model: model.used_at):
-            # While one model was unloaded, a request may have begun to use the next one, or its thread may have died.
+            # While another model was unloaded, a request may have begun to use this one, or its thread may have died.
             is_unused = model.state == "loaded" and not model.n_using
             if is_unused and self.idle_seconds is not None and model.used_at <= self._clock() - self.idle_seconds:
                 await self._unload(model)
@@ -584,7 +589,7 @@ class Models:
         model.nbytes = 0
 
     def _fail(self, model: ServedModel, error: BaseException) -> None:
-        """Record why a model could not be loaded, and end the requests that wait for it."""
+        """Record why a model could not be loaded, and refuse the requests that wait for it."""
         known = api_error(error, "") if isinstance(error, Exception) else ApiError(500, repr(error))
         if not isinstance(error, EngineError):
             LOGGER.error(f"model {model.name!r} cannot be loaded", exc_info=error)
@@ -592,7 +597,7 @@ class Models:
         self._become_failed(model, known.message)
 
     def _end(self, model: ServedModel, worker: Worker, fault: BaseException) -> None:
-        """Record that the engine thread of a loaded model has died; the next request loads the model again."""
+        """Record that a loaded model's engine thread has died. A request after RETRY_SECONDS loads the model again."""
         if model.state != "loaded" or model.service.worker is not worker:
             return  # the task that loads or unloads this model handles the error
         LOGGER.error(f"the engine thread of model {model.name!r} has died", exc_info=fault)
@@ -615,7 +620,7 @@ class Models:
         return [self._card(model, name) for model in self for name in model.service.models]
 
     async def card(self, name: str) -> dict[str, object]:
-        """Return the entry of a name.
+        """Return the entry of a name in /v1/models.
 
         Raises:
             ApiError: there is no such model.
@@ -626,7 +631,7 @@ class Models:
         return self._card(model, name)
 
     async def _described(self) -> None:
-        """Read the files of all models that are not described yet or could not be; wait at most DESCRIBE_SECONDS."""
+        """Read the files of all models without `about`, or whose `about` is an error; wait at most DESCRIBE_SECONDS."""
         if self._describer is None or self._describer.done():
             unknown = [model for model in self if model.about is None or "reason" in model.about]
             self._describer = asyncio.ensure_future(asyncio.to_thread(_read_abouts, unknown))
@@ -656,9 +661,9 @@ class Models:
         return text_of_models(self.metrics, found, loads)
 
     async def snapshots(self, model: ServedModel) -> AsyncIterator[Any]:
-        """Yield the snapshots of a model's engine while the model is loaded, also after it has been loaded again.
+        """Yield the snapshots of a model's engine whenever the model is loaded; wait while it is unloaded.
 
-        End when the server stops, or when the model's files are gone.
+        End when the server stops, or when the model has been removed because its files are gone.
         """
         while not self.is_closing and self._models.get(model.name) is model:
             changed = model.changed
@@ -671,7 +676,7 @@ class Models:
 
 
 async def _in_daemon(work: Callable[[], T]) -> T:
-    """Run `work` in a daemon thread, and return its result. So a long download does not delay the exit."""
+    """Run `work` in a daemon thread, so that a long download does not delay the exit, and return the result."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -703,9 +708,9 @@ def _not_loaded() -> tuple[Engine, Scheduler]:
 def _close(engines: list[Engine | None]) -> None:
     """Close the only engine of a list, and return its memory to the system; called in a thread.
 
-    The engine is passed in a list, which is emptied, so that no frame refers to it while garbage is collected. The
-    command `serve` calls `gc.freeze` after loading (`collect_garbage_again`). Frozen objects are never collected, so
-    they are unfrozen first.
+    The engine is passed in a list and removed from it, so that no caller's frame refers to the engine during garbage
+    collection. The command `serve` calls `gc.freeze` after loading (`collect_garbage_again` in commands/serve.py).
+    Frozen objects are never collected, so they are unfrozen first.
     """
     engine = engines.pop()
     if engine is not None:

@@ -1,7 +1,8 @@
-"""Replies and streams of /v1/chat/completions and /v1/completions, with a receipt under the key `mlx_engine`.
+"""Replies and streams of /v1/chat/completions and /v1/completions, and `Reply`, the base class for all APIs.
 
-The receipt has digests, the seed and times, so that clients can compare and reproduce answers. It can also name the
-cause of a cache miss, so that clients can change their prompts to share a longer prefix.
+The key `mlx_engine` of a reply has the receipt: digests, the seed and times, so that clients can compare and reproduce
+answers. The receipt can also name the cause of a cache miss, so that clients can change their prompts to share a longer
+prefix with earlier prompts.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ Json = dict[str, object]
 
 
 class Reply(ABC):
-    """The reply to a call, as a whole or as the events of a stream. `id` is its id.
+    """The reply to an HTTP call, as a whole or as the events of a stream.
+
+    The attribute `id` is the id of the reply, which begins with the class's `prefix`.
 
     Args:
-        call: the call.
-        tokenizer: the tokenizer of its ids.
+        call: the requests of the HTTP call, and their outputs.
+        tokenizer: the tokenizer of the model.
         model: the name of the model.
         fingerprint: the version and backend that computed the answer.
         types: the types of activations, and of keys and values, with which the answer was computed.
         ignored: the names of the parts of the request that the server ignores.
-        explains_cache: whether the reply says why no more tokens were cached, see `explained`.
+        explains_cache: whether the receipt says why not more tokens were cached, see `explained`.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
-        clock: the clock of the call's times.
+        clock: returns seconds; the clock of the times in `call`.
     """
 
     prefix: str
@@ -65,7 +68,7 @@ class Reply(ABC):
 
     @abstractmethod
     def whole(self) -> Json:
-        """Return the reply, when all answers have ended."""
+        """Return the whole reply. All answers must have ended."""
 
     @abstractmethod
     def begin(self) -> bytes:
@@ -99,25 +102,26 @@ class Reply(ABC):
 
     @property
     def n_proposed(self) -> int:
-        """The number of proposed tokens that passes have run."""
+        """The number of tokens proposed by speculation that forward passes have run."""
         return sum(request.n_proposed for request in self._call.requests)
 
     @property
     def n_accepted(self) -> int:
-        """The number of proposed tokens that were right."""
+        """The number of proposed tokens that were accepted: sampling chose the same tokens."""
         return sum(request.n_accepted for request in self._call.requests)
 
     @property
     def n_generated(self) -> int:
-        """The number of tokens of all answers; end-of-text tokens are counted."""
+        """The number of tokens of all answers, including end-of-text tokens."""
         return sum(progress.n_tokens for _, progress in self._call.outputs)
 
     def receipt(self) -> Json:
         """Return the receipt: digests of the answers, the types and the seed that reproduce them, times, cache use.
 
-        `digest` is the digest of the first choice; `digests` has one per choice. `timings` and `cache` are objects, or
-        lists of objects if the request has several prompts. `ignored` lists parts of the request that the server
-        ignores. `constraint` is present if the request has a constraint, and `speculation` if tokens were proposed.
+        `digests` has a digest of the tokens and log-probabilities of each answer; `digest` is the first of these.
+        `timings` and `cache` are objects, or lists of objects if there are several prompts. `ignored` lists parts of
+        the HTTP request that the server ignores. `constraint` is present if the answers have a constraint, and
+        `speculation` if tokens were proposed.
         """
         call = self._call
         digests = [
@@ -142,9 +146,10 @@ class Reply(ABC):
         }
 
     def _constraint(self) -> Json:
-        """Return the digest of the constraint, and `allowed`: a probability for each token of each answer.
+        """Return the key `constraint` with the constraint's digest and `allowed`; {} without a constraint.
 
-        Each is the sum of the probabilities of all tokens that the constraint allows at the token's position.
+        `allowed` has a list per answer with a probability per token: the sum of the probabilities of all tokens that
+        the constraint allows at this position.
         """
         constraint = self._call.requests[0].options.constraint
         if constraint is None:
@@ -154,12 +159,14 @@ class Reply(ABC):
 
 
 class Choices(Reply):
-    """A reply of chat or completions, in the form that both have: a list of choices.
+    """A reply of /v1/chat/completions or /v1/completions: a list of choices, one per answer.
 
     Args:
-        n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
-        n_prompt_logprobs: the same for `prompt_logprobs`, vLLM's log-probabilities of the prompts.
-        includes_usage: whether a stream ends with the usage; all other chunks then have the key `usage` with null.
+        n_logprobs: the number of most likely tokens to list for each token; None leaves out log-probabilities.
+        n_prompt_logprobs: the number of most likely tokens to list for each token of the prompts in `prompt_logprobs`
+            (vLLM's name); None leaves out `prompt_logprobs`.
+        includes_usage: whether the last chunk of a stream has the counts of tokens in `usage`. If so, `usage` is null
+            in all other chunks.
     """
 
     kind: str
@@ -188,7 +195,7 @@ class Choices(Reply):
         self._owners = [request for request in call.requests for _ in request.outputs]
 
     def begin(self) -> bytes:
-        """Return a comment with the phase of the call."""
+        """Return a comment with the phase of the call, such as "queued" or "decode"."""
         return comment(self._call.phase)
 
     def heartbeat(self) -> bytes:
@@ -199,7 +206,7 @@ class Choices(Reply):
         return b"".join(map(event, self.chunks()))
 
     def end(self) -> bytes:
-        """Return the last chunks, the last of which has the receipt, and the end of the stream."""
+        """Return the remaining chunks, and the end of the stream. The last chunk has the receipt."""
         chunks = self.chunks()
         if self._includes_usage:
             chunks.append({**self._chunk({}), "choices": [], "usage": self.usage()})
@@ -207,7 +214,7 @@ class Choices(Reply):
         return b"".join(map(event, chunks)) + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the last chunks and the error."""
+        """Return the remaining chunks and the error."""
         return b"".join(map(event, [*self.chunks(), error.body()]))
 
     def whole(self) -> Json:
@@ -223,7 +230,7 @@ class Choices(Reply):
     def chunks(self) -> list[Json]:
         """Return the chunks of the text and tokens that have arrived since `chunks` was last called.
 
-        The first chunks of an answer are those of `_opening`, and the last ones are those of `_closing`.
+        An answer begins with the chunks of `_opening`, and ends with the chunks of `_closing`.
         """
         found: list[Json] = []
         for i, (output, progress) in enumerate(self._call.outputs):
@@ -242,7 +249,7 @@ class Choices(Reply):
         return found
 
     def usage(self) -> Json:
-        """Return the counts of tokens; end-of-text tokens are counted. A prompt with several answers counts once."""
+        """Return the counts of tokens, including end-of-text tokens. A prompt with several answers counts once."""
         right, wrong = self.n_accepted, self.n_proposed - self.n_accepted
         proposed = {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}
         return {
@@ -257,9 +264,9 @@ class Choices(Reply):
         return {**self._head, "object": self.chunk_kind, "choices": [choice], **self._usage}
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
-        """Return the log-probabilities of the tokens between two lengths of an output.
+        """Return the log-probabilities of the tokens that an output had at `until`, but not yet at `after`.
 
-        An end-of-text token is left out, because its text is not part of the answer.
+        An end-of-text or stop token is left out, because its text is not part of the answer.
         """
         if self._n_logprobs is None or output.logprobs is None:
             return None
@@ -267,12 +274,15 @@ class Choices(Reply):
         return output.logprobs[after.n_tokens : until.n_tokens - is_hidden]
 
     def _ending(self, i: int, reason: str | None) -> Json:
-        """Return how an answer ended: the reason and, as in vLLM, the stop string or token id of the request."""
+        """Return the keys `finish_reason` and `stop_reason` of an answer.
+
+        `stop_reason` is the request's stop string or stop token id that ended the answer, else None, as in vLLM.
+        """
         output, _ = self._call.outputs[i]
         return {"finish_reason": reason, "stop_reason": output.stop if reason == "stop" else None}
 
     def _prompt_logprobs(self, request: Request) -> Json:
-        """Return the key `prompt_logprobs`, if it was asked for."""
+        """Return the key `prompt_logprobs` with its value; {} if the request does not ask for the key."""
         n, tokens = self._n_prompt_logprobs, request.prompt_logprobs
         return {} if n is None or tokens is None else {"prompt_logprobs": prompt_logprobs(self._tokenizer, tokens, n)}
 
@@ -282,15 +292,18 @@ class Choices(Reply):
 
     @abstractmethod
     def _opening(self, i: int) -> list[Json]:
-        """Return what the first chunks of an answer have in `choices`: one entry per chunk, or none."""
+        """Return the choice of each chunk that begins an answer; [] if there are no such chunks."""
 
     @abstractmethod
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
-        """Return a choice of a chunk, with new text; None while the text is held back."""
+        """Return the choice of a chunk with new text.
+
+        Return None if nothing is to be sent: the text is held back, because it may begin a tool call or a marker.
+        """
 
     @abstractmethod
     def _closing(self, i: int, reason: str) -> list[Json]:
-        """Return what the last chunks of an answer have in `choices`: one entry per chunk."""
+        """Return the choice of each chunk that ends an answer."""
 
 
 class ChatReply(Choices):
@@ -366,8 +379,9 @@ class CompletionReply(Choices):
     """The reply of /v1/completions.
 
     Args:
-        echoes: the prompt of each choice, which the text repeats; empty for no echo.
-        is_scored: whether log-probabilities begin with those of the echo.
+        echoes: for each choice the text of its prompt, with which the choice's text begins (the parameter `echo`);
+            empty without `echo`.
+        is_scored: whether the log-probabilities of a choice begin with those of its prompt.
     """
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
@@ -393,16 +407,17 @@ class CompletionReply(Choices):
         return [self._text(i, self._echoes[i], None, 0)] if self._echoes[i] else []
 
     def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
-        """Return the log-probabilities of tokens; after a scored echo, also that of an end-of-text token.
+        """Return the log-probabilities as the base class does; if `is_scored`, include an end-of-text token.
 
-        Clients that score prompts generate one token and drop the last entry, so this token must have an entry.
+        Clients that score prompts ask for one new token, and drop the last entry. So the new token must have an entry,
+        even if it is an end-of-text token.
         """
         if self._is_scored:
             return (output.logprobs or [])[after.n_tokens : until.n_tokens]
         return super()._tokens(i, output, after, until)
 
     def _echo_logprobs(self, i: int) -> dict[str, list[Any]]:
-        """Return the value of `logprobs` for the prompt of a choice."""
+        """Return the value of `logprobs` for the prompt of a choice. The first token has no log-probability."""
         request, n = self._owners[i], self._n_logprobs or 0
         tokens = [replace(token, top=token.top[:n]) for token in request.prompt_logprobs or ()]
         found = completion_logprobs(self._tokenizer, tokens, 0)
@@ -443,8 +458,8 @@ def timings(
     The periods tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other and add up to total_ms.
 
     Keys:
-        tokenize_ms: milliseconds to wait for a turn (see `limits.Turns`), parse the request, render the chat template
-            and encode all prompts of the request.
+        tokenize_ms: milliseconds to wait for a turn (the permission to parse, see `limits.Turns`), parse the HTTP
+            request, render the chat template, and encode all prompts of the HTTP request.
         queue_ms: from the end of encoding until the request had a slot.
         prompt_ms: from the slot to the first token. This is prefill; the passes may run other requests, too.
         predicted_ms: from the first token to the last.
@@ -455,21 +470,21 @@ def timings(
         prompt_n: tokens of the prompt that were computed.
         prompt_per_second: prompt_n per second of prompt_ms.
         predicted_n: tokens of all answers.
-        predicted_per_second: tokens after the first of each answer, per second of predicted_ms; null if there are none.
+        predicted_per_second: tokens per second of predicted_ms, without the first token of each answer; null if there
+            are no other tokens.
         steps: the number of forward passes that ran tokens of this request.
         rows_per_step: the mean number of tokens, of all requests, in each of these passes.
         bytes_read: bytes of weights, keys and values that these passes read, computed from the sizes of the arrays.
-        bandwidth_share: bytes per second that the passes after the first token read, divided by the memory bandwidth
-            measured when the model was first loaded; null if the bandwidth is unknown or there were no such passes. The
-            share can exceed 1 if the machine was busy while the bandwidth was measured.
+        bandwidth_share: bytes per second that the passes after the first token read, divided by the memory bandwidth.
+            Null if there were no such passes, or if the bandwidth is unknown. The bandwidth is measured when the model
+            is first loaded; if the machine was busy then, the share can exceed 1.
         preemptions: how often an answer lost its pages and was computed again.
 
     Args:
         request: the request.
-        received: when the server had read the body and the model was loaded. This time and the next two are in
-            seconds of the scheduler's clock.
-        tokenized: when all prompts had been encoded.
-        written: when the receipt is made.
+        received: when the server had read the body and the model was loaded, in seconds of the scheduler's clock.
+        tokenized: when all prompts had been encoded, on the same clock.
+        written: when the receipt is made, on the same clock.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
     """
     times = request.times
@@ -507,7 +522,7 @@ def _rate(n: float, per: float | None) -> float | None:
 
 
 def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return which part of a prompt was cached, and why no more of it. The result can reveal other clients' prompts.
+    """Return how many tokens of a prompt were cached, and why not more. The result can reveal other clients' prompts.
 
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.
@@ -519,9 +534,9 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
             next token was cached before, and was evicted. "window": the keys and values that sliding-window layers need
             were evicted. "state": the model has recurrent states, which are cached only for a shorter prefix. "memory":
             no page was free for the last cached tokens.
-        position: where the tokens differ, if they do.
-        found, expected: the prompt's and the cache's token id at this position, and the text of at most 8 tokens
-            from there.
+        position: the index of the first token that differs; null unless the cause is "differs" or "retokenized".
+        found, expected: the token id at this position, and the text of at most 8 tokens from there: `found` in the
+            prompt, `expected` in the cache.
 
     Args:
         request: a request that has been admitted.
@@ -537,7 +552,7 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     if match.end != "differs":
         return {**known, "cause": None if match.end in ("whole", "new") else match.end, **nothing}
     found = request.prompt_ids[match.agreeing : match.agreeing + SHOWN]
-    # Each text may be cut off, so a common prefix is enough.
+    # Both texts are cut off after `SHOWN` tokens, so they count as the same if one is a prefix of the other.
     a, b = _text_bytes(tokenizer, found), _text_bytes(tokenizer, match.expected)
     is_same = a.startswith(b) or b.startswith(a)
     return {
@@ -575,7 +590,7 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], o
     Args:
         tokenizer: the tokenizer of the ids.
         tokens: the tokens.
-        offset: characters of the text before the first token.
+        offset: the number of characters of the choice's text before the first token.
     """
     texts, offsets = [_token_text(tokenizer, token.token_id) for token in tokens], []
     for text in texts:
@@ -591,9 +606,10 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], o
 
 
 def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
-    """Return where each token of a prompt begins in its text, in characters.
+    """Return the index of the character in the prompt's text at which each token begins.
 
-    An added BOS token has no characters. A token with later bytes of a character has the index of the character.
+    A BOS token that the tokenizer has added has no characters. A token that begins inside a character has the index of
+    this character.
     """
     stream, offsets, n = tokenizer.stream(), list[int](), 0
     is_added = ids[0] == tokenizer.bos_id and not text.startswith(_token_text(tokenizer, ids[0]))
@@ -606,7 +622,7 @@ def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], n_top: int) -> list[object]:
     """Return vLLM's `prompt_logprobs`: for each token of a prompt, its log-probability and those of likely tokens.
 
-    Each entry is an object whose keys are token ids. The first token has no log-probability, so its entry is null.
+    Each entry is an object whose keys are token ids. The first token has no log-probability, so its entry is None.
     """
     found: list[object] = [None]
     for token in tokens:

@@ -18,7 +18,7 @@ class CachedTokens(Reply):
 
 
 class PredictedTokens(Reply):
-    """The numbers of accepted and of rejected proposed tokens. Rejected tokens are not in the answer."""
+    """Counts of the tokens proposed by speculation: accepted, and rejected. Rejected tokens are not in the answer."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -57,7 +57,7 @@ class Timings(Reply):
 
 
 class ShownTokens(Reply):
-    """A token id, and the text of this token and a few after it."""
+    """A token id, and the text of this token and of the next few tokens."""
 
     token_id: int
     text: str
@@ -89,16 +89,17 @@ KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
 class ProposedTokens(Reply):
-    """How many of a drafter's proposed tokens were run in passes, and how many of these were right."""
+    """How many tokens proposed by a drafter were run in forward passes, and how many of these were accepted."""
 
     proposed: int
     accepted: int
 
 
 class SpeculationReceipt(Reply):
-    """How many proposed tokens were run in passes, and how many of these were right: in all, and by drafter.
+    """The proposed tokens that were run in forward passes, and how many of these were accepted.
 
-    `drafter` is "lookup", "draft" or "mtp", or several names joined by "+"; `drafters` has the numbers of each.
+    A drafter is a source of proposed tokens: "lookup", "draft" or "mtp". `drafter` is the name of the drafter, or
+    several names joined by "+"; `drafters` has the counts of each. `proposed` and `accepted` are the sums.
     """
 
     drafter: str
@@ -159,9 +160,9 @@ class ToolCall(Reply):
 
 
 class AnswerMessage(Reply):
-    """The message of an answer. If the model has think markers, reasoning is in a separate field.
+    """The message of an answer. If the model marks its reasoning, the reasoning is in `reasoning_content`.
 
-    The content is null if the answer has calls and no text.
+    `content` is null if the answer has tool calls and no text.
     """
 
     role: Literal["assistant"]
@@ -205,14 +206,14 @@ class ChatCompletion(Head):
 
 
 class FunctionDelta(Reply, omit_defaults=True):
-    """The new part of a function of a call."""
+    """The new part of a tool call: the name of the function, or further text of its arguments."""
 
     name: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class CallDelta(Reply, omit_defaults=True):
-    """The new part of a call; the first part of a call has its id and its name."""
+    """The new part of a tool call. The first part of a call has the call's id and the function's name."""
 
     index: int
     function: FunctionDelta
@@ -249,9 +250,9 @@ class ChatCompletionChunk(Head):
 
 
 class TextLogprobs(Reply):
-    """Log-probabilities of the tokens of an answer of /v1/completions. With `echo`, those of the prompt are first.
+    """Log-probabilities of the tokens of an answer of /v1/completions. With `echo`, the prompt's tokens come first.
 
-    The first token of the prompt has none.
+    The first token of the prompt has null in place of a log-probability.
     """
 
     tokens: list[str]
@@ -296,14 +297,13 @@ class Model(Reply):
     """A model, with the fields of OpenAI's and Anthropic's APIs and further ones of this server.
 
     Attributes:
-        state: the state of the model.
         alias_of: the model's own name, if this entry is an alias.
-        reason: why it could not be loaded or described, or why its engine thread has died.
-        max_model_len: the context in tokens, by vLLM's name.
-        size: bytes of its files.
-        architecture: its type, such as qwen3.
-        weights: the type of most of its weights.
-        n_parameters: the number of its parameters.
+        reason: why the model could not be loaded, why its files could not be read, or why its engine thread has died.
+        max_model_len: the context length in tokens; vLLM has the same key.
+        size: bytes of the model's files.
+        architecture: the architecture, such as qwen3.
+        weights: the type of most of the weights.
+        n_parameters: the number of parameters.
     """
 
     id: str
@@ -345,7 +345,7 @@ class Tokens(Reply):
 
 
 class Text(Reply):
-    """The reply of /detokenize: the text, by llama.cpp's name and by vLLM's."""
+    """The reply of /detokenize: the text, both as `content` (llama.cpp's key) and as `prompt` (vLLM's key)."""
 
     content: str
     prompt: str
@@ -370,7 +370,10 @@ class PromptUsage(Reply):
 
 
 class VectorReceipt(Reply):
-    """The digest of all float32 values of a reply: of the vectors, or of the scores in the order of the documents."""
+    """The receipt of vectors or scores. `digest` is the SHA-256 of the float32 vectors, or of the float32 scores.
+
+    The digest covers the scores of all documents, in the order of the request, even if `top_n` leaves out some.
+    """
 
     digest: str
     activations: Activations
@@ -452,7 +455,7 @@ class ErrorReply(Reply):
 
 
 class ThinkingBlock(Reply, tag_field="type", tag="thinking"):
-    """Reasoning. The signature is the same for all blocks."""
+    """Reasoning. All blocks have the same signature, which the server never checks."""
 
     thinking: str
     signature: str
@@ -477,7 +480,7 @@ Block = ThinkingBlock | TextBlock | ToolUseBlock
 
 
 class MessageUsage(Reply):
-    """Counts of tokens. Cached tokens of the prompt are counted separately."""
+    """Counts of tokens. `input_tokens` excludes the cached tokens, which are in `cache_read_input_tokens`."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -565,7 +568,7 @@ class OutputText(Reply, tag_field="type", tag="output_text"):
 
 
 class ReasoningItem(Reply, tag_field="type", tag="reasoning"):
-    """Reasoning. `encrypted_content` is present if the request asks for it: some clients send back only this field."""
+    """Reasoning. `encrypted_content` has its text in base64, not encrypted, if the request asks for this field."""
 
     id: str
     status: Status
@@ -605,7 +608,7 @@ class InputDetails(Reply):
 
 
 class OutputDetails(Reply):
-    """Tokens of the reasoning, counted from its text."""
+    """The number of tokens of the reasoning, found by encoding its text again."""
 
     reasoning_tokens: int
 

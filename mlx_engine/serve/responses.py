@@ -1,8 +1,8 @@
 """OpenAI's API /v1/responses, without stored responses: its requests, replies and streams.
 
-The items of a request become messages and tools of a chat, and the parts of an answer become items. Agents routinely
-send items and tools that run only on OpenAI's servers, and a token limit that exceeds the context. The server ignores
-these items and tools, and names them in the reply; it reduces the limit to the context.
+The items of a request become messages of a chat, and the parts of an answer become items. Agents routinely send tools
+that run only on OpenAI's servers, and items about these tools. The server ignores both, and names them in the reply.
+Agents also send a token limit that exceeds the context. The server reduces this limit to the tokens that fit.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# The prefix of `encrypted_content`, which is the reasoning in base64, not encrypted. Some clients send back only this
-# field of a reasoning item.
+# The prefix of `encrypted_content`. The rest of this field is the text of the reasoning in base64, not encrypted. The
+# field exists because some clients send back no other field of a reasoning item.
 OWN_REASONING = "mlx_engine:"
 ENCRYPTED = "reasoning.encrypted_content"
 
 ROLES = ("user", "assistant", "system", "developer")
 
-# The names of the events for new text and for the end of a part, without `response.` and `.delta` or `.done`.
+# For each kind of part, the text in place of * in the names of its events: `response.*.delta` for new text, and
+# `response.*.done` for the end.
 EVENTS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
 
 # Parameters that clients of the API send and that have no effect here.
@@ -59,7 +60,7 @@ HARMLESS: Mapping[str, object] = {"background": False, "top_logprobs": 0}
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
-    """The form of the answer: text, any JSON object, or JSON of a schema."""
+    """The form of the answer: text, any JSON object, or JSON that a JSON Schema allows."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -76,7 +77,7 @@ class TextOptions(msgspec.Struct):
 
 
 class Reasoning(msgspec.Struct):
-    """The effort of thinking, if the template has efforts. There are no summaries of reasoning."""
+    """The effort of the reasoning, for chat templates that read it. `summary` has no effect."""
 
     effort: str | None = None
     summary: str | None = None
@@ -102,7 +103,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None
     truncation: str | None = None
     store: bool | None = None  # nothing is stored
-    stream_options: dict[str, Any] | None = None  # padding that hides the sizes of events; it is never added
+    stream_options: dict[str, Any] | None = None  # asks for padding that hides the sizes of events; no effect
     client_metadata: Any = None
     service_tier: str | None = None
     context_management: Any = None
@@ -118,7 +119,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_messages(self) -> int:
-        """The number of items."""
+        """The number of items in `input`."""
         return 1 if isinstance(self.input, str) else len(self.input)
 
     @property
@@ -159,7 +160,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return Reading([prompt], chat.ignored, about, choice)
 
     def asked(self) -> Asked:
-        """Return the constraint of the answer: its JSON Schema, or any JSON object."""
+        """Return the constraint of the answer: a JSON Schema, or any JSON object; an empty `Asked` for free text."""
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return Asked()
@@ -171,7 +172,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         self.input, self.tools = "", None
 
     def check(self, slots: int) -> None:
-        """Check the parameters that the types do not describe; the items are checked when they are read."""
+        """Check the parameters as far as their types do not. `read` checks the items."""
         for name, why in REFUSED.items():
             if getattr(self, name) not in (None, HARMLESS.get(name)):
                 raise ApiError(400, f"{name}: {why}", param=name, code="unsupported_parameter")
@@ -185,7 +186,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         self._choice()
 
     def _choice(self) -> str | Json:
-        """Return the choice of a tool: a word, or an object with the name of a function."""
+        """Return the checked `tool_choice`: "auto", "none", "required", or an object with the name of a function."""
         given = "auto" if self.tool_choice is None else self.tool_choice
         if isinstance(given, str):
             if given not in ("auto", "none", "required"):
@@ -222,11 +223,11 @@ def responses_request(body: bytes) -> ResponsesRequest:
 
 
 class Tools:
-    """The tools of a request. Tools of a namespace get new names, because a chat has one list of names.
+    """The tools of a request. Tools of a namespace get new names, because a chat has no namespaces.
 
     Attributes:
         of_chat: the tools in the form of /v1/chat/completions.
-        names: (namespace, name in the namespace) of each tool, by its name in the chat.
+        names: for the name of each tool in the chat, its namespace (or None) and its name in the request.
         shown: the tools in the form in which a reply repeats them.
     """
 
@@ -254,7 +255,7 @@ class Tools:
                 chat.ignore(f"tool {kind:.80}")
 
     def flat_name(self, namespace: str | None, name: str) -> str:
-        """Return the name of a tool in the chat, even if the request no longer has the tool."""
+        """Return the name in the chat of a tool, which may be one that only earlier calls in the input name."""
         return self._flat.get((namespace, name)) or _flat(namespace, name)
 
     def _read_namespace(self, chat: Chat, namespace: Json, at: str) -> None:
@@ -265,7 +266,8 @@ class Tools:
             if kind != "function":
                 chat.ignore(f"tool {kind:.80} of {name:.80}")
                 continue
-            # The description of the namespace is put before the description of its first tool, if this is a function.
+            # A chat has no namespaces, so the description of the first tool begins with that of the namespace. If the
+            # first tool is not a function, the description of the namespace is lost.
             self._add(tool, f"{at}.tools[{i}]", name, "" if i or not about else f"{name}: {about}\n\n")
         self.shown.append(namespace)
 
@@ -316,7 +318,7 @@ def _read_item(chat: Chat, tools: Tools, item: Json, at: str) -> None:
 
 
 def _reasoning(chat: Chat, item: Json, at: str) -> str:
-    """Return the text of a reasoning item; "" if it has only content that another server has encrypted."""
+    """Return the text of a reasoning item; "" if the item has no text, for example only content encrypted elsewhere."""
     if item.get("content") not in (None, []):
         return chat.text(item["content"], f"{at}.content", "")
     own = item.get("encrypted_content")
@@ -330,12 +332,12 @@ def _reasoning(chat: Chat, item: Json, at: str) -> str:
 
 
 class ResponsesReply(PartsReply):
-    """The reply of /v1/responses.
+    """The reply of /v1/responses. Each `Part` of the answer is an output item.
 
     Args:
-        names: (namespace, name in the namespace) of each tool, by its name in the chat.
+        names: for the name of each tool in the chat, its namespace (or None) and its name in the request.
         echo: the parameters of the request that the reply repeats.
-        encrypts: whether reasoning is also in `encrypted_content`, because some clients send back only this field.
+        encrypts: whether the reply also has the reasoning in `encrypted_content`, as base64 (see OWN_REASONING).
     """
 
     prefix = "resp_"
@@ -360,7 +362,7 @@ class ResponsesReply(PartsReply):
         return self._ended()
 
     def begin(self) -> bytes:
-        """Return the first two events, which repeat the parameters of the request."""
+        """Return the events `response.created` and `response.in_progress`."""
         return self._event("response.created", response=self._running()) + self.heartbeat()
 
     def heartbeat(self) -> bytes:
@@ -368,12 +370,12 @@ class ResponsesReply(PartsReply):
         return self._event("response.in_progress", response=self._running())
 
     def end(self) -> bytes:
-        """Return the last events of the items, and the whole response."""
+        """Return the remaining events of the items, and the event with the whole response."""
         data, ended = self.news(), self._ended()
         return data + self._event(f"response.{ended['status']}", response=ended)
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the last events of the items, and the response with its error."""
+        """Return the remaining events of the items, and the event `response.failed` with the error."""
         codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
         found = {"code": codes.get(error.status, "server_error"), "message": error.message}
         data = self.news()

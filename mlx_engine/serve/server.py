@@ -1,10 +1,10 @@
 """The uvicorn server, with limits on its connections.
 
-It listens while the model loads. When it is stopped, running answers get time to end.
+The server listens while the model loads. When the server is stopped, running answers get time to end.
 
 uvicorn waits without a limit for the headers of a request, and for a client that does not read its reply. Each such
-client would occupy a file descriptor, so this module closes its connection. uvicorn also accepts connections until no
-file descriptor is left, and then fails; so this module limits the number of connections.
+connection would occupy a file descriptor, so this module closes it. uvicorn also accepts connections until no file
+descriptor is left, and then fails; so this module limits the number of connections.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from mlx_engine.errors import AddressInUseError, OptionError
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.registry import Models
 
-# h11 compares incomplete headers with its limit, 16 KiB, after each piece of data. Pieces have a fixed size, so that
-# the network's packet sizes do not decide whether headers are refused.
+# Bytes of data that h11 gets at once. After each piece, h11 refuses incomplete headers of more than 16 KiB. With pieces
+# of a fixed size, the sizes of network packets do not decide whether headers are refused.
 PIECE = 1 << 14
 
-# Bytes that are read at once from a body. Larger reads are faster, because the loop waits for the GIL after each. The
-# first read of a request is only PIECE bytes, so that many new connections together take little time.
+# Bytes that are read at once from a body. Larger reads are faster, because the event loop waits for the GIL after each
+# read. The first read of a request is at most PIECE bytes, so that many new requests do not occupy the loop for long.
 LARGE_READ = 1 << 18
 
-# Seconds that a refused client has to read the error: closing a socket with unread data would discard the reply.
+# Seconds until the connection of a refused client is closed, during which incoming data is read and discarded. Closing
+# a socket with unread data at once would discard the reply, too.
 LINGER_SECONDS = 2.0
 
 CODES = {408: "request_timeout", 431: "headers_too_large"}
@@ -104,7 +105,7 @@ class ConnectionLimit:
 
     Args:
         most: the most connections.
-        clock: returns seconds, for the lines of the log.
+        clock: returns seconds; limits how often a line is logged.
     """
 
     def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,7 +114,7 @@ class ConnectionLimit:
         self._n_closed, self._logged_at = 0, -LOG_SECONDS
 
     def add(self, connection: Connection, n_open: int) -> None:
-        """Record that a connection is idle. If there are too many connections, close the one that is idle longest."""
+        """Record that a connection is idle. If `n_open` is above the limit, close the one that was idle longest."""
         self._idle[connection] = None
         if n_open <= self._most:
             return
@@ -124,7 +125,7 @@ class ConnectionLimit:
         if self._clock() - self._logged_at >= LOG_SECONDS:
             LOGGER.warning(
                 f"more than {self._most:,} connections; closed the oldest idle ones "
-                f"({self._n_closed:,} since the last such line, which is logged at most once a minute)"
+                f"({self._n_closed:,} since the last such line; at most one such line is logged per minute)"
             )
             self._n_closed, self._logged_at = 0, self._clock()
 
@@ -134,7 +135,7 @@ class ConnectionLimit:
 
 
 class Connection(H11Protocol):
-    """A connection, which is closed if its client is too slow. The server calls `check` ten times a second."""
+    """A connection. `check`, which the server calls ten times a second, closes it if its client is too slow."""
 
     def __init__(self, *given: Any, limit: ConnectionLimit, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -163,18 +164,18 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Parse data in pieces of fixed size; discard data after a refused request."""
+        """Parse data in pieces of PIECE bytes; discard data after a refused request."""
         for start in range(0, len(data), PIECE):
             if self._refused_at is None:
                 super().data_received(data[start : start + PIECE])
         cycle = self.cycle
         if cycle is not None and cycle.body and cycle.more_body and not cycle.response_complete:
-            # The rest is read when the body is requested, see `Bodies`.
+            # The rest of the body is read when the application receives it, see `limits.Bodies`.
             self.flow.pause_reading()
             self.transport.max_size = LARGE_READ  # type: ignore[attr-defined]
 
     def handle_events(self) -> None:
-        """Parse the data that has arrived; a request may begin."""
+        """Parse the data that has arrived. If a request has begun, the connection is no longer idle."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
             self._limit.remove(self)
@@ -203,12 +204,12 @@ class Connection(H11Protocol):
         error = sys.exc_info()[1]
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         what = str(error).partition(":")[0]  # the message without the bytes of the request
-        self._refuse(status, f"not HTTP/1.1 with a short head ({what})")
+        self._refuse(status, f"not HTTP/1.1, or its headers are too large ({what})")
 
     def _refuse(self, status: int, why: str) -> None:
         """Reply with an error in OpenAI's form; `check` closes the connection after LINGER_SECONDS.
 
-        If no reply can be sent any more, close the connection at once.
+        If another reply has begun or the connection is closing, close the connection at once.
         """
         self._refused_at = self.loop.time()
         if self.cycle is not None and not self.cycle.response_complete:
@@ -236,7 +237,7 @@ BACKLOG = 1024
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes a free one.
+    """Return a socket that listens on an address; port 0 takes a free port.
 
     Raises:
         OptionError: the server cannot listen on the address.
@@ -291,10 +292,11 @@ class Server(uvicorn.Server):
             log_level="error",
             access_log=False,
             server_header=False,
-            # Not uvicorn's default of 5 seconds: some clients close idle connections after the same time, and their
-            # next request would be sent on a connection that is being closed.
+            # uvicorn's default, 5 seconds, is too short: some clients keep an idle connection for the same time, and
+            # might send their next request just when the server closes the connection.
             timeout_keep_alive=math.ceil(patience.head),
-            # This second begins after `grace`; at its end, all requests that have not ended are cancelled.
+            # uvicorn's own grace, in seconds. It begins when `on_tick` stops the server; at its end, all requests that
+            # have not ended are cancelled.
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)
@@ -302,7 +304,7 @@ class Server(uvicorn.Server):
         self._deadline: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and let the system queue more connections than are accepted at once."""
+        """Start, and let the system queue BACKLOG connections. uvicorn alone would let it queue ACCEPTED_AT_ONCE."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
@@ -312,12 +314,15 @@ class Server(uvicorn.Server):
         self.close(None if self._deadline is None else 0.0)
 
     def close(self, grace: float | None = None) -> None:
-        """Refuse new requests, and stop when the running answers have ended or the grace, in seconds, is over."""
+        """Refuse new requests. Stop when the running answers have ended, or after `grace` seconds at the latest.
+
+        None takes the grace of the constructor.
+        """
         self._models.close()
         self._deadline = time.monotonic() + (self._grace if grace is None else grace)
 
     async def on_tick(self, counter: int) -> bool:
-        """Check, ten times a second, the connections, idle models and whether to stop."""
+        """Unload idle models, close slow connections, and decide whether to stop; uvicorn calls this every 0.1 s."""
         self._models.tick()
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):

@@ -25,11 +25,11 @@ class Service:
     """A served model.
 
     Attributes:
-        worker: the engine thread.
+        worker: runs requests in the engine thread.
         model: the name of the model in requests and replies.
         aliases: other names by which requests may name the model.
-        adapters: the names of adapters; a request for MODEL:ADAPTER uses an adapter.
-        any_model: whether requests may name any model.
+        adapters: the names of LoRA adapters; a request for the model MODEL:ADAPTER uses the adapter.
+        any_model: whether requests may name any model; an unknown name then means this model.
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
         max_body: the largest body of a request in bytes.
@@ -44,7 +44,7 @@ class Service:
         context_len: the most tokens of a prompt and its answer together; None is the model's context.
         sampling: defaults of sampling options, in place of the API's defaults.
         created: when this object was made, in Unix seconds; shown as the model's date.
-        bodies: the bodies of requests that are being read.
+        bodies: reads large bodies of requests at a bounded rate.
         turns: limits how many requests are parsed and encoded at the same time.
     """
 
@@ -76,7 +76,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """The version and the backend, then the types of activations, keys and values that are not the defaults."""
+        """The version and the backend; also the types of activations and of keys and values, if not the defaults."""
         be = self.engine.backend
         rounded = "" if be.activations == EXACT else f"-{be.activations}"
         rounded += "" if be.kv_type == kv_type_of(be.activations) else f"-kv_{be.kv_type}"
@@ -84,11 +84,14 @@ class Service:
 
     @property
     def models(self) -> list[str]:
-        """The names of the model, its own name first, and then the names of the model with each adapter."""
+        """The names that requests may use: the model's own name, its aliases, and each of these with each adapter."""
         return list(self._named)
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter that the model name in a request selects, or BASE; None for a model without adapters."""
+        """Return the adapter that the model name in a request selects; BASE for no adapter.
+
+        Return None if the model has no adapters.
+        """
         if not self.adapters:
             return None
         return BASE if name is None else self._named.get(name, ("", BASE))[1]
@@ -97,7 +100,7 @@ class Service:
     def _named(self) -> dict[str, tuple[str, str]]:
         """For each name that requests may use: the name in replies (MODEL or MODEL:ADAPTER), and the adapter.
 
-        All names are listed here, because names may contain colons and so cannot be split.
+        A name cannot be split at its colon, because models and adapters may have colons in their names.
         """
         names = list(dict.fromkeys([self.model, *self.aliases]))
         found = dict.fromkeys(names, (self.model, BASE))
@@ -107,7 +110,7 @@ class Service:
         return found
 
     def check_names(self) -> None:
-        """Raise OptionError if a name MODEL:ADAPTER is ambiguous, for example because an alias is spelled like it."""
+        """Raise OptionError if a name MODEL:ADAPTER is ambiguous, for example because it is also an alias."""
         n = len({self.model, *self.aliases}) * (1 + len(self.adapters))
         if len(self.models) < n:
             expected = "different names MODEL:ADAPTER, none of which is an alias"
@@ -115,7 +118,7 @@ class Service:
             raise OptionError(message, option="--adapter", expected=expected, found=list(self.adapters))
 
     def model_card(self, name: str) -> dict[str, object]:
-        """Return the entry of a name of the model in /v1/models, in the forms of both OpenAI's and Anthropic's API."""
+        """Return the entry of /v1/models for one name of the model, with the keys of OpenAI's and Anthropic's APIs."""
         made = datetime.fromtimestamp(self.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         openai = {"object": "model", "created": self.created, "owned_by": "mlx_engine"}
         anthropic = {"type": "model", "display_name": name, "created_at": made, "lifecycle": "active"}
@@ -127,9 +130,10 @@ class Service:
         return {"id": name, **openai, **anthropic, **alias, **loaded}
 
     def most_tokens(self, ids: Sequence[int], n: int) -> int:
-        """Return the largest number of new tokens in each of n answers, by the context and the memory; at least 1.
+        """Return the largest number of new tokens in each of n answers to the prompt `ids`.
 
-        The engine refuses a prompt that leaves no room for a token.
+        The context and the memory for keys and values limit this number. The result is at least 1: if no token fits,
+        the engine refuses the request.
         """
         by_memory = self.worker.capacity // n + 1  # the last token needs no keys and values
         return max(1, min(self.context, by_memory) - len(ids))
@@ -150,7 +154,7 @@ class Service:
         return max(context, 1 << 17)
 
     def check_messages(self, n: int) -> None:
-        """Check that there are not more messages than the context has tokens: each message takes at least one token.
+        """Check that a conversation with n messages can fit the context: each message takes at least one token.
 
         Raises:
             ContextLengthError: the context has fewer tokens than there are messages.
@@ -159,7 +163,9 @@ class Service:
             raise self._too_long(f"{n:,} messages", n)
 
     def check_length(self, text: str) -> None:
-        """Check without encoding that a text is not too long: divide its bytes by the longest token's bytes.
+        """Check that a text can fit the context, without encoding it.
+
+        A text of n bytes has at least n / `Tokenizer.most_bytes` tokens. If `most_bytes` is None, every text passes.
 
         Raises:
             ContextLengthError: the text is too long.
@@ -174,7 +180,7 @@ class Service:
         return ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_model(self, name: str | None) -> None:
-        """Check the model that a request names; None if the request names no model.
+        """Check the name of the model in a request; `name` is None if the request names no model.
 
         Raises:
             ApiError: the name is not in `models`, and `any_model` is false.

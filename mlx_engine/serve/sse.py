@@ -1,4 +1,4 @@
-"""Server-sent events: their bytes, responses that stream them, and cancelling the work of clients that disconnect."""
+"""Server-sent events (SSE): encode them, stream them in responses, and cancel work when its client disconnects."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def named_event(value: Mapping[str, Any]) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Return a comment, which clients ignore: it keeps the connection open."""
+    """Return a comment. Clients ignore comments, but the data keeps the connection open."""
     return f": {text}\n\n".encode()
 
 
 class EventStream(Response):
     """A response of events, each written as soon as it is available.
 
-    If a client reads slowly, the socket's buffers bound the bytes that wait for it. If it reads nothing for a while,
-    `server.Connection` closes the connection.
+    If a client reads slowly, `send` waits while the buffer of the connection is full, so waiting data takes little
+    memory. If the client reads nothing for a while, `server.Connection` closes the connection.
     """
 
     media_type = "text/event-stream"
@@ -58,11 +58,11 @@ class EventStream(Response):
 
 
 class LateStream(EventStream):
-    """A stream that sends comments while its request waits for its model to be loaded.
+    """A stream that sends comments while the model of its request is loaded, and then the events of the response.
 
     Args:
-        comments: yields comments until the request can be handled, or raises the error that prevents it.
-        handle: handles the request, and calls its argument with the response, which is an `EventStream`.
+        comments: yields comments until the model can be used; raises an error if the model cannot be loaded.
+        handle: handles the request. It gets a function, which it calls with the response (an `EventStream`).
         failure: returns the event for an error.
     """
 
@@ -76,10 +76,11 @@ class LateStream(EventStream):
         self._handle, self._failure = handle, failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write the comments, and then the events of the response, or an event with the error."""
+        """Write the comments, and then the events of the response; write an event with the error if there is one."""
 
         async def sent(message: Message) -> None:
-            if message["type"] == "http.response.body":  # the response has been started
+            # The start of the response has already been sent, before the comments.
+            if message["type"] == "http.response.body":
                 await send(message)
 
         try:
@@ -93,7 +94,7 @@ class LateStream(EventStream):
 
 
 def failure_event(path: str, error: ApiError) -> bytes:
-    """Return the event for an error, in the form of the API that a path belongs to."""
+    """Return the event for an error, in the form of the API to which the route `path` belongs."""
     if is_of_messages(path):
         return named_event(messages_error(error))
     if path == "/v1/responses":
@@ -105,8 +106,8 @@ def failure_event(path: str, error: ApiError) -> bytes:
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     """Run work to its end, or cancel it as soon as the client closes its connection.
 
-    Starlette cancels only streamed responses, and only with some servers. The request of a disconnected client would
-    otherwise stay in the queue or keep its slot.
+    Starlette itself cancels only streamed responses, and only if the server's ASGI version is below 2.4. Without this
+    function, the request of a disconnected client would stay in the queue, or keep its slot.
 
     Raises:
         ClientGoneError: the client disconnected first.
@@ -124,11 +125,11 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
         for end in ends:
             if isinstance(end, asyncio.CancelledError):
                 forget(end)
-        del task, gone, other, ends, end  # an exception's traceback refers to this frame and would keep them alive
+        del task, gone, other, ends, end  # a traceback that refers to this frame would keep these objects alive
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Wait until the client has closed its connection. A body that is not read is discarded at a bounded rate."""
+    """Wait until the client has closed its connection. Discard the unread rest of the body, at a bounded rate."""
     while (message := await receive())["type"] != "http.disconnect":
         if message.get("body"):
             await asyncio.sleep(SECONDS_PER_PIECE)

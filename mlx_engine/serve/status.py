@@ -19,7 +19,7 @@ from mlx_engine.loop.scheduler import Scheduler, StepOutput
 
 # The most steps, waiting answers and nodes of the prefix tree that a status shows.
 N_STEPS, N_WAITING, N_NODES = 120, 32, 48
-# Seconds between two readings, and between two readings of the prefix tree, which cost more.
+# The least seconds between two statuses, and between two readings of the prefix tree, which take longer.
 INTERVAL, TREE_INTERVAL = 0.2, 1.0
 
 Phase = Literal["waiting", "prefill", "decode", "recompute"]
@@ -29,8 +29,8 @@ class AnswerStatus(msgspec.Struct, frozen=True):
     """An answer that runs or waits.
 
     Attributes:
-        number: the number of its request.
-        index: which answer to the request it is.
+        number: the number of the answer's request, in the order of arrival.
+        index: the index of the answer among the answers to the request.
         phase: "waiting" for a slot; "prefill"; "decode"; "recompute" while tokens are computed again after a
             preemption.
         n_prompt: tokens of the prompt.
@@ -38,8 +38,8 @@ class AnswerStatus(msgspec.Struct, frozen=True):
         n_cached: tokens of the prompt that were taken from the prefix cache.
         n_written: tokens of the answer.
         max_tokens: the largest number of tokens of the answer.
-        n_pages: pages that the answer holds, alone or shared, over all groups of layers.
-        n_preemptions: how often an answer to its request lost its pages and was computed again.
+        n_pages: pages that the answer holds, alone or shared, summed over all groups of layers (`PageGroup`).
+        n_preemptions: how often an answer to the same request lost its pages and was computed again.
     """
 
     number: int
@@ -55,10 +55,12 @@ class AnswerStatus(msgspec.Struct, frozen=True):
 
 
 class PageGroup(msgspec.Struct, frozen=True):
-    """The numbers of pages of the layers with the same attention window. Each page is counted once.
+    """Counts of the pages of a group of layers: the layers with the same attention window.
+
+    Each page is in exactly one of the counts.
 
     Attributes:
-        window: the window, None for layers that attend to every token.
+        window: the window in tokens; None for layers that attend to every token.
         free: pages that neither a sequence nor the prefix cache holds.
         cached: pages that only the prefix cache holds; they can be reclaimed.
         shared: pages that an answer holds with another answer or with the prefix cache.
@@ -76,12 +78,12 @@ class PrefixNode(msgspec.Struct, frozen=True):
     """A node of the prefix tree.
 
     Attributes:
-        parent: the index of the parent in the list, or -1.
-        start: position of its first token.
+        parent: the index of the parent in `PrefixStatus.nodes`, or -1 if the parent is the root.
+        start: position of the node's first token.
         n_tokens: number of its tokens.
-        text: the text of its first tokens, with an ellipsis if others follow, or None if texts are not shown.
-        n_pages: number of its pages, over all groups of layers.
-        in_use: number of its pages that answers hold too.
+        text: the text of its first tokens, with an ellipsis if others follow; None if texts are not shown.
+        n_pages: number of its pages, summed over all groups of layers.
+        in_use: number of its pages that answers hold, too.
         references: the largest reference count of its pages.
         last_use: the value of the cache's use counter when the node was last used.
     """
@@ -97,10 +99,10 @@ class PrefixNode(msgspec.Struct, frozen=True):
 
 
 class PrefixStatus(msgspec.Struct, frozen=True):
-    """The prefix cache: the most recently used nodes, each after its parent, and counters.
+    """The prefix cache: the most recently used nodes, each after its parent, and the counters of `PrefixStats`.
 
-    `nodes`, `n_nodes` and `n_tokens` are None if the cache shares only whole pages, because these values would reveal
-    where the prompts of different clients begin to differ.
+    A cache that shares only whole pages hides where the prompts of different clients begin to differ. `nodes`,
+    `n_nodes` and `n_tokens` would reveal this, so they are None for such a cache.
     """
 
     nodes: tuple[PrefixNode, ...] | None
@@ -114,9 +116,10 @@ class PrefixStatus(msgspec.Struct, frozen=True):
 
 
 class StepStatus(msgspec.Struct, frozen=True, array_like=True):
-    """A step: its tokens of decode and of prefill, its seconds, and the least seconds that it could take (`limit`).
+    """A step: its tokens of decode and of prefill, and its seconds.
 
-    `limit` is the bytes that the step reads, divided by the memory bandwidth; None if the bandwidth is unknown.
+    `limit` is the least seconds that reading the step's bytes takes: the bytes divided by the memory bandwidth. None if
+    the bandwidth is unknown.
     """
 
     n_decode: int
@@ -132,8 +135,8 @@ class Status(msgspec.Struct, frozen=True):
         slots: the largest number of answers that run at the same time.
         page: tokens per page.
         running: the answers with a slot, in the order of arrival.
-        waiting: the first answers of the queue.
-        n_waiting: the number of all answers of the queue.
+        waiting: the first answers in the queue, at most N_WAITING.
+        n_waiting: the number of all answers in the queue.
         pages: the pages of each group of layers.
         prefix: the prefix cache, None if there is none.
         steps: the last steps, oldest first.
@@ -177,7 +180,7 @@ class Monitor:
         self._tree: PrefixStatus | None = None
 
     def after(self, scheduler: Scheduler, report: StepOutput) -> Status | None:
-        """Record a step, and return the status if it is due: at intervals, and when no work is left."""
+        """Record a step. Return the status if the last one is `interval` old or no work is left, else None."""
         if report.n_decode + report.n_prefill:
             self._n_steps += 1
             bandwidth = self._bandwidth()
@@ -202,7 +205,7 @@ class Monitor:
         )
 
     def _prefix(self, scheduler: Scheduler) -> PrefixStatus | None:
-        """Return the status of the prefix cache. It is read at most once a second, and when no work is left."""
+        """Return the status of the prefix cache, at most TREE_INTERVAL old; a new status if no work is left."""
         cache, now = scheduler.prefix, self._clock()
         if cache is None or (now - self._tree_read_at < TREE_INTERVAL and scheduler.has_work):
             return self._tree

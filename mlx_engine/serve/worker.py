@@ -1,7 +1,7 @@
 """The engine thread: it owns the model and the scheduler, and runs the scheduler's steps while there is work.
 
-The event loop sends commands through an inbox, which the thread reads between two steps. After each step the thread
-sends all updates to the loop in one call. An error that does not belong to one request ends the thread.
+The event loop sends commands through an inbox, which the thread reads between two steps. After each step, the thread
+sends one `StepUpdate` to the event loop. An error that does not belong to one request ends the thread.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mlx_engine.serve.errors import ApiError
 # Seconds without a step, while there is work, after which the engine counts as stalled.
 STALLED_SECONDS = 60.0
 
+# "submit" or "cancel", and the call whose requests are meant.
 Command = tuple[str, Call]
 
 
@@ -36,10 +37,10 @@ class Load(NamedTuple):
     Attributes:
         running: the number of answers with a slot.
         waiting: the number of answers without a slot.
-        kv_usage: the share of the pages of keys and values that answers or the prefix cache hold, 0 to 1. With several
-            groups of layers, this is the largest share of any group.
+        kv_usage: the share of the pages of keys and values that answers or the prefix cache hold, 0 to 1. If layers
+            have different attention windows, each window has its own pages, and this is the largest of the shares.
         pages: the number of pages that answers hold, without pages that only the prefix cache holds.
-        disk: counters of prefixes on disk, which the writing thread updates; None if none are kept on disk.
+        disk: counters of the prefixes on disk, which change between steps, too; None if no prefixes are kept on disk.
     """
 
     running: int = 0
@@ -84,7 +85,7 @@ class Cores:
                 self._condition.notify_all()
 
     def step(self, scheduler: Scheduler) -> StepOutput:
-        """Run a step. While another model generates answers, the token budget is small, so no answer waits long."""
+        """Run a step. While another model generates answers, limit the prompt tokens, so that no answer waits long."""
         with self.turn():
             scheduler.others_answer = bool(self._answering - {scheduler})
             try:
@@ -98,7 +99,14 @@ class Cores:
 
 
 class StepUpdate(NamedTuple):
-    """The results of a step, which the engine thread sends to the event loop."""
+    """The results of a step, which the engine thread sends to the event loop.
+
+    Attributes:
+        report: what the step has done.
+        reached: the progress of each output, by request.
+        load: the use of the engine.
+        snapshot: the result of the worker's `snapshot` function; None for no new snapshot.
+    """
 
     report: StepOutput
     reached: Mapping[Request, Sequence[Progress]]
@@ -115,12 +123,12 @@ class Worker:
     Attributes:
         engine: the engine; None until it is loaded.
         slots: the largest number of answers that run at the same time.
-        capacity: the number of tokens whose keys and values fit into the memory.
+        capacity: the number of tokens whose keys and values fit into the KV cache.
         load: the use of the engine after the last step.
-        kv_nbytes: bytes of the memory for keys and values.
+        kv_nbytes: bytes of the KV cache.
         fault: the error that ended the thread, or None.
         begun: an event that is set when the model has been loaded, or the thread has died.
-        is_closing: whether new requests are refused because the server stops.
+        is_closing: whether new requests are refused, because the server stops or the model is unloaded.
         on_update: called in the event loop for each update of the thread, for example after a step.
         on_fault: called in the event loop when the thread has died.
     """
@@ -142,10 +150,11 @@ class Worker:
             make: loads the model and returns it with its scheduler; called in the thread.
             queue: the largest number of answers that wait for a slot.
             on_ready: called in the event loop when the model has been loaded, unless `close` has been called.
-            measure: called once in the thread, when the model has been loaded; requests that arrive meanwhile wait.
+            measure: called once in the thread, when the model has been loaded. Requests wait until it returns.
             snapshot: called in the thread for each update, for example after a step; a result that is not None goes to
                 the readers of `snapshots`.
-            cores: the cores that the workers of several models share; None if there is one worker.
+            cores: shared by the workers of several models, so that they run steps one at a time; None if there is one
+                worker.
             clock: returns seconds, for the time of the last step and for rates.
         """
         self.queue, self.slots, self.capacity, self.load = queue, 0, 0, Load()
@@ -194,7 +203,7 @@ class Worker:
 
     @property
     def n_open(self) -> int:
-        """The number of answers of all submitted calls. A streamed call counts until its last event has been sent."""
+        """The number of answers of all submitted calls. A streamed call is counted until its last event is sent."""
         return sum(len(request.outputs) for request in self._calls)
 
     @property
@@ -247,7 +256,7 @@ class Worker:
     def reserved(self) -> Iterator[Callable[[int], None]]:
         """Reserve a place in the slots and the queue for a request that is not parsed yet, until the block ends.
 
-        The context returns a function, to be called with the number of answers when it is known.
+        Yield a function that reserves n places in place of this one. Call it when the number n of answers is known.
 
         Raises:
             ApiError: as `check_room`, also from the returned function.
@@ -308,7 +317,7 @@ class Worker:
             self._wake.notify()
 
     def _receive(self, update: StepUpdate) -> None:
-        """Pass the update of a step to its calls and readers."""
+        """Pass the update of a step to the calls, to `on_update`, and to the readers of `snapshots`."""
         self.load = update.load
         for request, reached in update.reached.items():
             call = self._calls.get(request)
@@ -324,7 +333,7 @@ class Worker:
             self._updated = asyncio.Event()
 
     def _accept(self, call: Call, error: Exception | None) -> None:
-        if call.accepted.done():  # its client has disconnected
+        if call.accepted.done():  # accepted or refused before, or cancelled because the client has disconnected
             return
         if error is None:
             call.accepted.set_result(None)
@@ -336,7 +345,7 @@ class Worker:
         pool = scheduler.pool
         self.engine, self.slots, self.capacity, self.kv_nbytes = engine, scheduler.slots, pool.n_tokens, pool.nbytes
         self.begun.set()
-        if not self.is_closing:  # Ctrl-C may come while the model is loaded
+        if not self.is_closing:  # `close` may have been called while the model was being loaded
             self.on_ready()
 
     def _die(self, fault: BaseException) -> None:
@@ -411,14 +420,14 @@ class Worker:
         self._run_post(scheduler, report)
 
     def _run_post(self, scheduler: Scheduler, report: StepOutput) -> None:
-        """Send the changes of a step to the event loop, in one call."""
+        """Send the results of a step to the event loop."""
         reached = {request: [Progress.of(output) for output in request.outputs] for request in report.requests}
         load = Load.of(scheduler)
         snapshot = None if self._snapshot is None else self._snapshot(scheduler, report)
         self._post(partial(self._receive, StepUpdate(report, reached, load, snapshot)))
 
 
-# The number of recent ends of answers that are remembered.
+# The number of recently ended answers from which the rate is computed.
 ENDS = 64
 
 
@@ -436,8 +445,8 @@ class Rates:
     def seconds_for(self, n: int) -> int:
         """Return the expected whole seconds until n more answers have ended, at least 1.
 
-        The rate is the number of remembered ends divided by the time since the first of them. With fewer than two ends
-        the rate is unknown, and 1 is returned.
+        The rate is the number of the last ENDS ended answers, divided by the time since the first of them ended. If
+        fewer than two answers have ended, the rate is unknown; return 1.
         """
         if len(self._ends) < 2:
             return 1

@@ -22,11 +22,11 @@ __all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_json", "load_tokeniz
 
 
 def load_tokenizer(source: str | os.PathLike[str] | GGUFFile) -> Tokenizer:
-    """Load the tokenizer of a GGUF file (open, or its path), of a `tokenizer.json`, or of a folder with one.
+    """Load the tokenizer of a GGUF file (open, or its path), of a `tokenizer.json`, or of a folder that has this file.
 
     Raises:
         SourceError: there is no such file.
-        FormatError: a GGUF or configuration file is damaged, or a file is too large or a Git-LFS pointer.
+        FormatError: a GGUF or configuration file is damaged, a file is too large, or a file is a Git-LFS pointer.
         TokenizerError: the file has no tokenizer, or an unsupported one.
         ChatTemplateError: the chat template is too large.
     """

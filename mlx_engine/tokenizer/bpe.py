@@ -1,8 +1,8 @@
-"""Build tokenizers of the library `tokenizers` from the vocabularies of GGUF files, which have three kinds of BPE.
+"""Build tokenizers of the library `tokenizers` from the vocabularies of GGUF files. Three kinds of BPE are implemented.
 
 - Byte-level BPE: text is split into words, words into bytes, and bytes are merged by the ranks of a merge list.
 - SPM, the SentencePiece BPE of Llama and Gemma: the adjacent pair whose token has the highest score is merged first.
-- The BPE of Gemma 4: the tokens of SPM, merged by a merge list.
+- The BPE of Gemma 4: tokens are spelled as in SPM, and characters are merged by the ranks of a merge list.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Merges(Sequence[tuple[str, str]]):
     """The merges of a GGUF file, by rank. If a merge is listed twice, the first rank counts.
 
     The file stores each merge as `left right`. Tokens contain no space: byte-level BPE writes spaces as `Ġ`, and
-    Gemma 4 as U+2581. Merges are split on access. A list of the split pairs of Qwen2, 151,387 merges, would take 25 MB
-    in addition to the library's copy.
+    Gemma 4 as U+2581. Merges are split into pairs only while they are iterated: a list of the 151,387 pairs of Qwen2
+    would take 25 MB, in addition to the library's copy.
 
     Raises:
         TokenizerError: the file has no merges, or an entry is not a pair.
@@ -69,7 +69,7 @@ class Merges(Sequence[tuple[str, str]]):
 
 
 def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, split: Split) -> tokenizers.Tokenizer:
-    """Return a tokenizer that merges bytes into the tokens of `vocabulary`, without special tokens.
+    """Return a tokenizer that merges bytes into the tokens of `vocabulary`; `mark_special` adds the special tokens.
 
     The tokenizer does not normalise text, unlike the original tokenizers of some models, because GGUF has no key for
     normalisation. So `decode` returns exactly the text given to `encode`. No merge produces a control token, so the
@@ -79,7 +79,7 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
         TokenizerError: a merge does not join two tokens into a third.
     """
     try:
-        with refusals(vocabulary.where, f"expected {_KEY} to join tokens of the vocabulary, found others"):
+        with refusals(vocabulary.where, f"expected {_KEY} to join two tokens into a third"):
             pairs = without_control(vocabulary, ids, merges)
             core = tokenizers.Tokenizer(models.BPE(ids, pairs, ignore_merges=split.whole_words))
             core.pre_tokenizer = split.pre_tokenizer()
@@ -92,19 +92,19 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
 def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges) -> Sequence[tuple[str, str]]:
     """Return the merges, without those that would turn plain text such as `</s>` into a control token.
 
-    If a merge produces a control, unknown, unused or undefined token, all merges that join or produce such tokens are
-    left out.
+    If any merge produces a control, unknown, unused or undefined token, all merges that join or produce such a token
+    are left out.
 
     Raises:
-        TokenizerError: the result of a merge is not in the vocabulary. This is checked here only if merges are left
-            out; otherwise the library checks it.
+        TokenizerError: the result of a merge is not in the vocabulary. If no merge is left out, the library checks this
+            later.
     """
-    kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
-    unmade = {vocabulary.tokens[i] for i in kept}
-    if not any(map(merges.make, unmade)):
+    barred_ids = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
+    barred = {vocabulary.tokens[i] for i in barred_ids}
+    if not any(map(merges.make, barred)):
         return merges
     merges.check(ids)  # the library does not check merges that are left out below
-    return [pair for pair in merges if unmade.isdisjoint({*pair, "".join(pair)})]
+    return [pair for pair in merges if barred.isdisjoint({*pair, "".join(pair)})]
 
 
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -113,7 +113,7 @@ _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SIGNS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN_2 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_SIGNS_AND_SPACES}"
 _LLAMA_3 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_SIGNS_AND_SPACES}"
-# White space is cut into powers of two.
+# A run of white space is split into pieces whose lengths are powers of two, up to 512 characters.
 _SPACES_BY_SIZE = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
 _JAIS_2 = (
     rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}"
@@ -131,8 +131,8 @@ class Split:
 
     SPLITS has the pre-tokenizers by their names in the GGUF key `tokenizer.ggml.pre`.
 
-    A pre-tokenizer is one or several regular expressions, applied in sequence: each splits the pieces of the previous
-    one into its matches and the text between them.
+    A pre-tokenizer is one or several regular expressions, applied in sequence. Each expression splits the pieces of the
+    previous one: its matches and the text between the matches are the new pieces.
 
     Source: llama.cpp src/llama-vocab.cpp at 00ad355e for the names, and for the patterns of `gpt-2`, `smollm`
     and `default`; the same file in llama-cpp-python 0.3.36 for `jais-2`; the `tokenizer.json` of Qwen2, Qwen3.5 and
@@ -183,7 +183,7 @@ SPLITS: dict[str, Split] = {
     "command-r": _digit_by_digit,
     "codeshell": _digit_by_digit,
     "exaone": _digit_by_digit,
-    # For files that are older than the key. llama.cpp also uses this pre-tokenizer, with a warning.
+    # For files without the key `tokenizer.ggml.pre`, which is newer than GGUF. llama.cpp does the same, with a warning.
     "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
 
@@ -210,29 +210,29 @@ def _pattern(step: Any) -> str | None:
     return None
 
 
-# ---- tokens of characters ----
+# ---- BPE on characters: SPM and Gemma 4 ----
 #
-# `tokenizers` has no SPM (its Unigram maximises the score of the whole text instead). BPE gives the same result if
-# every split of a token into two tokens is a merge, and merges are ordered by the score of the merged token. For equal
-# scores SPM merges the leftmost pair, and BPE the merge of lower rank. To get the same result, merges of equal score
-# are ranked by the length of the result (longest first), then by the length of the left part (longest first). Then SPM
-# and BPE both merge a run of equal characters from the left. This matters for spaces: in Llama's vocabulary, all tokens
-# of two to sixteen spaces have the same score.
+# `tokenizers` has no SPM (its Unigram maximises the score of the whole text instead). Its BPE merges like SPM if every
+# split of a token into two tokens is a merge, and merges are ranked by the score of the merged token. The two differ
+# for equal scores: SPM merges the leftmost pair, and BPE the pair whose merge has the lower rank. So merges of equal
+# score are ranked by the length of the merged token (longest first), then by the length of its left part (longest
+# first). A run of equal characters is then merged from the left, as in SPM. This matters for spaces: in Llama's
+# vocabulary, all tokens of two to sixteen spaces have the same score.
 
 
 def spm(
     vocabulary: Vocabulary, ids: dict[str, int], scores: NDArray[Any], unknown_id: int | None
 ) -> tokenizers.Tokenizer:
-    """Return a tokenizer that merges characters into the tokens of `vocabulary`, without special tokens.
+    """Return a tokenizer that merges characters into tokens of `vocabulary`; `mark_special` adds the special tokens.
 
     Merges produce normal tokens only, as in sentencepiece. In llama.cpp they also produce control tokens, so that the
     plain text `</s>` may become EOS there.
 
     Raises:
-        TokenizerError: characters without a token cannot be encoded: byte tokens and the unknown token are missing.
+        TokenizerError: characters without a token cannot be encoded: a byte token and the unknown token are missing.
     """
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
-    with refusals(vocabulary.where, "tokens and scores do not make a vocabulary"):
+    with refusals(vocabulary.where, "no SPM tokenizer can be built from the tokens and scores"):
         core = tokenizers.Tokenizer(
             models.BPE(
                 ids,
@@ -250,7 +250,7 @@ def spm(
 
 
 def has_all_bytes(vocabulary: Vocabulary, unknown_id: int | None) -> bool:
-    """Return whether the vocabulary has a token for each byte, to encode characters without a token.
+    """Return whether the vocabulary has a token for each byte, so that it can encode characters without a token.
 
     Raises:
         TokenizerError: some bytes have no token, and there is no unknown token either.
@@ -281,15 +281,13 @@ def _merges(vocabulary: Vocabulary, scores: NDArray[Any]) -> list[tuple[str, str
 def character_bpe(
     vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, unknown_id: int | None
 ) -> tokenizers.Tokenizer:
-    """Return a tokenizer that merges characters into the tokens of `vocabulary`, without special tokens.
+    """Return a tokenizer that merges characters into tokens of `vocabulary`; `mark_special` adds the special tokens.
 
     A character without a token becomes the tokens of its bytes, or the unknown token if a byte token is missing. No
     merge produces a control token.
 
-    This is the tokenizer of Gemma 4's GGUF files: SPM's tokens, merged by the ranks of a merge list.
-
-    Spaces are written as U+2581, and nothing is split before merging. llama.cpp splits at newlines, which changes
-    nothing: tokens have either no newline or newlines alone.
+    This is the tokenizer of Gemma 4's GGUF files. Spaces are written as U+2581, and nothing is split before merging.
+    llama.cpp splits at newlines, which changes nothing: tokens have either no newline or newlines alone.
 
     Source: llama.cpp src/llama-vocab.cpp, `LLAMA_VOCAB_PRE_TYPE_GEMMA4`, and the tokenizer.json of Gemma 4.
 
@@ -299,7 +297,7 @@ def character_bpe(
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     unknown = None if unknown_id is None else tokens[unknown_id]
     try:
-        with refusals(vocabulary.where, "expected merges that join tokens of the vocabulary, found others"):
+        with refusals(vocabulary.where, f"expected {_KEY} to join two tokens into a third"):
             pairs = without_control(vocabulary, ids, merges)
             model = models.BPE(ids, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes)
             core = tokenizers.Tokenizer(model)

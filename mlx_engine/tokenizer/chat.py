@@ -1,8 +1,8 @@
 """Encode a conversation with the model's chat template, or the prompt of a reranker.
 
-A *marker* is a control token, or a user-defined token that the template writes. A marker that the template writes
-becomes one id; the same characters in a message are encoded as plain text. If no message spells a marker, the whole
-rendered text is encoded at once, so the ids are those of transformers.
+A *marker* is a control or unknown token, or a user-defined token of more than two characters that the template writes.
+A marker that the template writes becomes one id; the same characters in a message are encoded as plain text. If no
+message spells a marker, the whole rendered text is encoded at once, so the ids are those of transformers.
 
 In a *marked text*, MARK precedes every marker that the template wrote or the model generated. The same characters
 without MARK are from a message, and are encoded as plain text.
@@ -52,7 +52,7 @@ class Markers:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, roles: Iterable[str] = ()) -> Markers:
-        """Return the control tokens, and the user-defined tokens that the template writes.
+        """Return the markers of a tokenizer's chat template.
 
         A template may compose a token around a role, as in `'<|' + role + '|>'`. `roles` are the roles of the messages;
         the roles of OpenAI's API are always included.
@@ -84,7 +84,7 @@ class Markers:
 
     @cached_property
     def _cuts(self) -> re.Pattern[str]:
-        """Matches after the first character of user-defined markers. A text that is split there spells none of them."""
+        """Matches after the first character of each user-defined marker, to split a text so that no piece has one."""
         around = (f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in self.always)
         return re.compile("|".join(around) or "(?!)")
 
@@ -101,7 +101,7 @@ class Markers:
         return [i for i in ids if i in self.values]
 
     def encode(self, marked: str, check: Check = unchecked) -> list[int]:
-        """Return the ids of a marked text. If a message spells a marker, each part between markers is encoded alone.
+        """Return the ids of a marked text. If a message spells a marker, encode each part between markers alone.
 
         Raises:
             TokenizerError: the vocabulary cannot encode the text.
@@ -125,7 +125,7 @@ class Markers:
 
 
 def _without(tokenizer: Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
-    """Encode plain text without the `forbidden` ids: where a normaliser produces one, the text is split."""
+    """Encode plain text. If a normaliser makes it spell a token of `forbidden`, encode its halves separately."""
     ids = tokenizer.encode(text)
     if len(text) < 2 or not any(i in forbidden for i in ids):
         return ids
@@ -238,11 +238,12 @@ def chat_ids(
 ) -> list[int]:
     """Return the ids of a conversation, up to the beginning of the model's answer.
 
-    The template gets the messages unchanged; `conversation.template.chat_ids` first rewrites them to the forms that the
-    template supports.
+    Messages are changed only by `messages_for_template`; `conversation.template.chat_ids` first rewrites them to forms
+    that the template supports.
 
-    A BOS is added if the file requires one and the template has not written it. Only the roles of messages are trusted;
-    a program that gets roles from users must restrict them (`chat_prompt.ROLES`).
+    A BOS is added if the file requires one and the template has not written it. The roles of messages are trusted,
+    because a template may compose control tokens from them. A program that gets roles from users must restrict them to
+    `chat_prompt.ROLES`.
 
     Args:
         tokenizer: the model's tokenizer, with its chat template.
@@ -251,8 +252,8 @@ def chat_ids(
             this text are used, and only the rest is encoded. The prompt is added to the history; `History.add_answer`
             adds the answer.
         limits: limits of the template.
-        check: called with an empty text before the template runs, and with each text before it is encoded, except if
-            the history has the beginning of the conversation. An exception ends the encoding.
+        check: called with an empty text before the template runs, and with each text before it is encoded. A text that
+            follows a beginning from the history is not checked. An exception ends the encoding.
         accept: called with the rendered text before it is encoded. An exception ends the encoding.
 
     Raises:
@@ -276,7 +277,8 @@ def _continued(markers: Markers, marked: str, history: History) -> list[int] | N
     """Return the ids of the longest prefix in the history and of the rest; None if the history has no prefix."""
     for text, ids in history.beginnings(marked):
         written = markers.written(text)
-        # Roles of this conversation may make a token a marker that was not a marker when the text was added.
+        # The roles of this conversation may make more tokens markers than when the text was added. If the ids have such
+        # a token, the text does not mark it, so its ids are not used.
         if markers.among(ids) in (written, _with_bos(markers.tokenizer, written)):
             return ids + markers.encode(marked[len(text) :])
     return None
@@ -288,13 +290,16 @@ def _prompt_of(prompt: ChatPrompt | Sequence[Message]) -> ChatPrompt:
 
 def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits, accept: Check) -> str:
     """Return the rendered conversation as a marked text (see the module); `accept` is called with its plain text."""
-    said = "".join(prepared.texts())
+    user_text = "".join(prepared.texts())
     # Messages are rendered with placeholders for the first and last characters of markers. So a marker in the rendered
     # text was written by the template.
-    ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in said)
+    ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in user_text)
     fits = len(ends) <= len(STAND_INS)
     if not fits:
-        message = f"messages: the markers have {len(ends):,} different ends; {len(STAND_INS):,} are possible"
+        message = (
+            f"messages have {len(ends):,} different characters that begin or end control tokens; "
+            f"at most {len(STAND_INS):,} are supported"
+        )
         raise OptionError(message, option="messages", found=len(ends))
     hidden = list(zip(ends, map(chr, STAND_INS), strict=False))
     inputs = [prepared, prepared.map_texts(lambda text: _replaced(text, hidden))] if hidden else [prepared]
@@ -306,16 +311,16 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
     accept(plain)
     marked = _replaced(markers.mark(guarded), [(stand_in, end) for end, stand_in in hidden])
     # A template may search its messages for markers, for example to remove reasoning, and cannot find markers with
-    # placeholders. Then the rendering without placeholders is used. But if a message spells a control token, or the two
-    # renderings differ in their markers, only the rendering with placeholders shows which markers the template wrote.
-    if marked.replace(MARK, "") == plain or any(text in said for text in tokenizer.special_tokens if text):
+    # placeholders. So the rendering without placeholders is used if both renderings have the same markers. But if a
+    # message spells a control token, only placeholders show which markers the template wrote.
+    if marked.replace(MARK, "") == plain or any(text in user_text for text in tokenizer.special_tokens if text):
         return marked
     found = markers.mark(plain)
     return found if markers.written(found) == markers.written(marked) else marked
 
 
 def _replaced(text: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a text with the first character of each pair replaced by the second. It is faster than `translate`."""
+    """Return a text with `old` replaced by `new`, for each pair (old, new). This is faster than `str.translate`."""
     for old, new in pairs:
         text = text.replace(old, new)
     return text
@@ -350,7 +355,7 @@ def render_each(tokenizer: Tokenizer, prompts: Sequence[ChatPrompt]) -> list[str
 
     Raises:
         OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
-        ChatTemplateError: there is no template, or it exceeds its limits.
+        ChatTemplateError: there is no template, or it exceeds its limit of time or of length.
     """
     inputs = [prompt.for_template(_template(tokenizer), tokenizer.where) for prompt in prompts]
     return tokenizer.sandbox.ask_each(_request(tokenizer, inputs), DEFAULT_LIMITS, tokenizer.where)
@@ -397,8 +402,8 @@ def ranking_ids(
 
     Args:
         tokenizer: the model's tokenizer.
-        template: a text with {query} and {document}; None for the template of Qwen3-Reranker. A template without
-            {instruction} has a fixed instruction, and is replaced by Qwen3-Reranker's if an instruction is given.
+        template: a text with {query}, {document} and, unless its instruction is fixed, {instruction}. The template of
+            Qwen3-Reranker is used for None, and if `instruction` is given and the template has no {instruction}.
         query: the query.
         document: the document.
         instruction: describes which documents are relevant; None is the instruction for a web search.

@@ -30,16 +30,16 @@ ROLE = re.compile(r"[A-Za-z0-9_.-]+")
 # Matches a loop over the parts of a content, as in templates of multimodal models.
 READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+\.)?content\b|\bfor\s+\w+\s+in\s+\w+\[['"]content['"]\]""")
 
-# The deepest nesting of arguments, tools, documents and variables. Deeper ones would exhaust the stack of a recursive
-# parser.
+# The deepest nesting of arguments, tools, documents and variables. Deeper nesting would exhaust the stack of a
+# recursive parser.
 MAX_DEPTH = 64
 
 
 def messages_for_template(messages: Sequence[Message], template: str, where: str) -> list[dict[str, Any]]:
     """Return the messages in the form that this template expects; `where` names the template's file.
 
-    Text parts are joined with spaces, as transformers' server does, and other parts are left out, unless the template
-    reads parts. The role `developer` becomes `system` unless the template has the word `developer`. Absent
+    If the template does not read parts, text parts are joined with spaces, as in transformers' server, and other parts
+    are left out. The role `developer` becomes `system` unless the template has the word `developer`. Absent
     fields (None, or an empty list) are left out, except a content of None in a message with calls.
 
     Raises:
@@ -96,7 +96,7 @@ class SpokenCalls(str):
     """
 
     def __new__(cls, text: str, calls: Sequence[Mapping[str, Any]], write: Callable[..., str]) -> SpokenCalls:
-        """Return the content: `text`, and `write(calls)` on the next line."""
+        """Return the content: `text` and, on the next line, the text of the calls, `write(calls)`."""
         written = STAND_IN.sub(lambda match: chr(int(match[1], 16)), write(calls))
         made = super().__new__(cls, f"{text}\n{written}" if text else written)
         made._given = text, calls, write
@@ -115,7 +115,8 @@ class SpokenCalls(str):
         return SpokenCalls(change(text) if text else "", _map(calls, change), write)
 
 
-# The escape of a lone surrogate in `repr`. Lone surrogates are placeholders for characters, see `chat.py`.
+# Matches the escape of a lone surrogate by `repr`, with which `write` formats the arguments of Python-style calls.
+# `SpokenCalls` restores lone surrogates, because they are the placeholders of `chat.py`.
 STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
@@ -150,9 +151,10 @@ def map_values(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
-    """Change the texts of a value. With `is_data`, also change keys, and values of the key "type".
+    """Return a value with `change` applied to its texts.
 
-    `is_data` holds inside the arguments of calls, and for tools, documents and variables.
+    `is_data` is true for arguments of calls, tools, documents and variables: then `change` is also applied to keys, and
+    to the values of the key "type".
     """
     if isinstance(value, SpokenCalls):
         return value.changed(change)
@@ -172,10 +174,10 @@ def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> 
 def _check_message(message: Mapping[str, Any], at: str) -> None:
     """Check the fields of a message; `at` is its place, for errors."""
     unknown = next((key for key in message if key not in KEYS), None)
-    _require(unknown is None, at, f"only {', '.join(sorted(KEYS))}", unknown)
+    _require(unknown is None, at, f"a mapping with no other keys than {', '.join(sorted(KEYS))}", unknown)
     role = message.get("role")
     is_role = isinstance(role, str) and ROLE.fullmatch(role) is not None
-    _require(is_role, f"{at}.role", f"{', '.join(ROLES)}, or another word", role)
+    _require(is_role, f"{at}.role", f"{', '.join(ROLES)}, or another word of A-Z, a-z, 0-9, _, . and -", role)
     for key in TEXT_KEYS:
         _require(isinstance(message.get(key, ""), str), f"{at}.{key}", "text", message.get(key))
     calls = message.get("tool_calls", [])
@@ -288,7 +290,7 @@ class TemplateInput:
     variables: dict[str, Any]
 
     def map_texts(self, change: Callable[[str], str]) -> TemplateInput:
-        """Apply `change` to every text of the input that comes from the user."""
+        """Return the input with `change` applied to every text from the user: all texts, except roles and types."""
         return TemplateInput(
             [map_texts(message, change) for message in self.messages],
             map_values(self.tools, change),

@@ -34,10 +34,12 @@ _TOKENS = "tokenizer.ggml.tokens"
 def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
     """Build the tokenizer that a GGUF file describes; `where` names the file in errors.
 
-    Ambiguous metadata is interpreted as in llama.cpp: the meaning of pre-tokenizer names; the pre-tokenizer `default`,
-    with a warning, if the file names none; the texts of end-of-generation tokens; and the defaults of SPM (a BOS, a
-    space before the text, ids 1, 2 and 0 for BOS, EOS and unknown). There is one exception: in byte-level BPE, a normal
-    token that merges produce from plain text stays a text token, even if it is called `</s>` (Qwen has such a token).
+    Names of pre-tokenizers, the texts of end-of-generation tokens, and missing keys are interpreted as in llama.cpp. If
+    the file names no pre-tokenizer, `default` is used, with a warning. The defaults of SPM are a BOS, a space before
+    the text, and ids 1, 2 and 0 for BOS, EOS and unknown.
+
+    One interpretation differs from llama.cpp: in byte-level BPE, a normal token that merges produce from plain text
+    stays a text token, even if its text is that of an end token. Qwen has such a token, `</s>`.
 
     Raises:
         TokenizerError: the metadata has no tokenizer, an inconsistent one, or one that is not implemented.
@@ -61,7 +63,7 @@ def _byte_level(read: Metadata) -> Tokenizer:
     pre = read.text("tokenizer.ggml.pre")
     if pre is None:
         pre = "default"
-        _log.warning("%s does not name its pre-tokenizer (tokenizer.ggml.pre): expect worse text", read.where)
+        _log.warning("%s does not name its pre-tokenizer (tokenizer.ggml.pre): answers may be worse", read.where)
     if pre not in SPLITS:
         expected, hint = f"one of {', '.join(SPLITS)}", "this pre-tokenizer is not implemented here"
         raise read.error("tokenizer.ggml.pre", expected, f"{pre!r:.40}", hint)
@@ -97,7 +99,10 @@ def _spm(read: Metadata) -> Tokenizer:
 
 
 def _gemma4(read: Metadata) -> Tokenizer:
-    """Build the tokenizer of Gemma 4 as llama.cpp does: with a BOS if there is one, and no space before the text."""
+    """Build the tokenizer of Gemma 4.
+
+    As in llama.cpp, a BOS is added even if `add_bos_token` is false, and no space is added before the text.
+    """
     tokens = read.strings(_TOKENS)
     types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     _check_bytes(read, tokens, types)
@@ -126,7 +131,7 @@ def _vocabulary(
     add_bos: bool,
     has_usual: bool = False,
 ) -> Vocabulary:
-    """Return the vocabulary. With `has_usual`, absent keys have the usual values of SPM."""
+    """Return the vocabulary. With `has_usual`, absent keys get SPM's defaults. `add_bos` replaces an absent key."""
     bos_id = read.token_id("tokenizer.ggml.bos_token_id", len(tokens))
     eos_id = read.token_id("tokenizer.ggml.eos_token_id", len(tokens))
     space_prefix = SpacePrefix.NEVER
@@ -140,7 +145,7 @@ def _vocabulary(
         raise read.error("tokenizer.ggml.bos_token_id", "the id of a token, because add_bos_token is set", "nothing")
     text_ends = (eos_id,) if read.flag("tokenizer.ggml.add_eos_token") and eos_id is not None else ()
     control = {tokens[i]: i for i in np.flatnonzero(types == TokenType.CONTROL).tolist()}
-    ends = {read.token_id(key, len(tokens)) for key in END_KEYS} | {eos_id} | named_end_ids(control)
+    eog_ids = {read.token_id(key, len(tokens)) for key in END_KEYS} | {eos_id} | named_end_ids(control)
     return Vocabulary(
         where=read.where,
         kind=kind,
@@ -149,7 +154,7 @@ def _vocabulary(
         pre=pre,
         bos_id=bos_id,
         eos_id=eos_id,
-        eog_ids=frozenset(i for i in ends if i is not None),
+        eog_ids=frozenset(i for i in eog_ids if i is not None),
         add_bos=bos_id is not None and (add_bos if asked is None else asked),
         ends=text_ends,
         space_prefix=space_prefix,
@@ -158,7 +163,7 @@ def _vocabulary(
 
 
 def _usual(token_id: int | None, usual: int, role: TokenType, types: NDArray[np.int8]) -> int | None:
-    """Return `token_id`. If it is None, return SPM's usual id if the token with this id has the type `role`."""
+    """Return `token_id` or, if it is None, SPM's default id `usual`, provided that this token has the type `role`."""
     return usual if token_id is None and usual < len(types) and types[usual] == role else token_id
 
 
@@ -176,7 +181,10 @@ def _ids(read: Metadata, tokens: list[str]) -> dict[str, int]:
 
 
 def _types(read: Metadata, count: int, ends: Iterable[int], text: Container[int] = ()) -> NDArray[np.int8]:
-    """Return the types in the file. `ends`, the end tokens, become control tokens, except normal tokens in `text`."""
+    """Return the token types of the file; if it has none, all are normal.
+
+    Tokens in `ends` become control tokens, except normal tokens that are also in `text`.
+    """
     given = read.numbers("tokenizer.ggml.token_type", count=count, kinds="iu")
     types = np.full(count, TokenType.NORMAL, np.int8) if given is None else type_array(given)
     for token_id in ends:

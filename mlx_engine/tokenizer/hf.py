@@ -1,14 +1,14 @@
 """Build a tokenizer from Hugging Face's `tokenizer.json` and the configuration files in the same folder.
 
 The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is implemented here, so that
-tokens of GGUF files and of a `tokenizer.json` are streamed in the same way. Of the file's decoder, only the algorithm
-and the prefix space are read.
+tokens of GGUF files and of a `tokenizer.json` are streamed in the same way. The decoder in the file is read only to
+find the algorithm, and whether a leading space is removed.
 
 The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`) with limits of time and memory. A damaged
 file may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may
 backtrack for minutes, and nothing can interrupt them. A tokenizer of 151,643 tokens loads in 300 ms, of which 65 ms are
-the start of the sandbox process. An encoding in the sandbox takes 0.1 ms longer. Tokenizers of GGUF files are built
-from known parts and run in this process.
+the start of the sandbox process. Each encoding takes 0.1 ms longer than without the sandbox. Tokenizers of GGUF files
+are built from known parts, and run in this process.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def from_json(path: str | Path) -> Tokenizer:
 
     Raises:
         SourceError: the file cannot be read.
-        FormatError: it is a Git-LFS pointer or too large, or a configuration file is damaged.
-        TokenizerError: it is not a tokenizer, is neither byte-level BPE nor SPM, or lacks a token that is configured.
+        FormatError: the file is a Git-LFS pointer or too large, or a configuration file is damaged.
+        TokenizerError: the file is not a tokenizer, is neither byte-level BPE nor SPM, or lacks a configured token.
         ChatTemplateError: the chat template is too large.
     """
     return Tokenizer(*parse(Path(path)))
@@ -90,7 +90,7 @@ def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
         tokens[token_id] = token
     bos_id = config.token_id("bos", ids, size)
     eos_id = config.token_id("eos", ids, size)
-    ends = {i for i in config.listed("eos") if i < size} | named_end_ids(ids)
+    eog_ids = {i for i in config.listed("eos") if i < size} | named_end_ids(ids)
     vocabulary = Vocabulary(
         where=where,
         kind=kind,
@@ -98,7 +98,7 @@ def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
         types=loaded.types(kind, tokens),
         bos_id=bos_id,
         eos_id=eos_id,
-        eog_ids=frozenset(ends if eos_id is None else ends | {eos_id}),
+        eog_ids=frozenset(eog_ids if eos_id is None else eog_ids | {eos_id}),
         add_bos=bos_id is not None and config.add_bos(loaded.first == [bos_id]),
         ends=tuple(loaded.last) or ((eos_id,) if config.add_eos and eos_id is not None else ()),
         space_prefix=loaded.space_prefix,
@@ -158,12 +158,12 @@ class FileTokenizer:
         return written
 
     def _ask(self, request: Request, refused: str, hint: str) -> dict[str, Any]:
-        """Return the answer to a request; `refused` describes the failure, for the error."""
+        """Return the answer to a request; if it fails, raise TokenizerError with the texts `refused` and `hint`."""
         try:
             answer = self._process.exchange(request, first=None if request is self._load else self._load)
         except SandboxError as problem:
             answer = {"refused": problem.found}
-            if problem.__cause__ is not None:  # the error is not about the file
+            if problem.__cause__ is not None:  # no process could be started; the file may be valid
                 hint = "the tokenizer needs a process of its own"
         if "refused" in answer:
             raise TokenizerError(f"{self._where}: {refused}, found {printable(answer['refused']):.300}; {hint}")
@@ -180,7 +180,7 @@ class Loaded:
         special: for each added token, by its id in decimal, whether it is special.
         parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
         unknown: the token for unknown characters.
-        first: the first id that the post-processor adds to an empty text, if any.
+        first: a list of the first id that the post-processor adds to an empty text; empty if there is none.
         last: the ids that the post-processor adds after a text.
         trims: whether any added token also matches the white space around it.
         byte_fallback: whether unknown characters are written as tokens of their bytes.
@@ -202,7 +202,7 @@ class Loaded:
         return dict(zip(self.tokens, self.numbers, strict=True))
 
     def steps(self, index: int) -> list[dict[str, Any]]:
-        """Return the steps of a part; a sequence has several."""
+        """Return the steps of a part: 0 is the normaliser, 1 the pre-tokenizer, 2 the decoder."""
         part = self.parts[index]
         if part is None:
             return []
@@ -227,7 +227,7 @@ class Loaded:
 
     @property
     def space_prefix(self) -> SpacePrefix:
-        """Where a space is added to the text."""
+        """Where `encode` adds a space to the text, and `decode` removes it."""
         normalizer, pre_tokenizer, decoder = (self.steps(i) for i in range(3))
         strips = any(step["type"] == "Strip" and step["start"] > 0 for step in decoder)
         if not strips and not any(step.get("prepend_scheme", "never") != "never" for step in decoder):
@@ -238,7 +238,7 @@ class Loaded:
         return SpacePrefix.START
 
     def types(self, kind: Kind, tokens: list[str]) -> NDArray[np.int8]:
-        """Return the type of each token."""
+        """Return the type of each id. `tokens` has a token per id; ids without a token have an empty one."""
         types = np.full(len(tokens), TokenType.UNUSED, np.int8)
         types[[token_id for token, token_id in self.ids.items() if token]] = TokenType.NORMAL
         for token_id, is_special in self.special.items():
@@ -277,7 +277,7 @@ class _FolderConfig:
         return next((size for size in sizes if type(size) is int), 0)
 
     def listed(self, role: str) -> list[int]:
-        """Return all ids that the model's configuration files list for a role, in the order of the files."""
+        """Return all ids that the model's configuration files list for a role (bos, eos or pad), in file order."""
         given = [config.get(f"{role}_token_id") for config in self._model_configs]
         flat = [i for value in given for i in (value if isinstance(value, list) else [value])]
         return [i for i in flat if type(i) is int and i >= 0]
@@ -303,7 +303,7 @@ class _FolderConfig:
     def _error(self, key: str, found: str) -> TokenizerError:
         return TokenizerError(
             f"{self.folder}: expected {key} to be a token of tokenizer.json, found {found}; "
-            "the files in its folder belong to another model"
+            "the files of this folder belong to different models"
         )
 
     def add_bos(self, is_first: bool) -> bool:
@@ -345,7 +345,7 @@ _OTHER_FORMS = {
     "tekken.json": "Mistral's own form",
 }
 _JSON_HINT = (
-    "download tokenizer.json, which many models have, too, or write it with transformers, "
+    "download tokenizer.json too, if the model has one, or write it with transformers, "
     """`python -c "from transformers import AutoTokenizer as T; T.from_pretrained({0!r}).save_pretrained({0!r})"`"""
 )
 

@@ -184,7 +184,7 @@ def encode(text: str = "", special: bool = False) -> dict[str, object]:
         ids = core.encode(text, add_special_tokens=False).ids
     except Exception as problem:
         return {"refused": f"{problem}"}
-    # Unicode's normal forms expand a character to at most 33 bytes (U+FDFA).
+    # An id stands for at least one byte, and Unicode's normal forms expand a character to at most 33 bytes (U+FDFA).
     if len(ids) > MOST_IDS * (len(text) + 1):
         raise OverflowError(f"{len(text):,} characters become {len(ids):,} ids")
     return {"ids": ids}
@@ -195,12 +195,16 @@ def written() -> dict[str, object]:
     return {"text": _loaded[0].to_str()}
 
 
+# The largest number of ids per character of a text.
 MOST_IDS = 64
 _loaded: list[Any] = []
 
 
 def render_all(inputs: str, **request: Any) -> dict[str, object]:
-    """Return the texts of `render` for inputs in JSON, or the reason why the template refuses them or is invalid."""
+    """Return the texts of `render`; or, if the template refuses an input or is invalid, the reason.
+
+    `inputs` is JSON text; `request` has the other arguments of `render`.
+    """
     from jinja2 import TemplateError, TemplateSyntaxError
 
     try:
@@ -214,10 +218,12 @@ def render_all(inputs: str, **request: Any) -> dict[str, object]:
 
 
 def render_each(inputs: str, **request: Any) -> dict[str, object]:
-    """Return the text of `render` for each input in JSON; None for an input that the template refuses or fails on.
+    """Return the text of `render` for each input; None for an input that the template refuses or fails on.
+
+    Too deep recursion and too little memory count as failures.
 
     Raises:
-        OverflowError: a rendered text exceeds the limit.
+        OverflowError: a rendered text exceeds the limit of length.
     """
     texts: list[str | None] = []
     for each in json.loads(inputs):
@@ -233,6 +239,7 @@ def render_each(inputs: str, **request: Any) -> dict[str, object]:
 TASKS: dict[str, Callable[..., dict[str, object]]] = {
     "render": render_all, "render_each": render_each, "load": load, "encode": encode, "written": written,
 }  # fmt: skip
+# The library of a task, if it is not `tokenizers`.
 LIBRARIES = {"render": "jinja2.sandbox", "render_each": "jinja2.sandbox"}
 
 
@@ -256,10 +263,9 @@ MOST_FILES = 16
 
 
 def limit(seconds: float, nbytes: int) -> None:
-    """Limit this process to `seconds` of CPU time and `nbytes` of address space from now on, where the system can.
+    """Limit this process to `seconds` more CPU time and `nbytes` more address space, where the system can.
 
-    Memory that the process already has does not count, because the allocator keeps hundreds of megabytes after a long
-    text.
+    The present address space does not count, because the allocator keeps hundreds of megabytes after a long text.
     """
     try:
         import resource
@@ -274,7 +280,10 @@ def limit(seconds: float, nbytes: int) -> None:
 
 
 def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:
-    """Return what the request's task returns, or `{"error": "..."}`; `text` is the first argument, if not empty."""
+    """Run the task of a request, and return its result or `{"error": "..."}`.
+
+    `text` is the first argument of the task; if it is empty, the task gets no first argument.
+    """
     sys.path[:] = request["path"]
     importlib.import_module(LIBRARIES.get(request["task"], "tokenizers"))  # the time of imports does not count
     limit(request["seconds"], request["bytes"])

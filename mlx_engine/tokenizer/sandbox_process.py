@@ -31,9 +31,9 @@ class Limits:
         seconds: CPU time; the limit on wall time is three times this, plus time to start the process.
         nbytes: address space beyond what the process has, on systems that can limit it (Linux).
         characters: length of the text that a template renders for one conversation; None for other tasks.
-        seconds_per_byte: more CPU time for each byte of the text.
-        nbytes_per_byte: more address space for each byte of the text.
-        characters_per_byte: more characters for each byte of the text.
+        seconds_per_byte: additional CPU time for each byte of the text.
+        nbytes_per_byte: additional address space for each byte of the text.
+        characters_per_byte: additional characters for each byte of the text.
     """
 
     seconds: float = 1.5
@@ -56,8 +56,8 @@ MAX_USES = 1000
 # The signal that ends a process which exceeds its CPU time.
 AT_THE_LIMIT = getattr(signal, "SIGPROF", None)
 
-# The hints of errors about a template that cannot be parsed, that exceeds its limits, and that fails on a conversation
-# or refuses it.
+# The hints of errors. DAMAGED: the template cannot be parsed. EXPENSIVE: it exceeds its limits. REFUSED: it fails on a
+# conversation, or refuses it.
 DAMAGED = "the template is damaged; convert or download the file again"
 EXPENSIVE = "shorten the conversation, or use a model with another template"
 REFUSED = "the template cannot write these messages; change their order or roles, or use another model"
@@ -74,7 +74,8 @@ OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
 class Request:
     """A task of `sandbox.py`, its arguments, and its limits.
 
-    `text` is the first argument, a text from the user, which may be long. Limits grow with the length of `text` alone.
+    `text` is the first argument, which may be long: the inputs of a template as JSON, a tokenizer.json, or the text to
+    encode. Limits grow with the length of `text` alone.
     """
 
     task: str
@@ -94,16 +95,16 @@ class SandboxError(Exception):
         super().__init__(found)
 
 
-# Exceptions in the sandbox that mean a limit.
+# Exceptions in the sandbox that report an exceeded limit.
 LIMIT_ERRORS = ("OverflowError", "MemoryError", "RecursionError")
 
 
 class SandboxProcess:
     """A process that runs `sandbox.py` and answers one request at a time. Safe for use from several threads.
 
-    The process is ended after a failure (not if a template refuses its messages), after MAX_USES requests if it renders
-    templates, when this object is dropped, and at exit; the next request starts another. A forked process starts its
-    own.
+    The process is ended after a failure, after MAX_USES requests if it renders templates, when this object is dropped,
+    and at exit. An answer that a template or the library refuses its input is no failure. The next request starts
+    another process. After a fork, the child process starts its own.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,7 @@ class SandboxProcess:
         """Return the text of each input of a request; None for an input that the template refuses or fails on.
 
         Raises:
-            ChatTemplateError: the template exceeds its limits, or the process cannot be started.
+            ChatTemplateError: the template exceeds its limit of time or of length, or the process cannot be started.
         """
         texts: list[str | None] = self._rendered("render_each", request, limits, where)["texts"]
         return texts
@@ -152,6 +153,8 @@ class SandboxProcess:
     ) -> dict[str, Any]:
         """Return the answer to a request. A newly started process first gets the request `first`.
 
+        After `max_uses` requests, the process is ended; None means never.
+
         Raises:
             SandboxError: the task fails or exceeds its limits, or the process cannot be started.
         """
@@ -161,8 +164,7 @@ class SandboxProcess:
             try:
                 for each in (first, request) if first is not None and is_new else (request,):
                     answer = _exchange(process, each)
-            # Stop the process also after an interruption (KeyboardInterrupt): the next request would otherwise read the
-            # answer to this one.
+            # Also after a KeyboardInterrupt, because the next request would otherwise read the answer to this one.
             except BaseException:
                 self._stop()
                 raise
@@ -171,14 +173,14 @@ class SandboxProcess:
             return answer
 
     def _running(self) -> tuple[subprocess.Popen[bytes], bool]:
-        """Return the process, and whether it is new, because there was none or it had ended."""
+        """Return the process, and whether it is new. A process is started if there is none, or if it has ended."""
         if self._process is not None and self._process.poll() is None:
             return self._process, False
         self._stop()
         command, pipe = [sys.executable or "", *OPTIONS, str(Path(sandbox.__file__))], subprocess.PIPE
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         try:
-            # In a separate session, because Ctrl-C in the terminal must end the answer and not the sandbox process.
+            # In a separate session, because Ctrl-C in the terminal must end the generation, not the sandbox process.
             started = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=kept
             )
@@ -197,11 +199,11 @@ class SandboxProcess:
         self._process = self._end = None
 
     def _forget(self) -> None:
-        """Drop the parent's process after a fork, because two processes cannot share its pipes."""
+        """In the child of a fork, drop the sandbox process of the parent: two processes cannot share its pipes."""
         self._lock = threading.Lock()
         if self._process is not None and self._end is not None:
             self._end.detach()
-            # After `poll`, dropping the object gives no warning that its process still runs.
+            # After `poll`, dropping the `Popen` object gives no ResourceWarning that its process still runs.
             self._process.poll()
             _close(self._process)
         self._process = self._end = None
@@ -260,7 +262,7 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
 
 
 def printable(message: str) -> str:
-    """Remove control characters from an error message that may contain text of a downloaded file."""
+    """Replace control characters by spaces in an error message that may contain text of a downloaded file."""
     return "".join(c if c.isprintable() else " " for c in message)
 
 

@@ -102,7 +102,7 @@ class Tokenizer:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that the file appends to a text for embeddings; prompts for generation do not get them."""
+        """The ids to append to a text for embeddings, as the file asks; prompts for generation do not get them."""
         return self._vocabulary.ends
 
     @property
@@ -184,7 +184,10 @@ class Tokenizer:
         return core
 
     def _first_control(self, ids: list[int]) -> int | None:
-        """Return the first id that is a control token, if there is one. Other threads can run during the search."""
+        """Return the first id that is a control token, if any.
+
+        The search is divided into parts, because other threads can take the GIL only between calls into C.
+        """
         control, rest = self._vocabulary.control_ids, iter(ids)
         while part := list(islice(rest, SHORT)):
             if not control.isdisjoint(part):
@@ -220,7 +223,7 @@ class Tokenizer:
 
     def _knows_all_bytes(self, byte_fallback: bool) -> bool:
         if self.kind == "byte-level BPE":
-            return True  # `encode` refuses a text with another byte
+            return True  # `encode` refuses a text with a byte that has no token
         return byte_fallback and all(self._core.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False, at_start: bool = True) -> str:
@@ -261,7 +264,7 @@ class Tokenizer:
 
     @cached_property
     def delimiter_ids(self) -> frozenset[int]:
-        """Tokens that delimit the parts of an answer, so that the text of a part contains none of them.
+        """Tokens that delimit the parts of an answer (reasoning, text, tool calls), and do not occur inside a part.
 
         These are control and unknown tokens, the tokens that end a generation, and the user-defined tokens that the
         chat template writes, such as "<tool_call>".
@@ -275,7 +278,10 @@ class Tokenizer:
 
 
 def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[dict[str, Any]]) -> bool:
-    """Return whether normalisation and splitting keep every character, or replace it by another."""
+    """Return whether normalisation and splitting remove no text.
+
+    Unicode's normal forms are allowed, and so is the replacement of a fixed text by one of at least as many bytes.
+    """
     normal = all(
         step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
         or (
@@ -292,9 +298,9 @@ def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[di
 
 
 def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
-    """Register the special tokens with `core`.
+    """Add the special tokens to `core`: control and unknown tokens, and user-defined tokens.
 
-    `core` finds user-defined tokens in every text, and control and unknown tokens only on request.
+    `core` finds user-defined tokens in every text, and the others only on request.
     """
     control = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     always = vocabulary.ids_of(TokenType.USER_DEFINED)

@@ -28,7 +28,10 @@ MAX_TEMPLATE_BYTES = 1_000_000
 """The largest chat template, in UTF-8. Published templates have up to 30 kB."""
 
 MAX_TOKEN = 1024
-"""The largest number of characters of a token, because trying all splits takes quadratic time. Qwen 2 needs 128."""
+"""The largest accepted token, in characters: `bpe` tries all splits of a token, which takes quadratic time.
+
+The longest token of Qwen 2 has 128 characters.
+"""
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """The spelling of SPM's byte tokens."""
@@ -45,7 +48,8 @@ class SpacePrefix(Enum):
 def _byte_characters() -> dict[str, int]:
     """Return the byte of each character of byte-level vocabularies.
 
-    Printable Latin-1 bytes map to themselves; the other 68 map, in order, to U+0100 and up.
+    A printable Latin-1 character stands for its own byte. The characters from U+0100 stand for the other 68 bytes, in
+    order.
 
     Source: `bytes_to_unicode` of OpenAI's GPT-2, src/encoder.py.
     """
@@ -56,8 +60,8 @@ def _byte_characters() -> dict[str, int]:
 
 BYTE_OF_CHARACTER = _byte_characters()
 
-# For `str.translate`, before encoding as Latin-1. A character that stands for no byte becomes U+0100, which Latin-1
-# lacks.
+# For `str.translate`: maps each character of a byte-level token to the Latin-1 character of its byte. A Latin-1
+# character that stands for no byte becomes U+0100, which Latin-1 cannot encode.
 BYTES_AS_CHARACTERS = dict.fromkeys(range(256), 256) | {ord(c): byte for c, byte in BYTE_OF_CHARACTER.items()}
 
 
@@ -181,7 +185,7 @@ class StreamDecoder:
 
     @property
     def marks(self) -> Sequence[int]:
-        """The indices of characters, ascending, at which tokens begin that may be delimiters (`is_marked`)."""
+        """The indices of characters in the text, ascending, at which possible delimiters begin (`is_marked`)."""
         return self._marks
 
     def add(self, token_id: int) -> str:
@@ -234,12 +238,14 @@ END_NAMES = frozenset(
         "</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
         "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>",
         "<EOT>", "_<EOT>", "[EOT]", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "[e~[",
-        # Fill-in-the-middle: padding, next repository, next file. A code model generates one at the end of a file.
+        # Fill-in-the-middle: padding, next repository, next file. Code models generate one of these to end a file.
         "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
         "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
     }
 )  # fmt: skip
-"""Token texts that end a generation whatever their type: files often mark only one of these tokens as EOS.
+"""Texts of tokens that end a generation, even if the file marks them neither as control tokens nor as EOS.
+
+Files often mark only one of their end tokens as EOS. `from_gguf` and `named_end_ids` make exceptions.
 
 Source: llama.cpp src/llama-vocab.cpp, the end-of-generation list in `llama_vocab::impl::load`, at 00ad355e.
 """

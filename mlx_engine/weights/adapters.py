@@ -2,10 +2,10 @@
 
 An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W (N, K) it has A (r, K) and B (N, r), and
 the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (usually alpha / r). All adapters
-of a model are stacked, with zeros as padding: the rows of all A are one matrix (M, K), the columns of all B one matrix
-(N, M). Each row (token) of a pass computes `B (mask * (A x))`; the mask (M,) is 1 in the columns of the adapter of the
-row's sequence, and 0 in the others. So one pass runs sequences with different adapters. The other adapters only add
-zeros, so the bits of a sequence do not depend on them.
+of a model are stacked: the rows of all A are one matrix (M, K), the columns of all B one matrix (N, M), where M is the
+sum of all r, plus padding with zeros. For each token of a pass, the layer computes `W x + B (mask * (A x))`. The mask
+(M,) is 1 in the columns of the adapter of the token's sequence, and 0 in the others. So one pass runs sequences with
+different adapters. The other adapters only add zeros, so the bits of a sequence do not depend on them.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
 """
@@ -41,7 +41,7 @@ CONFIG, PEFT_FILE, MLX_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_NAME = re.compile(r"^(.*)\.lora_(A|B)(?:\.default)?(?:\.weight)?$")
 PEFT_PREFIX = "base_model.model."
 MLX_NAME = re.compile(r"^(.*)\.lora_(a|b)$")
-# The part of a module's name that begins with the component before the layer's number: "layers.3.mlp.up_proj".
+# The part of a module's name from the list of layers on: "layers.3.mlp.up_proj" of "model.layers.3.mlp.up_proj".
 IN_LAYER = re.compile(r"(?:^|\.)((?:\w+)\.\d+\..*)$")
 # Values of PEFT's `init_lora_weights` that change the weights of the model before training.
 CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -98,9 +98,9 @@ class Adapters:
     """The stacked adapters of a model.
 
     Attributes:
-        names: the names, in the order of the arguments; the first is the default.
-        masks: (adapters + 1, M) float32: row 0 is all zero, for the model without an adapter; row i + 1 is the mask of
-            adapter i.
+        names: the adapters' names, in the order in which the adapters were given; the first is the default.
+        masks: (number of adapters + 1, M) float32. Row 0 is zero, for the model without an adapter; row i + 1 is the
+            mask of adapter i.
     """
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
@@ -122,7 +122,7 @@ class Adapters:
         return int(self.masks.shape[1])
 
     def index(self, name: str | None) -> int:
-        """Return the index of an adapter's row in `masks`; 0 for "base" (no adapter), 1 (the first adapter) for None.
+        """Return an adapter's row in `masks`: 0 for the name "base" (no adapter), 1 (the first adapter) for None.
 
         Raises:
             OptionError: no adapter has this name.
@@ -165,29 +165,29 @@ def refuse(name: object, names: Sequence[str]) -> Any:
 
 
 def _first_column(width: int, rank: int) -> int:
-    """Return the first column, at or after `width`, where an adapter of this rank can be placed.
+    """Return the column, at or after `width`, where an adapter of this rank is placed.
 
-    Kernels add sums over columns in pieces of STRETCH columns. An adapter lies within one piece, or begins at the
-    beginning of a piece if it is longer than a piece. So its results have the same bits at every place.
+    Kernels sum over stretches of STRETCH columns, and then add these sums. An adapter lies within one stretch; an
+    adapter that is longer begins with a stretch. So an adapter's results have the same bits at every place.
     """
     inside = width % STRETCH
     return width if inside + rank <= STRETCH else width - inside + STRETCH
 
 
 def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, Path]:
-    """Return the adapters' folders by name. In a list, an entry is NAME=PATH or PATH, whose last part is then the name.
+    """Return the adapters' folders by name. A list has entries NAME=PATH, or PATH to use the folder's name.
 
     Raises:
-        OptionError: a name is empty, occurs twice, or is "base", or `given` is a single path and no list.
+        OptionError: a name is empty or "base", or occurs twice; or `given` is a single path instead of a list.
     """
     if isinstance(given, str | Path):
-        message = f"adapters must be several folders, such as [{str(given)!r}], not {shown(given)}"
+        message = f"adapters must be a list of folders, such as [{str(given)!r}], not {shown(given)}"
         raise OptionError(message, option="adapters", expected="a list of folders", found=given)
     pairs = list(given.items()) if isinstance(given, Mapping) else [_named(of) for of in given]
     found: dict[str, Path] = {}
     for name, path in pairs:
         if not name or name == BASE or name in found:
-            why = f"stands twice; write NAME={path}" if name in found else f"is no name; write NAME={path}"
+            why = f"is given twice; write NAME={path}" if name in found else f"cannot be a name; write NAME={path}"
             raise OptionError(f"adapter {shown(name)} {why}", option="adapters", expected="different names", found=name)
         found[name] = Path(path).expanduser()
     return found
@@ -237,8 +237,8 @@ def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
         if of is None:
             known = sorted({name.rsplit(".", 1)[1] for name in modules})
             raise ModelError(
-                f"{where}: the adapter changes {module}, for which adapters are not implemented, only for "
-                f"{', '.join(known)}; merge the adapter into the model"
+                f"{where}: the adapter changes {module}, but adapters are implemented only for {', '.join(known)}; "
+                "merge the adapter into the model"
             )
         for tensor in of:
             pairs[tensor.name.removesuffix(".weight")] = _pair(where, module, tensor, a, b, scale_of(module, len(a)))
@@ -273,16 +273,16 @@ def _taken(layout: TensorLayout, values: Floats, shape: tuple[int, int]) -> Floa
 
 def _config(path: Path) -> dict[str, Any]:
     if not (path / CONFIG).is_file():
-        message = f"{path}: expected a folder of a LoRA adapter, which PEFT or mlx-lm has written, with {CONFIG}"
-        raise SourceError(f"{message}; it does not exist" if not path.exists() else f"{message}, found none")
+        message = f"{path}: expected the folder of a LoRA adapter, written by PEFT or mlx-lm, with {CONFIG}"
+        raise SourceError(f"{message}; the folder does not exist" if not path.exists() else f"{message}, found none")
     return read_json(path / CONFIG)
 
 
 def _file(path: Path, name: str) -> SafetensorsFile:
     if not (path / name).is_file():
-        pickled = ", and adapter_model.bin is not read: save it again with safe_serialization=True"
+        pickled = "only adapter_model.bin, which is not read: save the adapter again with safe_serialization=True"
         has_pickle = (path / "adapter_model.bin").is_file()
-        raise SourceError(f"{path}: expected {name}, found none{pickled if has_pickle else ''}")
+        raise SourceError(f"{path}: expected {name}, found {pickled if has_pickle else 'none'}")
     return open_safetensors(path / name)
 
 
@@ -326,7 +326,7 @@ def _is_list_of_texts(value: object) -> bool:
 
 
 def _is_target(module: str, targets: str | Sequence[str] | None) -> bool:
-    """Return whether PEFT adds matrices to a module of this name, if `targets` is a list; otherwise True."""
+    """Return whether `targets` has this module, by PEFT's rule for lists; True if `targets` is no list."""
     if targets is None or isinstance(targets, str):  # a text is "all-linear" or a regular expression
         return True
     return any(module == target or module.endswith(f".{target}") for target in targets)
@@ -338,7 +338,7 @@ def _patterns(path: Path, config: Mapping[str, Any], key: str) -> Mapping[re.Pat
     try:
         return {re.compile(rf"(?:.*\.)?(?:{pattern})$"): value for pattern, value in found.items()}
     except (AttributeError, re.error):
-        message = f"{path / CONFIG}: {key} must have numbers by names of modules or regular expressions"
+        message = f"{path / CONFIG}: {key} must map names of modules, or regular expressions, to numbers"
         raise ModelError(f"{message}, not {shown(found)}") from None
 
 
@@ -348,7 +348,7 @@ def _of_pattern(patterns: Mapping[re.Pattern[str], Any], module: str, default: A
 
 
 def _check_rank(path: Path, key: str, rank: object, module: str, n_rows: int) -> None:
-    """Check that a rank in the settings is the number of rows of A, because the factor depends on the rank."""
+    """Raise ModelError unless a rank in the settings is the number of rows of A. PEFT's factor depends on the rank."""
     if rank != n_rows or not is_whole(rank):
         message = f"{path / CONFIG}: {key} is {shown(rank)} for {module}, whose matrices have rank {n_rows}"
         raise ModelError(message)
@@ -382,7 +382,7 @@ def _mlx(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
 
 def _check(path: Path, wrong: Sequence[str]) -> None:
     if wrong:
-        message = f"{path / CONFIG}: {', '.join(wrong)} is not implemented, only adapters of pairs of LoRA matrices"
+        message = f"{path / CONFIG}: {', '.join(wrong)} is not implemented: an adapter may only have LoRA matrices"
         raise ModelError(f"{message}; merge the adapter into the model")
 
 
@@ -404,7 +404,7 @@ def _read(path: Path, file: SafetensorsFile, pattern: re.Pattern[str]) -> Pairs:
 
 
 def adapted(be: Backend, masks: Array | None) -> Backend:
-    """Return a backend that adds the products of adapters, given each row's mask (T, M); `be` itself without masks."""
+    """Return a backend that adds the products of adapters, with a mask per token (T, M); `be` itself without masks."""
     return be if masks is None else cast(Backend, Adapted(be, masks))
 
 

@@ -15,16 +15,17 @@ from mlx_engine.errors import OptionError, is_whole, listed, shown
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 
-# The layer types of latent attention. The tensors `attn_q`, `attn_q_b` and `attn_kv_a_mqa` are loaded in two parts. The
-# matrices per head, attn_k_b and attn_v_b, are not in this list, because they keep their type.
+# The layer types of latent attention. The tensor `attn_q` or `attn_q_b` is loaded as two layers, `attn_q` and
+# `attn_q_pe`; `attn_kv_a_mqa` as `attn_latent` and `attn_k_pe`. The matrices per head, `attn_k_b` and `attn_v_b`, are
+# not in this list, because they keep their type.
 _LATENT = ("attn_q_a", "attn_q_b", "attn_q_pe", "attn_kv_a_mqa", "attn_latent", "attn_k_pe")
 
 # Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
 GROUPS = {
     # GGUF files such as GPT-2's have attn_qkv in place of attn_q, attn_k and attn_v. Loaded models have all three.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", *_LATENT),
-    # The projections of layers with a state. `in_proj` of LFM2 is loaded in three parts, and `ssm_ba` and `ssm_in` of
-    # Qwen3-Next in two.
+    # The projections of layers with a recurrent state. LFM2's `in_proj` is loaded as `in_gate`, `out_gate` and `value`;
+    # Qwen3-Next's `ssm_ba` as `ssm_beta` and `ssm_alpha`, its `ssm_in` as `attn_qkv` and `delta_gate`.
     "mixer": (
         "in_gate",
         "out_gate",
@@ -183,7 +184,7 @@ def check_load_options(
     quant_min_dim: int | str = AUTO,
     quant_layers: Mapping[str, str] | None = None,
 ) -> Conversion:
-    """Check the options of `load`.
+    """Check the options of `load`, and return the conversion that they ask for.
 
     Raises:
         OptionError: an option is invalid.
@@ -199,7 +200,7 @@ def check_load_options(
 
 @dataclass(frozen=True)
 class Left:
-    """The linear layers that were not converted for one reason."""
+    """A reason for which layers were not converted, the number of these layers, and the name of the first."""
 
     reason: str
     count: int
@@ -214,7 +215,7 @@ class Converted:
         asked: the requested conversion.
         counts: number of converted layers, by the name of their new type.
         left: layers that were not converted although a type was requested, one entry per reason.
-        nbytes: bytes of all weights by the name of their type, before a backend expands them.
+        nbytes: bytes of all weights by the name of their type, after the conversion and before a backend expands them.
     """
 
     asked: Conversion
@@ -232,7 +233,7 @@ class Converted:
     def of(
         cls, asked: Conversion, rows: Sequence[tuple[str, str, str]], nbytes: Mapping[str, int] | None = None
     ) -> Converted:
-        """Count from one row per layer: (name, new type or "", reason for not converting or "")."""
+        """Return the report. `rows` has for each layer: name, new type or "", reason for not converting or ""."""
         names: dict[str, list[str]] = {}
         for name, _, reason in rows:
             if reason:

@@ -1,14 +1,14 @@
 """Mixtures of experts in files: the tensors of a layer's experts and router, and their names and shapes in each format.
 
 In the model each expert has its own matrices, views of the file's bytes if possible. Files store each matrix as a
-tensor, or the matrices of all X experts of a layer as one tensor with a leading axis X (F is the FFN size, D the hidden
-size):
+tensor, or stack the matrices of all X experts of a layer in one tensor with a leading axis X. F is the FFN size, D the
+hidden size:
 
     GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
                                 Gemma 4, and optionally others: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
     transformers, published     model.layers.0.mlp.experts.3.gate_proj.weight; Mixtral: w1, w2 and w3
     Granite, published          model.layers.0.block_sparse_moe.input_linear.weight (X, 2F, D); output_linear.weight
-    transformers 5, in memory   model.layers.0.mlp.experts.gate_up_proj (X, 2F, D), gate first; experts.down_proj
+    Qwen3.5, transformers 5     model.layers.0.mlp.experts.gate_up_proj (X, 2F, D), gate first; experts.down_proj
     Llama 4                     model.layers.0.feed_forward.experts.gate_up_proj (X, D, 2F), down_proj (X, F, D)
     mlx-community               model.layers.0.mlp.switch_mlp.gate_proj.weight; gpt-oss: experts.gate_proj.weight
     gpt-oss, published          model.layers.0.mlp.experts.gate_up_proj_blocks and _scales, (X, 2F, D), gate in the even
@@ -30,8 +30,8 @@ from mlx_engine.weights.parameters import Parameters
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
 
-# The most experts in all layers together, far more than in any model. Without this bound, a damaged count would cause
-# an error that lists millions of missing tensors.
+# The largest accepted number of experts in all layers together; every known model has far fewer. Without this bound, a
+# damaged count would cause an error that lists millions of missing tensors.
 MOST_EXPERTS = 100_000
 
 PARTS = ("gate", "up", "down")
@@ -47,9 +47,9 @@ class Names:
         block: the module in a layer that contains router and experts; "" if they are in the layer's module itself.
         parts: the published names of gate, up and down; the first is "" for experts without a gate.
         router: the name of the router's module.
-        interleaved: whether files have gate and up in alternating rows of one tensor. Experts and routers then have
-            biases.
-        is_fused: whether published folders have fused tensors: gate and up of all experts, and down of all experts.
+        interleaved: whether published folders have gate and up in alternating rows of one tensor (gpt-oss). Experts and
+            routers then have biases.
+        is_fused: whether published folders have two fused tensors: gate and up of all experts, and down of all experts.
         stacked: the module in which mlx-lm has the stacked experts of a layer.
         stacked_parts: the names of gate, up and down in this module.
         stem: the prefix of the text model's tensors.
@@ -261,7 +261,7 @@ def expert_tensors(
 def _tensors(
     checkpoint: Checkpoint, i: int, part: int, blocks: Sequence[str], names: Names, n: int, size: tuple[int, int]
 ) -> list[Tensor]:
-    """Return the tensors of one part of all experts of layer i; `size` is (F, D)."""
+    """Return the tensors of the matrix `PARTS[part]` of each of n experts of layer i; `size` is (F, D)."""
     stem, shape = f"blk.{i}.ffn_{PARTS[part]}", size[::-1] if PARTS[part] == "down" else size
     half = None if PARTS[part] == "down" else (part * size[0], 2 * size[0])
     gguf = _form(
@@ -288,17 +288,23 @@ def _tensors(
 
 
 def _of_block(name: str, n: int, **how: Any) -> Callable[[int], TensorLayout]:
-    """Return the layout of each of n experts in a tensor that has all of them."""
+    """Return a function from an expert's index to its layout in a tensor of n experts."""
     return lambda e: TensorLayout(name, expert=(e, n), **how)
 
 
 def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:
-    """Return the first of these layouts whose tensors are in the checkpoint; if there is none, the first layout."""
+    """Return the first of `choices` whose tensor for expert 0 is in the checkpoint; if there is none, the first choice.
+
+    Each choice is a function from an expert's index to its layout.
+    """
     return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
 
 
 def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], TensorLayout]:
-    """Return the layout of gpt-oss's gate, up or down: in MXFP4, in floats, or in mlx-community's separate tensors."""
+    """Return a function from an expert's index to the layout of its gate, up or down in a folder of gpt-oss.
+
+    The tensors are in MXFP4, in floats, or mlx-community's, which store gate and up separately.
+    """
     whole = f"{stem}.down_proj" if part == "down" else f"{stem}.gate_up_proj"
     rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
     return _form(
@@ -339,8 +345,8 @@ def shared_tensors(
 ) -> list[Tensor]:
     """Return the tensors of the shared expert of layer i, whose module in a folder is `block`.
 
-    With `has_weight`, the expert's output is scaled by a gate: a linear layer with one output, which GGUF files store
-    as a vector.
+    With `has_weight`, the expert's output is multiplied by the sigmoid of a linear layer with one output. GGUF files
+    store the matrix of this layer as a vector.
     """
     weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
     made = [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []

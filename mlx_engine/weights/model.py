@@ -37,7 +37,7 @@ from mlx_engine.weights.stage import OwnSlices, Stage
 
 
 class FirstFault(NamedTuple):
-    """The first intermediate array with a NaN or infinity in the forward passes of a call of `Model.first_fault`.
+    """The result of `Model.first_fault`: the first intermediate array with a NaN or infinity.
 
     Attributes:
         name: the name of the array, such as "blk.3.attn_q".
@@ -117,7 +117,7 @@ class Model(Protocol):
         backend: runs the operations.
         program: the compiled layers.
         is_shared: whether several processes run the model together.
-        n_stages: the number of pipeline stages, and of passes of different sequences that may be in flight.
+        n_stages: the number of pipeline stages. As many passes may be in flight at once, if their sequences differ.
         extra: the layer of multi-token prediction; None if the checkpoint has none, or if it is not used.
     """
 
@@ -215,8 +215,9 @@ class Architecture:
 def architectures_of(module: Any) -> Sequence[Architecture]:
     """Return the architectures of a file of `mlx_engine/models`; none if the module is not a model file.
 
-    `ARCHITECTURES` of the module lists them. A file with a single architecture may list only its names there: the other
-    attributes are then the module's `GGUF_ARCHITECTURE`, `Config`, `Model` and `plan`, and its docstring's first line.
+    `ARCHITECTURES` of the module lists them. A file with a single architecture may list only its `names` there. The
+    title is then the first line of the module's docstring, and the other attributes are the module's
+    `GGUF_ARCHITECTURE`, `Config`, `Model` and `plan`.
     """
     found = getattr(module, "ARCHITECTURES", ())
     if not found or isinstance(found[0], Architecture):
@@ -313,13 +314,13 @@ class Planned(NamedTuple):
                 found.add(self.conversion.type_of(name.removesuffix(".weight"), tensor.shape, type_)[0].name.lower())
         if any("_exps." in name for name in self.tensors):
             found.add("experts")
-        # With adapters, FFNs run op by op. The kernel of their activations is among the kernels of states.
+        # With adapters, FFNs run op by op. Their activation functions are then run by a kernel of the feature "states".
         if self.adapters is not None or any(".ssm_" in name or ".shortconv." in name for name in self.tensors):
             found.add("states")
         return frozenset(found)
 
     def stored_types(self) -> Mapping[str, int]:
-        """Return how many bytes of the layers' weights in the file have each type, by the name of the type."""
+        """Return the bytes of the layers' weights in the file, by the name of their type."""
         found = Counter[str]()
         for name, tensor in self.tensors.items():
             if name.startswith("blk."):
@@ -383,8 +384,8 @@ def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
     Raises:
         OptionError: the file has no setting with one of the names.
         SourceError, FormatError: the file cannot be opened, or is damaged.
-        ModelError: the quantisation of a folder is not implemented. If `allow_settings` has names, also: the
-            architecture, or a setting that is not named, is not implemented.
+        ModelError: the quantisation of a folder is not implemented. With `allow_settings`, also: the architecture, or a
+            setting that `allow_settings` does not name, is not implemented.
     """
     check_allowed(allow_settings)
     checkpoint = open_checkpoint(path)

@@ -49,7 +49,7 @@ class LazyWeight:
     """A weight with a name, shape and type. Its values are read only if building the model needs them.
 
     Attributes:
-        is_stored: whether the weight has the type and the bytes of the file.
+        is_stored: whether the weight's bytes are bytes of the file, neither converted nor reordered.
     """
 
     name: str
@@ -69,11 +69,11 @@ class LazyWeight:
         return self.read().data
 
     def as_type(self, type_: GGMLType) -> LazyWeight:
-        """Return the outline of the weight after a conversion."""
+        """Return the weight with the type and size that it has after a conversion."""
         return self if type_ == self.type else replace(self, type=type_, is_stored=False)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> LazyWeight:
-        """Return the outline of the result of `Weight.cut`. Only a single range of rows stays in the mapped file."""
+        """Return the result of `Weight.cut` as a lazy weight. Only a single range of rows stays in the mapped file."""
         shape, is_view = cut_shape(cast(Weight, self), axis, ranges), axis == 0 and len(ranges) == 1
         return replace(
             self, shape=shape, read=lambda: self.read().cut(axis, ranges), is_stored=self.is_stored and is_view
@@ -85,7 +85,10 @@ class LazyWeight:
 
 
 class Expanded(NamedTuple):
-    """Bytes of the matrices of one weight type that a backend expands: in the file, on the backend, and as Q8_0."""
+    """Bytes of all matrices of a weight type that a backend expands: `stored` in the file, `held` by the backend.
+
+    `alternative` are the bytes that the backend would hold if the matrices were Q8_0.
+    """
 
     stored: int
     held: int
@@ -102,7 +105,7 @@ class OutlineBackend:
         n_mapped_experts: bytes of the matrices of experts that stay in the mapped file.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that would be saved if every matrix were stored as Q8_0; matrices that would grow count as 0.
-        expanded: the matrices that need more memory than in the file, by type.
+        expanded: bytes of the matrices that need more memory on the backend than before, by the name of their type.
         types: bytes of the matrices before they are prepared, by their type.
     """
 
@@ -122,7 +125,7 @@ class OutlineBackend:
         return getattr(self._backend, name)
 
     def prepare(self, weight: Weight | LazyWeight) -> Outline:
-        """Return the outline of a weight."""
+        """Return the outline of a weight, and add its bytes to the sums."""
         n_rows, nbytes = math.prod(weight.shape[:-1]), FLOAT_BYTES * math.prod(weight.shape)
         if len(weight.shape) > 1:
             row_bytes, views = self._probe(weight.type, weight.shape[-1])
@@ -167,7 +170,7 @@ class OutlineBackend:
         return 0 < self.n_experts == self.n_mapped_experts
 
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
-        """Return the outlines of several matrices; stacking does not change their bytes."""
+        """Return the outlines of several matrices; `prepare` has counted the bytes of their stacked form."""
         return matrices
 
     def compile(self, layers: Layers, width: int) -> Program:
@@ -175,7 +178,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
-        """Return the bytes of an expert's matrix: `nbytes`, or another number if the backend stacks it differently."""
+        """Return the bytes of an expert's matrix as `stack_some` stores it; `nbytes` if the backend cannot do this."""
         if not self._backend.holds_some_experts:
             return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
@@ -268,7 +271,7 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     return Outlined(planned.make(planned.config, parameters, made), sizes, planned.held_share)
 
 
-# The most float32 activations per token that a pass holds at one time, in multiples of the largest N + K of a matrix.
+# A pass holds at most this many times N + K float32 activations per token; (N, K) is the matrix with the largest N + K.
 ACTIVATIONS = 3
 # If not all experts fit, those in memory take this share of the memory that the rest of the model leaves free.
 EXPERTS_SHARE = 0.9
@@ -413,8 +416,8 @@ def is_config_alone(path: Path) -> bool:
 def open_config(path: Path) -> Checkpoint:
     """Return the checkpoint that a config.json describes, with zeros as weights.
 
-    Matrices that MLX has quantised have the type that the setting `quantization` names; all other tensors have the type
-    `torch_dtype`.
+    Matrices that MLX has quantised have the type that the setting `quantization` names. All other tensors have the type
+    that `torch_dtype` or `dtype` names.
 
     Raises:
         SourceError, FormatError: the file cannot be read.
@@ -466,7 +469,10 @@ def _dtype(config: Mapping[str, object], where: str) -> str:
 
 
 def _type(quantization: Quantization, name: str, shape: tuple[int, ...], scale: str) -> GGMLType:
-    """Return the type of a tensor in a folder that MLX has quantised."""
+    """Return the type of a tensor in a folder that MLX has quantised.
+
+    `scale` is the name of the type of scales and of tensors that are not quantised.
+    """
     setting = quantization.of(name.removesuffix(WEIGHT))
     if setting is None or len(shape) < 2 or not name.endswith(WEIGHT) or shape[-1] % setting.group:
         return BY_NAME[scale]

@@ -66,7 +66,7 @@ class Parameters:
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
         self._rows: list[tuple[str, str, str]] = []
-        # Bytes of the weights by type.
+        # Bytes of the weights by type, after the conversion.
         self._nbytes: Counter[str] = Counter()
 
     def __contains__(self, name: str) -> bool:
@@ -81,8 +81,8 @@ class Parameters:
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type.
 
-        The table stays in the mapped file, and a pass reads a few of its rows, if the backend can read rows of this
-        type or if this rank does not hold the whole head.
+        The table stays in the mapped file if the backend can read rows of this type there, or if this rank does not
+        hold the whole head. A pass then reads only a few of its rows.
         """
         weight = self._stored(f"{name}.weight")
         if is_elsewhere(weight):
@@ -209,7 +209,7 @@ class Parameters:
         return of_kind(name, eps, times)
 
     def array(self, name: str, *, transposed: bool = False, times: NDArray[np.float32] | None = None) -> Array:
-        """Return `name` as the backend's float32 array, for operations other than matrix products.
+        """Return the tensor `name` as the backend's float32 array, for operations other than matrix products.
 
         With `times` (rows,), row i of a matrix is multiplied by `times[i]`.
         """
@@ -230,7 +230,7 @@ class Parameters:
         return self._tensors[f"{name}.weight"].shape[0]
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
-        """Return the layers, which were made from these parameters, with this rank's numbers of heads."""
+        """Return `layers`, made from these parameters, with this rank's numbers of heads in place of the model's."""
         return layers if self._slices is None else self._slices.layers(layers)
 
     def elsewhere(self, name: str) -> Array:

@@ -19,16 +19,21 @@ BUFFER = re.compile(
     r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$"
     r"|^gpt_neox\.layers\.\d+\.attention\.(?:masked_)?bias$"
 )
-# Patterns by which `is_mtp` finds layers of multi-token prediction (MTP): the name of a separate module, and the number
-# of a layer, because some files number MTP layers after the model's layers.
+# Patterns by which `is_mtp` finds layers of multi-token prediction (MTP). In some files they are a module of their own,
+# in others they are numbered on from the model's last layer.
 MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of an architecture: its name, how each kind of file stores it, its row-major shape (out, in).
+    """A tensor of an architecture.
 
-    `name` is the GGUF name. GGUF files store the tensor under this name unless `gguf` is given.
+    Attributes:
+        name: the GGUF name.
+        hf: how folders store the tensor, or only its name there if they store it unchanged.
+        shape: the row-major shape; (N, K) for the matrix of a linear layer.
+        required: whether checkpoints without the tensor are refused.
+        gguf: how GGUF files store the tensor; None if they store it unchanged, under `name`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which part of a model one of several ranks (processes) has: the layers of a pipeline stage, or slices of tensors."""
+"""The part of a model that one of several ranks (processes) has: layers of a pipeline stage, or slices of tensors."""
 
 from __future__ import annotations
 
@@ -91,4 +91,4 @@ class OwnSlices(Protocol):
         """Return whether this rank has a tensor. If products are summed over ranks, only one rank has the bias."""
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
-        """Return the layers, which were made from this rank's tensors, with this rank's numbers of heads."""
+        """Return `layers`, made from this rank's tensors, with this rank's numbers of heads in place of the model's."""

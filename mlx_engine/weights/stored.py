@@ -1,4 +1,4 @@
-"""`TensorLayout`: the name and form in which a file stores a tensor of the model; it converts in both directions."""
+"""`TensorLayout`: the name and form in which a file stores a model's tensor; `take` reads, `put` writes the form."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class TensorLayout:
             `rows` is used.
         columns: (order, width) if the file has the columns in another order: group i of `width` columns in the model is
             group `order[i]` in the file.
-        flipped: whether the model's matrix is the transpose of the selected stored rows.
+        flipped: whether the model's matrix is the transpose of the matrix that the other fields describe. Unlike
+            `transposed`, this allows types with blocks, and expands their weights to float32.
         outer: the shape of the stored tensor, if it has the same elements and another number of axes.
     """
 
@@ -88,7 +89,7 @@ class TensorLayout:
         return whole if self.expert is None else (self.expert[1], *whole)
 
     def take(self, weight: Weight, shape: tuple[int, ...]) -> Weight:
-        """Return the model's tensor from the stored tensor: a view of its bytes if possible.
+        """Return the model's tensor of this shape from the stored tensor: a view of the stored bytes if possible.
 
         Raises:
             UnsupportedTypeError: the tensor is stored transposed and its type has blocks of several weights; or a block
@@ -102,7 +103,7 @@ class TensorLayout:
             return Weight(weight.name, shape, type_, elements.T.reshape(-1).view(np.uint8))
         changes = self.transposed, self.is_shifted, self.heads, self.rows, self.expert, self.order, self.columns
         if not any(changes) and weight.shape == shape:
-            return weight  # its bytes may not have been read yet
+            return weight  # without using `weight.data`, which may read the bytes from the file
         if self.expert is not None and isinstance(weight, GroupWeight):
             # Only this expert's bytes are read.
             return replace(self, expert=None).take(weight.part(*self.expert), shape)

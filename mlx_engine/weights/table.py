@@ -42,12 +42,12 @@ class Row:
         shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns,
             "1" is a single value.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
-        rotated: the axis letter of the heads, if the rows of each head are reordered on load, because RoPE may rotate
-            only the first `rotary_dim` rows, or because of `interleaved`; "1" for a single head.
+        rotated: the axis letter of the heads, or "1" for a single head. The rows of each head are reordered on load
+            if RoPE rotates only the first `rotary_dim` of them, or if `interleaved` is set.
         interleaved: whether the two rows of a rotary pair are (2j, 2j + 1) in files; used with `rotated`.
-        before: the number of rows before this tensor, in axis letters, if a folder stores the tensor as part of a
-            larger one.
-        after: the number of rows after this tensor in the larger tensor.
+        before: the tensors before this one, if a folder stores it as rows of a larger tensor: the number of rows of
+            each, in axis letters.
+        after: the same for the tensors after this one in the larger tensor.
         gguf: the name in GGUF files, if it differs from the table's key. With `before` or `after`, GGUF files too
             have the larger tensor, under this name.
         plus: the number that is added to the values of a Hugging Face folder to get the model's values.
@@ -82,7 +82,7 @@ Table: TypeAlias = Mapping[str, Row]
 
 
 def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
-    """Return whether the files have a matrix for the head; `tied` is the default of config.json's key.
+    """Return whether the model reads a matrix for the head; `tied` is the default of the key `tie_word_embeddings`.
 
     GGUF has no key for a tied head: a file has a matrix for the head, or the head is tied to the embedding table.
     """
@@ -125,7 +125,7 @@ def _has(config: Any, row: Row) -> bool:
 
 
 def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
-    """Return a GGUF file's config, in which each field that a row names in `when` says if the file has the tensor.
+    """Return a GGUF file's config. Each field that rows name in `when` is set to whether the file has their tensors.
 
     For a tensor of a layer, only the first layer is checked. The config of a folder is returned unchanged.
     """
@@ -170,7 +170,7 @@ def decoder_plan(
     checkpoint: Checkpoint, config_type: type[C], table: Table | Callable[[C], Table], *, tied: bool = False,
     settings: Settings | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the config and the expected tensors of a checkpoint, by a tensor table.
+    """Return the config and the expected tensors of a checkpoint, made from a tensor table.
 
     Args:
         checkpoint: the checkpoint.

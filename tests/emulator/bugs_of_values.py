@@ -64,7 +64,7 @@ BUGS = [
         "x + v * K + k + 4)",
         "x + v * K + k + 3)",
         UndefinedBehaviorError,
-        "misaligned access.*input 'x'.*16 divides",
+        "misaligned access.*input 'x'.*divisible by 16",
     ),
     Bug(
         "value too large for an integer",

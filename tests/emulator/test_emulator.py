@@ -218,7 +218,7 @@ def test_an_order_that_is_not_known_is_not_guessed():
         "float v = x[0];\nif (thread_index_in_simdgroup < 9) v = simd_max(v);\ny[0] = total(v);", header=header
     )
     with pytest.raises(
-        ConvergenceError, match=r"(?s)cannot tell the first\n.*simd_max \(body, line 2.*simd_sum \(header"
+        ConvergenceError, match=r"(?s)cannot tell which is first\n.*simd_max \(body, line 2.*simd_sum \(header"
     ):
         call(kernel, X)
 

@@ -111,7 +111,7 @@ def test_a_call_that_fails_changes_nothing(builtin: Engine):
             session.logits([1] * 1023)
         with pytest.raises(OptionError, match="slots: all 1 slots for this session and its forks are in use"):
             session.fork()
-        with pytest.raises(OptionError, match="rewind: n must be from 0 to 1, which leaves a token, not 2"):
+        with pytest.raises(OptionError, match="rewind: n must be from 0 to 1, not 2; at least one token must be left"):
             session.rewind(2)
         assert (session.ids, np.asarray(session.logits()).tobytes()) == ([1, 2], before)
 

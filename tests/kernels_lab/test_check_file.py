@@ -234,7 +234,7 @@ def test_a_metal_experiment_with_a_mistake_is_refused_in_one_line(write):
     for change, says in (
         ({"file": "none.metal"}, "expected a .metal file, found no file none.metal"),
         ({"function": "tripled"}, "expected a kernel such as doubled_float"),
-        ({"sizes": []}, "sizes: expected at least one, and the same names in each"),
+        ({"sizes": []}, "sizes: expected at least one dict, and the same names in all"),
         ({"grid": lambda N: N}, "grid: expected parameters among"),
     ):
         with pytest.raises(ValueError, match=re.escape(says)):

@@ -97,7 +97,7 @@ MUTANTS = [
     Mutant(
         "damaged machine code is loaded",
         "_loaded",
-        'hashlib.sha256(file.read_bytes()).hexdigest() != of["sha256"]',
+        'hashlib.sha256(file.read_bytes()).hexdigest() != listed["sha256"]',
         "False",
     ),
     Mutant("code that this processor cannot run is loaded", "_fits", "target.needs <= instruction_sets()", "True"),

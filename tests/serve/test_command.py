@@ -57,7 +57,7 @@ def test_what_it_prints_works_and_a_signal_ends_it():
         url = re.search(r"Listening on (\S+)", text)
         assert url is not None
         assert HTTP.get(url[1] + "/health").json() == {"status": "ok"}
-        assert f"Chat in a browser: {url[1]}/ (it asks for the key)" in lines
+        assert f"Chat in a browser: {url[1]}/ (the page asks for the key)" in lines
         assert "<html" in HTTP.get(url[1] + "/").text
         assert "fused" not in text  # no news for a user
         words = shlex.split(lines[-1].removeprefix("Try: ").replace("Bearer KEY", "Bearer secret"))
@@ -100,7 +100,7 @@ def test_a_smaller_context_takes_less_memory(monkeypatch: pytest.MonkeyPatch, ca
     capacity = CapacityOptions(slots=2, context_len=128)
     _, scheduler = serve.Loading("simd", capacity, {}).open("builtin").load()
     assert scheduler.pool.n_tokens == 256
-    assert f"context is {LONGEST:,} tokens; a request may have 128 of them" in capsys.readouterr().err
+    assert f"context is {LONGEST:,} tokens; a request may have at most 128" in capsys.readouterr().err
     given = CapacityOptions(slots=2, context_len=128, kv_memory="3MB")
     assert serve.Loading("simd", given, {}).open("builtin").load()[1].pool.n_tokens > 256
     service = serve.new_service(MagicMock(), serve.ModelSpec("x", "builtin"), AddressOptions(), capacity, "127.0.0.1")
@@ -117,8 +117,8 @@ def test_a_smaller_context_takes_less_memory(monkeypatch: pytest.MonkeyPatch, ca
         ("localhost", ("127.0.0.1", 80), "http://127.0.0.1:80", ""),
         ("::1", ("::1", 80, 0, 0), "http://[::1]:80", ""),
         ("192.0.2.1", ("192.0.2.1", 80), "http://192.0.2.1:80", ""),
-        ("0.0.0.0", ("0.0.0.0", 80), "http://127.0.0.1:80", ", on other machines with this one's name or address"),
-        ("::", ("::", 80, 0, 0), "http://[::1]:80", ", on other machines with this one's name or address"),
+        ("0.0.0.0", ("0.0.0.0", 80), "http://127.0.0.1:80", " (elsewhere, with this machine's name or address)"),
+        ("::", ("::", 80, 0, 0), "http://[::1]:80", " (elsewhere, with this machine's name or address)"),
     ],
 )
 def test_the_address_of_the_page_is_printed(host: str, bound: tuple[Any, ...], url: str, others: str):

@@ -217,11 +217,11 @@ def test_another_model_is_an_error(journal: Path, tmp_path: Path):
     result = replay(two, "--slots", "4")
     assert result.exit_code == 1
     assert "slots 4: 11 of 11 requests agree" in result.stdout
-    assert "1 requests are of other models: lines 2" in result.stderr
+    assert "1 requests have another model or other options: lines 2" in result.stderr
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     assert replay(empty).exit_code == 2
-    assert "has no requests, as serve --journal writes them: it is empty" in replay(empty).output
+    assert "has no requests that serve --journal has written: it is empty" in replay(empty).output
     assert replay(tmp_path / "none.jsonl").exit_code == 1
 
 

@@ -210,7 +210,7 @@ def test_late_passes_are_held_against_early_ones():
 def test_passes_that_were_not_made_have_no_median():
     with_cache, without = passes(swept()).splitlines()[2:]
     assert with_cache == "- simd, compiled, Q8_0, with a cache: x1.10"
-    assert without == "- simd, compiled, Q8_0, without one: not known, from 3 of 256"
+    assert without == "- simd, compiled, Q8_0, without a cache: not known, from 3 of 256"
     assert passes([row("scalar", "tg4", 1.0)]) is None
 
 

@@ -314,7 +314,7 @@ def test_shares_never_add_up_to_more_than_all():
     assert longer["between_ms"] == pytest.approx(-15.0)
     assert [op["share"] for op in longer["operations"]] == [1.0]
     assert [(row["role"], row["share"]) for row in longer["ranking"]] == [("head", 1.0), (BETWEEN, 0.0)]
-    assert "of their sum" in ranking(longer, "prefill").splitlines()[0]
+    assert "of the sum" in ranking(longer, "prefill").splitlines()[0]
     even = phase(rounds_of([20.0], [20.0]), None, 0.0, {}, lazy=False)
     assert "of prefill" in ranking(even, "prefill").splitlines()[0]
 

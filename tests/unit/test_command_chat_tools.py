@@ -113,4 +113,4 @@ def test_a_model_without_tools_refuses_them(tmp_path):
     assert run.code != 0
     assert "this model's chat template has no tools" in run.err.replace("\n", " ")
     plain = cli("chat", "-b", "simd", stdin="/tools\n")
-    assert "there are no tools; --tools FILE.py has functions that the model may call" in plain.err
+    assert "there are no tools; --tools FILE.py lets the model call the functions of a file" in plain.err

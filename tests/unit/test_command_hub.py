@@ -1,5 +1,6 @@
 """Hub ids on the command line: without a network, from the cache, and names that cannot be."""
 
+import errno
 import importlib
 import os
 import socket
@@ -86,6 +87,14 @@ def test_without_a_network_a_hub_id_is_one_line(cache, monkeypatch, kind, file):
     line = only_line(result)
     assert f"org/repo{file}" in line
     assert "network" in line
+
+
+def test_a_download_without_space_is_not_a_missing_network(cache, monkeypatch):
+    answering(monkeypatch, OSError(errno.ENOSPC, "No space left on device"))
+    line = only_line(generate("a", model="org/repo"))
+    assert "No space left on device" in line
+    assert "HF_HOME" in line
+    assert "network" not in line
 
 
 @pytest.mark.parametrize("file", ["", ":model.gguf"], ids=["repo", "file"])

@@ -226,7 +226,7 @@ def test_keys_and_values_of_another_model_are_refused():
     for wrong in ([layer], [more, *others], [*others, narrower], [layer, layer, *others]):
         kv = KVPool(model.backend, wrong, 8).sequence()
         with pytest.raises(
-            ValueError, match=r"KV stores of f32 must have \(arrays, KV heads, elements\) .* by layer, not"
+            ValueError, match=r"KV stores of f32: expected \(arrays, KV heads, row length\) by layer .*, found"
         ):
             forward(model, SequenceInput(IDS[:3], kv))
         assert (kv.length, kv.pending) == (0, 0)

@@ -500,9 +500,16 @@ def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
 
 
 def test_the_version_changes_with_the_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard, "PACKAGE", tmp_path)
-    (tmp_path / "one.py").write_text("one = 1\n")
-    before = shard.version()
-    (tmp_path / "one.py").write_text("one = 2\n")
-    assert shard.version() != before
-    assert before.startswith("MLX 0.")
+    package, kernels = tmp_path / "package", tmp_path / "kernels"
+    package.mkdir()
+    kernels.mkdir()
+    monkeypatch.setattr(shard, "PACKAGE", package)
+    found = [shard.version()]
+    for file in (package / "one.py", package / "kernels.py", kernels / "one.metal"):
+        file.write_text("one = 1\n")
+        found.append(shard.version())
+    assert len(set(found)) == len(found)
+    # The folder of another distribution that is called `kernels` is next to a package that was installed from a wheel.
+    (package / "kernels.py").unlink()
+    assert shard.version() == found[1]
+    assert found[0].startswith("MLX 0.")

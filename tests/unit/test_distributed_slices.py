@@ -183,7 +183,7 @@ def test_one_rank_alone_has_the_bias_of_a_sum():
             "random: blk.0.ffn_down.weight: expected sizes that 2 ranks can share, found 768 columns in blocks of 256; "
             "no number of ranks works",
         ),
-        ("qwen35", "F32", {}, 4, "found 2 key heads of the delta rule, 1 in a block of columns; possible with 2 ranks"),
+        ("qwen35", "F32", {}, 4, "found 2 key heads of the delta rule in groups of 1; possible with 2 ranks"),
         ("llama", "F32", {}, 200, "ranks; --shard pipeline cuts between layers"),
     ],
 )  # fmt: skip

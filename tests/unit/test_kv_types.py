@@ -119,5 +119,5 @@ def test_bytes_of_a_token():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(OptionError, match="kv_type must be f32, f16, bf16 or q8_0, not 'q4'"):
         mlx_engine.load("builtin", "simd", kv_type="q4")
-    with pytest.raises(OptionError, match="keys and values of q8_0 are blocks of 32 numbers of a head, and"):
+    with pytest.raises(OptionError, match="q8_0 stores keys and values in blocks of 32 elements of a head, and"):
         mlx_engine.load(DATA / "qwen3-mha", "simd", kv_type="q8_0")

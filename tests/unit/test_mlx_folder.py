@@ -282,7 +282,7 @@ def test_a_folder_with_stacked_experts_is_written_again_without_a_change(tmp_pat
 
 def test_layers_that_one_matrix_holds_get_one_type(tmp_path):
     with pytest.raises(
-        OptionError, match=r"give one type to attn_q, attn_k, attn_v, which .*qkv_proj.weight holds, not keep, mlx-4bit"
+        OptionError, match=r"qkv_proj.weight consists of attn_q, attn_k, attn_v: .* same type, not keep, mlx-4bit"
     ):
         written(tmp_path, source=DATA / "phi3-micro" / "hf", attn_k="keep")
 

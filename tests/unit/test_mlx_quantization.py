@@ -129,7 +129,7 @@ def test_settings_that_are_no_mapping_are_refused(folder):
     [
         ({"bits": 8}, "8 bits, groups of 64, affine"),
         ({"group_size": 32}, "4 bits, groups of 32, affine"),
-        ({"group_size": 32, "mode": "mxfp4"}, "expected scales of type U8, 0 biases"),
+        ({"group_size": 32, "mode": "mxfp4"}, "expected scales of type U8 and no biases"),
         ({NAME: {"bits": 3, "group_size": 64}}, f"{NAME}: expected .*quantization.{NAME} of config.json asks for 3"),
         ({NAME: False}, f"{NAME}: expected no scales, because config.json"),
     ],

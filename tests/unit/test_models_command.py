@@ -31,7 +31,7 @@ def test_every_architecture_of_mlx_lm_and_llama_cpp_is_supported_or_lacks_someth
     assert set(gguf.MODEL_ARCH_NAMES.values()) <= {*LLAMA_CPP}
     assert {*MLX_LM, *LLAMA_CPP} - supported == set(LACKS)
     assert len(MLX_LM) == len({*MLX_LM}) == 110
-    with pytest.raises(UnknownArchitectureError, match="'mamba' is not implemented; it would need Mamba of the first"):
+    with pytest.raises(UnknownArchitectureError, match="'mamba' is not implemented; it would need Mamba 1;"):
         architecture_of(Checkpoint("here", "gguf", "mamba", {}, {}, {}, None))  # type: ignore[arg-type]
 
 

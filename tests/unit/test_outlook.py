@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_said():
     run = {"supported": True, "fits": False, "weights_bytes": 5 << 30, "kv_bytes": 1 << 30, "available_bytes": 2 << 30}
     run |= {"backend": "simd", "left_bytes": 0, "context": 9, "decode_tokens_per_second": None}
     run |= {"bandwidth_bytes_per_second": None, "experts_bytes": 0}
-    assert run_rows(run)[0] == ("runs here", "not in the memory: 6.0 GiB needed, 2.0 GiB available, on simd")
+    assert run_rows(run)[0] == ("runs here", "does not fit into memory: 6.0 GiB needed, 2.0 GiB available, on simd")
 
 
 def test_the_experts_that_are_not_in_memory_are_said():

@@ -120,6 +120,9 @@ def test_a_file_of_another_run_or_a_damaged_one_is_refused(engine: mlx_engine.En
     saved.write_bytes(saved.read_bytes()[:-1])
     with pytest.raises(FormatError, match="bytes of records"):
         measure(engine, Text(IDS, 32, 16), reference=saved)
+    saved.write_bytes(saved.read_bytes().replace(b",", b";", 1))
+    with pytest.raises(FormatError, match="a header in JSON"):
+        measure(engine, Text(IDS, 32, 16), reference=saved)
 
 
 def test_the_command_prints_a_table_or_json(tmp_path: Path):

@@ -483,8 +483,8 @@ def test_a_session_goes_on_with_its_text_on_the_screen(tmp_path: Path, monkeypat
     assert f"> Tell me a story about a fox.\n{first}" in said
     assert "(64 of them cached)" in said
     _, said = cli("chat", *how, "--session", "fox", "--kv-type", "f16", stdin="And then?\n")
-    assert "the conversation is read again" in said
-    assert "--session must be letters" in CliRunner().invoke(app, ["chat", "--session", "../x"]).stderr
+    assert "the keys and values of the session are computed again" in said
+    assert "--session must be at most 100 letters" in CliRunner().invoke(app, ["chat", "--session", "../x"]).stderr
     monkeypatch.setenv("XDG_STATE_HOME", str(ROOT / "cli.py"))
     refused = CliRunner().invoke(app, ["chat", "--session", "fox"], input="And then?\n")
     assert (refused.exit_code, "a session cannot be kept there: Not a directory" in refused.stderr) == (1, True)

@@ -85,7 +85,7 @@ def test_a_reduced_model_with_a_published_config_runs(name: str, tmp_path: Path)
 def test_dual_chunk_attention_limits_the_context_to_a_chunk_and_says_so(tmp_path: Path):
     found = plan(PUBLISHED["Qwen/Qwen2.5-7B-Instruct-1M"]["config"]).config
     assert found.context_length == 262_144
-    note = "context 262,144 tokens, one chunk; attention beyond it, which is not implemented, would reach 1,010,000"
+    note = "context 262,144 tokens, one chunk; dual chunk attention, which is not implemented, would allow 1,010,000"
     assert context_notes(found) == (note,)
     with pytest.raises(UnsupportedConfigError, match="sparse_attention_config"):
         plan(PUBLISHED["Qwen/Qwen2.5-7B-Instruct-1M"]["config"] | {"sparse_attention_config": "x.json"})

@@ -86,9 +86,9 @@ from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 
 # Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is the address of the
 # results of blocks. STORE is the address of the KV store, (2, G, slots, E), with SLOTS slots per head; PAGE is the
-# number of tokens per page. COLUMN is the word of a sequence that has the sequence's number of query tokens: SEQ_NEW
-# or SEQ_WANTED. SPAN is the number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft
-# cap the cap, in both cases times log2(e). INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap.
+# number of tokens per page. COLUMN is SEQ_NEW or SEQ_WANTED: the index of the number of query tokens among the words of
+# a sequence. SPAN is the number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap
+# the cap, in both cases times log2(e). INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap.
 # SCALE and INNER_SCALE are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of the
 # store. ARRAYS is 2 for keys and values, and 1 if the keys are also the values.
 (
@@ -551,7 +551,7 @@ def attend(
             sequence is cut into chunks of C tokens, from position 0 on.
         sequences: address of the words of each sequence (`layout.py`).
         n_sequences: B.
-        column: the word of a sequence that has the sequence's number of query tokens, SEQ_NEW or SEQ_WANTED.
+        column: SEQ_NEW or SEQ_WANTED: the index of the number of query tokens among the words of a sequence.
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; 0 means no soft cap.
         sinks: address of (H,), one more logit for each query head, without a value; 0 means none.

@@ -92,17 +92,17 @@ def norm_rope_pair(
 
     Args:
         address: address of the thread pool's control block.
-        block: address of the block's words (`layout.py`).
+        block: address of the words HEADS_TASK, Q_HEADS, ... (`layout.py`), with the numbers of heads H and G.
         n_tokens: T.
         positions: address of the tokens' positions, int64 (T,).
         q: address of the queries.
-        q_row: elements from one row of queries to the next.
+        q_row: elements from the queries of one token to those of the next.
         k: address of the keys.
-        k_row: elements from one row of keys to the next.
+        k_row: elements from the keys of one token to those of the next.
         cos: address of the cosines, (positions, E / 2).
-        sin: address of the sines.
-        q_out: address of (T, H, E).
-        k_out: address of (T, G, E).
+        sin: address of the sines, (positions, E / 2).
+        q_out: address of the output queries, (T, H, E).
+        k_out: address of the output keys, (T, G, E).
     """
     control, b = words(address), words(block)
     width, job = b[HEAD_DIM], control[JOB:]
@@ -128,14 +128,14 @@ def put_pair(
         address: address of the thread pool's control block.
         span: address of the task `put_span`.
         n_tokens: T.
-        n_heads: G.
-        width: E.
+        n_heads: G, the number of KV heads.
+        width: E, a multiple of 16, and of 32 if the store is Q8_0.
         k: address of the keys.
         k_row: elements from the keys of one token to those of the next.
         v: address of the values; 0 if the store has only keys.
         v_row: elements from the values of one token to those of the next.
         store: address of the store.
-        kind: the type of the store, one of `KV_TYPES`; E is a multiple of 16, and with Q8_0 of 32.
+        kind: the type of the store, one of the values of `layout.KV_TYPES`.
         n_slots: slots per head of the store.
         slots: address of the tokens' slots, int64 (T,).
     """

@@ -47,9 +47,9 @@ def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
 def exp(x: Any) -> Any:
     """Return `e**x` within one unit in the last place; infinity or 0 outside the range of float32, NaN for NaN.
 
-    With a whole n, x = n ln 2 + r and |r| <= ln 2 / 2, so `e**x = 2**n * e**r`. n ln 2 is subtracted from x in two
-    parts; the first part has few bits, so its product with n is exact. e**r is the Taylor polynomial of degree 7, whose
-    next term is below 2**-27.
+    n is x / ln 2, rounded to an integer. So x = n ln 2 + r with |r| <= ln 2 / 2, and `e**x = 2**n * e**r`. To compute
+    r, ln 2 is split into two numbers; the first has few bits, so its product with n is exact. e**r is the Taylor
+    polynomial of degree 7, whose next term is below 2**-27.
     """
     x = larger(splat(-150.0), smaller(splat(150.0), x))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -92,8 +92,8 @@ def tanh(x: Any) -> Any:
 def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
     """Return `a * 2**n` for whole n: add n to the exponent bits of a.
 
-    The result must be at least 2**-127. If it is below 2**-126, the smallest normal number, the returned number is too
-    small: for 2**-127 it is 0.
+    The exact result must be at least 2**-127. If the exact result is below 2**-126, the smallest normal float32, a
+    smaller number is returned: 0 for 2**-127.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -104,7 +104,7 @@ def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
     return vector(vector, vector), generate
 
 
-# The Taylor polynomial of 2**x, whose next term is below 2**-27 for |x| <= 1/2.
+# Coefficients of x**2 to x**7 in the Taylor polynomial of 2**x. For |x| <= 1/2, the next term is below 2**-27.
 _2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2, 8))
 
 

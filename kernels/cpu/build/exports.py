@@ -1,5 +1,8 @@
 """Compile parts of the kernels to object files. This module runs in child processes that `machine_code.py` starts.
 
+A part is a set of kernels that are compiled together: the kernels of a key of `library.MODULES`, or the float32 or
+fixed-point kernels of a format.
+
 Numba optimises a function once alone and again inside every caller, and emits code and a wrapper each time. Only the
 machine code of exported kernels is needed here. So each function is translated to LLVM IR once, and the IR of all
 functions of a part is linked and optimised once, together. If a process compiles several parts, they share the
@@ -73,8 +76,8 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
     """A code generator for this or another machine, which does not load the code that it generates.
 
     Attributes:
-        triple: LLVM's target triple; "" is this machine. With a named triple, a linker can put the code into a shared
-            library (`prebuilt.py`).
+        triple: LLVM's target triple; "" is this machine. If it is not "", the code is position-independent, so that a
+            linker can put it into a shared library (`prebuilt.py`).
     """
 
     _library_class = _Unoptimized
@@ -142,7 +145,7 @@ def translated(function: Any, arguments: Sequence[Any]) -> Any:
 
 @global_compiler_lock
 def compiled(translator: Translator, part: str) -> bytes:
-    """Return the object file of a part of the kernels (`library.code_file` says what a part is)."""
+    """Return the object file of a part of the kernels."""
     modules = {f"{PACKAGE}.{name}" for name in MODULES.get(part, ())}
     for name in modules:
         importlib.import_module(name)
@@ -163,9 +166,9 @@ def compiled(translator: Translator, part: str) -> bytes:
 
 
 def _export(module: Any, name: str, kind: Any, mangled: str) -> None:
-    """Add a C function that calls the Numba function `mangled`.
+    """Add a C function `name` that calls the Numba function whose mangled name is `mangled`.
 
-    Numba's ABI has two more arguments: an address for the result, and one for an exception.
+    A Numba function has two more arguments: the addresses to which it writes its result and its exception.
     """
     context = cpu_target.target_context
     inner = ir.Function(module, context.call_conv.get_function_type(kind.return_type, kind.args), mangled)

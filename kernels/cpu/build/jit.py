@@ -1,7 +1,7 @@
 """Decorators for kernels: `jit` compiles for this process, `task` and `entry` also export a function to the library.
 
-Kernels use this `jit` and not Numba's, because importing this module sets Numba's cache folder to one that this user
-can write. If it cannot write to its cache folder, Numba raises an error. `exports.py` compiles the exported functions.
+Kernels use this `jit` and not Numba's, because importing this module sets Numba's cache folder to a folder that this
+user can write to. Numba raises an error if its cache folder is read-only. `exports.py` compiles the exported functions.
 """
 
 from __future__ import annotations

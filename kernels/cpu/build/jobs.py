@@ -41,18 +41,18 @@ def _end(control: Any, thread: int) -> Any:
 def scratch_of(control: Any, thread: int) -> Any:
     """Return the address of a thread's scratch memory.
 
-    The thread that submits a job is thread 0. It has a second scratch memory, number THREADS, which chunks do not
-    overwrite.
+    The thread that submits a job is thread 0. Chunks do not overwrite its second scratch memory, which
+    `scratch_of(control, control[THREADS])` returns.
     """
     return control[SCRATCH] + thread * SCRATCH_BYTES
 
 
 @jit
 def work(control: Any, me: int) -> Any:
-    """Process chunks, first of this thread's range, then of other ranges, until none is left; return their number.
+    """Process chunks, first of this thread's range, then of other ranges; return how many this thread has processed.
 
-    A thread that comes too late finds no chunks. If the next job has begun by then, the thread processes chunks of the
-    next job. This is safe, because a job is replaced only after all its chunks are done.
+    Return when no chunk is left. A thread that begins after the end of a job finds no chunks, or processes chunks of
+    the next job. This is safe, because a job is replaced only after all its chunks are done.
     """
     done = 0
     for i in range(control[THREADS]):
@@ -71,8 +71,8 @@ def work(control: Any, me: int) -> Any:
 def _wait(control: Any, polls: int) -> Any:
     """Wait after poll number `polls`; return the number of the next poll.
 
-    After many polls without work the thread sleeps between polls, to free its core: for a thread of this pool that has
-    a chunk but no core, or for another process.
+    From poll number SPINS on, the thread sleeps between polls. Another process then gets the core, or another thread of
+    this pool, which may have a chunk but no core.
     """
     if polls < control[SPINS]:
         relax()

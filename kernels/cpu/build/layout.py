@@ -17,7 +17,7 @@ def whole_vectors(n: int) -> int:
 
 
 def input_row(n: int) -> int:
-    """Return the distance in floats between input rows of n elements in scratch memory: an odd number of vectors.
+    """Return the distance in floats between input rows of n elements in scratch memory: an odd number of SIMD vectors.
 
     At a distance of 4,096 bytes (K = 1024), the same column of all rows would be in one set of the L1 cache.
     """
@@ -27,8 +27,8 @@ def input_row(n: int) -> int:
 def product_floats(n: int) -> int:
     """Return the number of floats of scratch memory that a product with n columns needs for each token.
 
-    Tokens in fixed point for tiles of AMX take the space of 40 floats for 32 columns (`fixed_tile.TOKEN_WORDS`); other
-    tokens take `input_row` floats at most.
+    In fixed point with AMX, a token takes the space of 40 floats per 32 columns (`fixed_tile.TOKEN_WORDS`). Otherwise,
+    a token takes at most `input_row` floats.
     """
     return max(whole_vectors(n + n // 4), input_row(n))
 
@@ -53,7 +53,7 @@ DONE, STOP, ON = 0, 16, 17
 TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37, 40, 256
 # Words of a thread at LEFT: two cache lines.
 LINE = 16
-# The system adds about 50 microseconds to a sleep.
+# The argument of SLEEP. The system adds about 50 microseconds to each sleep.
 SLEEP_MICROSECONDS = 20
 # Size in bytes of a scratch memory. Each thread of the pool has one; the thread that submits a job has two
 # (`jobs.scratch_of`).
@@ -63,13 +63,15 @@ SCRATCH_BYTES = 4 << 20
 
 # Words of a block:
 # - TASK_GEMV, TASK_GEMM, TASK_PREPARE: the tasks of gemv, of gemm, and of the preparation of gemm's input
-# - NORM_WEIGHT, NORM_EPS, NORM_BIAS: a norm of the input. If NORM_WEIGHT is 0, there is no norm; if only NORM_BIAS is
-#   0, it is an RMS norm; if neither is 0, a layer norm. POST_NORM_...: a norm of the output, in the same form
-# - N, K: outputs of all matrices together, and inputs; ACTIVATION: an activation function of the output, or 0
-# - CHUNK_GEMV, CHUNK_GEMM: rows of a chunk; HAND_OUT: 0 if one thread runs a small batch faster than several threads
+# - NORM_WEIGHT, NORM_EPS, NORM_BIAS: a norm of the input. NORM_WEIGHT is 0 if there is no norm. NORM_BIAS is 0 for an
+#   RMS norm, and an address for a layer norm. POST_NORM_...: a norm of the output, in the same form
+# - N, K: columns of the output and of the input; ACTIVATION: an activation function, or 0
+# - CHUNK_GEMV, CHUNK_GEMM: rows of a chunk; `linear.py` changes this number for some numbers of tokens
+# - HAND_OUT: 0 if one thread runs a small batch faster than several threads
 # - MATRICES: the number of matrices; HAS_GEMV: 0 if rows cannot be multiplied as they are stored
-# - FIXED: the number of matrices that are multiplied in fixed point (`--activations i16`), by the tasks FIXED_GEMM and
-#   FIXED_PREPARE, or for a few tokens by FIXED_GEMV and FIXED_RECORDS
+# - FIXED: the number of matrices that are multiplied in fixed point (`--activations i16`)
+# - FIXED_GEMM, FIXED_PREPARE: the tasks of these products, and of the preparation of their input; FIXED_GEMV,
+#   FIXED_RECORDS: the same for few tokens
 # From TABLE on each matrix has WIDTH words: WEIGHTS (an address), ROWS, BIAS (an address or 0), COLUMN (the first
 # column of its products in the output), CHUNK (the number of its first chunk in a job), and from FORMAT on the
 # words of its format.
@@ -78,14 +80,17 @@ SCRATCH_BYTES = 4 << 20
     HAND_OUT, MATRICES, POST_NORM_WEIGHT, POST_NORM_EPS, POST_NORM_BIAS, HAS_GEMV,
     FIXED, FIXED_GEMM, FIXED_PREPARE, FIXED_GEMV, FIXED_RECORDS,
 ) = range(22)  # fmt: skip
-# The words from OWN on are set anew for each job (`linear_job.py`).
+# The words from OWN to TABLE - 1 are set anew for each job (`linear_job.py`).
 OWN, TABLE = 22, 32
 WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
-# Words of a format (`format.py`): FOUR_ROWS and EXPAND, the addresses of its kernels; weights and bytes of a block;
-# MOST_STORED, the most vectors that are multiplied with rows as they are stored. The next words are for a matrix that
-# is multiplied in fixed point: PANEL, the address of the kernel that expands rows to panels, or 0 for other matrices;
-# PANEL_KIND, the kind of the format (`panels.py`); PANEL_MOST, the most tokens that are multiplied with rows as they
-# are stored; EIGHT_ROWS, the address of the kernel that does this (`fixed_rows.py`).
+# Words of a format (`format.py`):
+# - FOUR_ROWS, EXPAND: addresses of the kernel of gemv, and of the kernel that expands blocks to float32
+# - BLOCK_WEIGHTS, BLOCK_BYTES: weights and bytes of a block
+# - MOST_STORED: the most input vectors that are multiplied with rows as they are stored
+# The next words are 0, except for a matrix that is multiplied in fixed point:
+# - PANEL: address of the kernel that expands rows to panels; PANEL_KIND: the kind of the format (`panels.py`)
+# - PANEL_MOST: the most tokens that are multiplied with rows as they are stored
+# - EIGHT_ROWS: address of the kernel that multiplies rows as they are stored (`fixed_rows.py`)
 FOUR_ROWS, EXPAND, BLOCK_WEIGHTS, BLOCK_BYTES, MOST_STORED, FORMAT_WIDTH = range(6)
 PANEL = FORMAT + FORMAT_WIDTH
 PANEL_KIND, PANEL_MOST, EIGHT_ROWS, WIDTH = range(PANEL + 1, PANEL + 5)
@@ -101,8 +106,8 @@ TILE_ROWS = 4
 # A forward pass of at most this number of tokens runs all layers in one call. A larger pass makes one call per step, so
 # that Python handles Ctrl-C between the calls.
 PROGRAM_TOKENS = 32
-# The most vectors that any format multiplies with rows as they are stored. Scratch memory has space for these vectors
-# after the norm.
+# The most input vectors that any format multiplies with rows as they are stored. The scratch memory of a thread has
+# space for this number of normed vectors (`norm_fits`).
 PANEL_TOKENS = 18
 # Up to this number of tokens, one thread prepares the input of gemm, attention runs its decode task, and a short
 # convolution is a single chunk.
@@ -118,10 +123,10 @@ CHUNK_BYTES = 64 * 1024
 # model 3 to 5 % faster. With such chunks in all jobs, a small model would be slower, because threads would have too few
 # chunks.
 MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
-# A gemm chunk has GEMM_ROWS rows (with a gate, half as many of each matrix) and up to GEMM_TOKENS vectors: STRETCH
-# columns of 64 expanded rows fit into a core's L2 cache. With more rows, the vectors would be read less often; with
-# more vectors, the rows would be expanded less often. A job that would have fewer than GEMM_CHUNKS chunks per thread
-# has chunks of fewer rows, because threads wait for the last chunk of a job.
+# A gemm chunk has GEMM_ROWS rows and up to GEMM_TOKENS input vectors. With a gate, half of the rows are of the gate
+# matrix, and half of the up matrix. With more rows, the vectors would be read less often, and with more vectors, the
+# rows would be expanded less often. But STRETCH columns of the expanded rows must fit into a core's L2 cache. A job
+# with fewer than GEMM_CHUNKS chunks per thread is cut into chunks of fewer rows, because threads wait for the last one.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
 # Up to this number of vectors, gemm expands only four rows at a time: the rows then stay in the L1 cache, while the
 # vectors are read from the L2 cache.
@@ -143,7 +148,8 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # - EX_WIDTH: the width D of a row; EX_INNER: the largest inner width of an expert; EX_POST_NORM, EX_POST_EPS: an RMS
 #   norm of the sum of the experts (0: none)
 # - EX_SCALES: address of factors (X,) of the weights, or 0
-# - EX_SHARED, EX_SHARED_DOWN, EX_SHARED_WEIGHT: blocks of a shared expert: gate and up, down, its weight (0: none)
+# - EX_SHARED, EX_SHARED_DOWN, EX_SHARED_WEIGHT: addresses of the blocks of a shared expert, or 0: gate and up; down;
+#   the linear layer that computes the expert's weight
 # - EX_ADDS: whether the residual is added; EX_SIGMOID: whether scores are sigmoids, not a softmax
 # - EX_CHOICE_BIAS: address of a bias (X,) that affects only the choice of experts, or 0
 # - EX_GROUPS, EX_GROUPS_USED: the number of groups of experts, and in how many of them a row's experts may be; or 0
@@ -169,17 +175,18 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 ) = range(8)  # fmt: skip
 ANSWER_WORDS = 8
 STATE_ROWS = STATE_ANSWER + ANSWER_WORDS
-# An expert that is wanted may be replaced in memory until it is held.
+# USE_WANTED: a pass will use the expert, but the expert's memory may be given to another expert before. USE_HELD: the
+# expert stays in memory until the pass has multiplied it.
 USE_NONE, USE_WANTED, USE_HELD = range(3)
-# A note is the number of the mixture times NOTE_KINDS, plus a kind. NOTE_FEW: few tokens have chosen experts, which are
-# multiplied in the order in which they are read. NOTE_MANY: many tokens have chosen experts, which are multiplied in
-# ascending order. NOTE_GUESS: experts of the next mixture have been guessed. NOTE_WAITS: the kernel waits for an
-# expert. A negative note ends the thread.
+# A note is the number of the mixture times NOTE_KINDS, plus a kind. A negative note ends the thread.
+# - NOTE_FEW: the experts of few tokens have been chosen; they are multiplied in the order in which they are read
+# - NOTE_MANY: the experts of many tokens have been chosen; they are multiplied in ascending order
+# - NOTE_GUESS: experts of the next mixture have been guessed; NOTE_WAITS: the kernel waits for an expert
 NOTE_FEW, NOTE_MANY, NOTE_GUESS, NOTE_WAITS, NOTE_KINDS = range(5)
 
 
 def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int, *, waits: bool = False) -> int:
-    """Return how many floats of memory a mixture needs: for rows, logits, weights, and int64s per (row, expert).
+    """Return the number of floats of scratch memory that `run_experts` needs; an int64 counts as two floats.
 
     With `waits`, experts may be read while the mixture runs. For few tokens, the result of each (row, expert) is then
     kept until the end.
@@ -203,20 +210,22 @@ PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULT
 # Operations that Python runs between two calls of the kernels: sum the values of all ranks, or concatenate their
 # columns.
 ALL_SUM, ALL_COLUMNS = 12, 13
-# SPACE is the state space of Mamba2. HEAD_LINEAR multiplies each head with its own matrix: at STEP_BLOCK are the
-# addresses of N_HEADS blocks, each with N_KV_HEADS inputs and ROW_WIDTH outputs. JOIN concatenates, for each head,
-# ROW_WIDTH elements of A and N_KV_HEADS elements of B.
+# SPACE is the state space of Mamba2. HEAD_LINEAR multiplies each head with its own matrix: STEP_BLOCK (below) is the
+# address of the addresses of N_HEADS blocks, each with N_KV_HEADS inputs and ROW_WIDTH outputs. JOIN concatenates, for
+# each head, ROW_WIDTH elements of A and N_KV_HEADS elements of B.
 SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 # Words of a step. A, B, C and D are its inputs; OUT and OUT_2 its outputs.
 # - All values are in one array: a value begins T * AT floats after the start of the array. If an input is some columns
 #   of a wider value, it begins COLUMN floats later. An input whose AT is -1 is absent. ROW: floats from row to row
-# - WANTED: whether only the wanted rows are processed; FROM_ALL: whether the input still has all rows
+# - WANTED: whether only the wanted rows (those whose logits are needed) are processed; FROM_ALL: whether COPY has to
+#   choose the wanted rows from all rows
 # - STEP_BLOCK: address of the block or of other words of the operation, or for GATE the activation function (0:
 #   sigmoid)
 # - LAYER: the layer whose keys or states are used
 # - COS, SIN: addresses of the rotary tables; N_HEADS, N_KV_HEADS: numbers of heads
 # - ROW_WIDTH: the head dim, or for operations without heads the width of the rows
-# - STEP_SCALE (also the factor of SCALE), STEP_SOFTCAP: bits of float64 numbers; 0 is no soft cap
+# - STEP_SCALE: factor of attention scores, or of SCALE; STEP_SOFTCAP: soft cap of attention scores, or 0. Both are bits
+#   of float64
 # - STEP_SINKS: address of sinks (H,), or 0
 (
     OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
@@ -224,16 +233,19 @@ SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
     D_ROW, STEP_WIDTH,
 ) = range(28)  # fmt: skip
 # Words of a forward pass: the number of tokens T, of wanted rows R and of sequences; tokens per page; the addresses of
-# the tokens' positions (T,) and of the indices of the wanted rows (R,), both int64; the address of the runs, and their
-# number.
+# the tokens' positions (T,) and of the indices of the wanted rows (R,), both int64; the address of the runs (below),
+# and their number.
 (
     PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_RUNS, PASS_N_RUNS, PASS_WIDTH,
 ) = range(9)  # fmt: skip
-# Words of a layer's keys and values. KV_STORE: address of the store; KV_SLOTS: the store's slots per head; KV_WINDOW:
-# the layer's window, 0 for none, or -C for chunks of C tokens (`attend`); KV_GROUP: address of the words of its group,
-# which are the addresses of the sequences' words and of the new tokens' slots (T,); KV_TYPE: type of the store;
-# KV_ARRAYS: 2, or 1 if the keys are also the values. A layer with a state has STATE_STORE and STATE_STORE_2, the
-# addresses of the stores of its one or two arrays. A layer of Falcon-H1 has keys, values and a state.
+# Words of a layer's keys, values and states; a layer of Falcon-H1 has all of them:
+# - KV_STORE: address of the store; KV_SLOTS: the store's slots per head; KV_TYPE: type of the store
+# - KV_WINDOW: the layer's window, 0 for none, or -C for chunks of C tokens (`attend`)
+# - KV_GROUP: address of the words of its group, the layers that share page tables. GROUP_SEQUENCES: address of the
+#   sequences' words; GROUP_SLOTS: address of the new tokens' slots (T,)
+# - KV_ARRAYS: 2, or 1 if the keys are also the values
+# - STATE_STORE: address of the states of a convolution; STATE_STORE_2: address of the states of the delta rule or state
+#   space
 KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_TYPE, STATE_STORE, STATE_STORE_2, KV_ARRAYS, KV_WIDTH = range(9)
 GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 
@@ -265,13 +277,17 @@ RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 # Types of a KV store, in which a row has the E elements of one head of one token.
 KV_F32, KV_F16, KV_BF16, KV_Q8_0 = range(4)
 KV_TYPES = {"f32": KV_F32, "f16": KV_F16, "bf16": KV_BF16, "q8_0": KV_Q8_0}
-# Number of keys per block, counted from position 0. It is part of the order of summation (`attention.py`), so changing
-# it changes bits.
+# Number of keys per block of keys; the first block begins at position 0. The number is part of the order of summation
+# (`attention.py`), so changing it changes bits.
 BLOCK = 128
-# Words of a sequence: the address of its page table, which has the slot of each page's first token; the number of its
-# tokens, including those of the pass; how many of its last tokens are new, and of how many the output is wanted. A job
-# sets the other words: the sequence's first row, first chunk and first block of keys, the row at which the results of
-# its blocks begin, and its number of blocks.
+# Words of a sequence:
+# - SEQ_PAGES: address of its page table, which has the slot of each page's first token
+# - SEQ_LENGTH: number of its tokens, including those of the pass
+# - SEQ_NEW, SEQ_WANTED: how many of its last tokens are new, and of how many of them the output is wanted
+# The job of attention sets the other words:
+# - SEQ_ROW, SEQ_CHUNK: its first row among the queries, and its first chunk
+# - SEQ_BEGIN, SEQ_BLOCKS: the first block with a visible key, and the number of blocks from this one on
+# - SEQ_PART: the row of `parts` (`attend`) at which the results of its blocks begin
 (
     SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
 ) = range(10)  # fmt: skip
@@ -285,8 +301,8 @@ SCORES = BLOCK + LANES
 def attention_span(group: int) -> int:
     """Return the number of tokens of a prefill chunk, with `group` query heads per KV head.
 
-    With many heads the number is less than LANES, because queries and sums of LANES tokens would not fit into the
-    cache.
+    With more than 12 query heads per KV head the number is less than LANES, because LANES tokens would have more than
+    QUERIES queries.
     """
     tokens = QUERIES // group
     return tokens // LANES * LANES if tokens >= LANES else max(1, tokens)

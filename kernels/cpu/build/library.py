@@ -1,9 +1,9 @@
-"""Load the machine code of the kernels, which came with the package, or is compiled once and kept on disk.
+"""Load the machine code of the kernels: code that came with the package, or code that is compiled on this machine.
 
-The first process that needs the kernels compiles them with Numba. Later processes load the machine code with LLVM,
-which starts faster than Numba and takes less memory. Machine code that came with the package (`prebuilt.py`) needs no
-LLVM. Kernels that only some models need are separate parts, which are compiled when such a model is loaded: each
-storage format, mixtures of experts, states, and products in fixed point.
+Code that came with the package (`prebuilt.py`) needs neither Numba nor LLVM. Without such code, the first process that
+needs the kernels compiles them with Numba, and keeps the code on disk. Later processes load the code with LLVM, which
+starts faster than Numba and takes less memory. Kernels that only some models need are separate parts, which are
+compiled when such a model is loaded: each storage format, mixtures of experts, states, and products in fixed point.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MODULES = {
     FIXED: ("products.fixed", "products.fixed_gemv"),
     "roofline": ("roofline",),
 }
-# The part of each exported function that is neither in `BASE` nor of a format.
+# {exported function: its part}, except functions of formats and of the parts in `BASE`.
 _HOMES = {
     name: part
     for part, names in {
@@ -98,14 +98,14 @@ _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 # float16 scales are converted by the f16c instructions, which x86 processors have had since 2012. Without f16c, LLVM
 # would emit a call of a library function that the process may not have.
 _NEEDED_ON_X86 = ("f16c", "fma", "avx2")
-# LLVM's name of the feature of processors that multiply tiles of bytes (AMX).
+# LLVM's name of a processor feature: instructions of AMX that multiply tiles, small matrices of int8.
 TILES = "+amx-int8"
 _WIDEN = "define float @widen(half %x) {\n  %y = fpext half %x to float\n  ret float %y\n}"
 _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
 
 
 def lacking() -> str | None:
-    """Return why the kernels cannot run on this processor or on that of NUMBA_CPU_NAME; None if they can."""
+    """Return why the kernels cannot run on this processor, or on the one named by NUMBA_CPU_NAME; None if they can."""
     if isinstance(found := _prebuilt(), SharedCode):
         return None
     if importlib.util.find_spec("llvmlite") is None:
@@ -129,8 +129,9 @@ def lacking() -> str | None:
 def features() -> str:
     """Return the features of the processor to compile for, as LLVM names them.
 
-    They are those of NUMBA_CPU_FEATURES. If this variable is not set, they are those of this processor, or "" if
-    NUMBA_CPU_NAME is set, because the name implies them. AMX is left out if the system does not permit it.
+    If NUMBA_CPU_FEATURES is set, return its value. Otherwise return the features of this processor, or "" if
+    NUMBA_CPU_NAME is set, because the name implies the features. AMX is disabled in both cases if the system does not
+    permit it.
     """
     from llvmlite import binding
 
@@ -181,8 +182,8 @@ def is_format(name: str) -> bool:
 def _digest() -> str:
     """Return a digest of the kernels' source, so that code compiled from other source is never used.
 
-    Numba's own cache does not notice a change in a function that a kernel calls. The source may be in an archive, or
-    exist only as bytecode.
+    Numba's own cache does not notice a change in a function that a kernel calls. The source may be in an archive, so it
+    is read by `importlib.resources`. It may exist only as bytecode, so .pyc files are included.
     """
     packages = (
         PACKAGE,
@@ -195,12 +196,12 @@ def _digest() -> str:
 
 @cache
 def folder() -> Path:
-    """Return the folder for code compiled from this version of the source. It does not change within a process."""
+    """Return the folder for code compiled from this version of the source; always the same folder within a process."""
     return cache_folder("kernels", given=os.environ.get("NUMBA_CACHE_DIR")) / _digest()
 
 
 def code_file(part: str) -> Path:
-    """Return the path of a part's machine code for this processor, this LLVM and Numba's variables.
+    """Return the path of a part's code for this processor, this version of LLVM, and the NUMBA_... variables.
 
     A part is a key of `MODULES`, a format, or a format with `FIXED_END`. The file may not exist yet.
     """
@@ -225,7 +226,7 @@ def sealed(code: bytes) -> bytes:
 
 
 def opened(content: bytes) -> bytes | None:
-    """Return sealed code without its checksum; None if the code is damaged, because LLVM would abort the process."""
+    """Return sealed code without its checksum; None if the code is damaged, which would make LLVM abort the process."""
     code = content[_CHECK:]
     return code if hashlib.sha256(code).digest() == content[:_CHECK] else None
 
@@ -322,8 +323,8 @@ class Library:
         """
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
         if missing and isinstance(found := _prebuilt(), SharedCode):
-            # Parts that the prebuilt code lacks cannot be compiled here: code compiled for another processor than the
-            # prebuilt code may use other memory layouts.
+            # Do not compile the parts that the prebuilt code lacks. The prebuilt code may be for an older processor
+            # than this one, and code for different processors may use different memory layouts.
             absent = [part for part in missing if part not in found.parts]
             if absent:
                 raise LookupError(f"the machine code that came with this package has no {', '.join(absent)}")
@@ -380,7 +381,7 @@ def _prebuilt() -> SharedCode | str:
 
 
 def load(parts: Iterable[str] = ()) -> Library:
-    """Return this process's library, with the kernels that every model needs and `parts` loaded, compiled if needed."""
+    """Load the parts that every model needs and these `parts`, compiled if needed; return this process's library."""
     found = _library()
     found.need([*BASE, *parts])
     return found
@@ -419,7 +420,7 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
 
 
 def _made(parts: list[str], done: Callable[[str], None]) -> dict[str, bytes]:
-    """Compile parts and write their code to the folder. Parts that another process has compiled meanwhile are read."""
+    """Return {part: code}: read the parts that another process has compiled meanwhile; compile and store the others."""
     found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
     for part in found:
         done(part)
@@ -445,7 +446,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def _write(file: Path, code: bytes) -> None:
-    """Write the code atomically, because other processes may write the same file. Ignore errors, like a full disk."""
+    """Write the code atomically, because other processes may write the same file. Ignore errors such as a full disk."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with draft(file) as part:

@@ -84,7 +84,10 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """Load an int64 atomically. All that a thread wrote before it stored this value by `write` is then visible."""
+    """Load an int64 atomically.
+
+    After the load of a value that a thread has stored by `write`, all that this thread wrote before is visible.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)

@@ -1,10 +1,10 @@
 """The pool of worker threads, which wait for jobs in compiled code. `jobs.py` defines jobs.
 
 After its last chunk, a worker thread polls for new chunks for a millisecond, because waking a parked thread takes
-longer than a small job. Then the thread parks until `wake` is called. While more jobs are announced (ON is 1), threads
-keep polling. The thread that submits a job wakes parked threads but does not wait for them: it may finish the job
-before they run. After 50 microseconds of polling without work, a thread sleeps between polls, so that other processes
-get the core.
+longer than a small job. After the first 50 microseconds, the thread sleeps between polls, so that other processes get
+the core. After the millisecond, the thread parks: it blocks until `wake` is called. While more jobs are announced (ON
+is 1), threads do not park. The thread that submits a job calls `wake` before the job but does not wait for the parked
+threads, so the job may be finished before they run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPIN_SECONDS = 5e-5
 
 
 class Pool:
-    """A pool of `threads` threads, including the calling thread. It runs one job at a time; callers must take turns."""
+    """A pool of `threads` threads, including the thread that submits jobs; only one thread at a time may submit one."""
 
     def __init__(self, threads: int, library: Library) -> None:
         if threads < 1:
@@ -38,7 +38,7 @@ class Pool:
         self._start()
 
     def renew(self) -> None:
-        """Start the threads again if this process has been forked, because a fork does not copy threads.
+        """Start the threads again if this process is a fork of the one that started them: fork does not copy threads.
 
         The caller must make sure that no job was running at the time of the fork.
         """

@@ -89,9 +89,9 @@ def find(source: str) -> SharedCode | str:
         return "no machine code came with this package"
     if made_from != source:
         return "the machine code that came with this package is of another version of the kernels"
-    reason = f"no machine code that came with this package is for this processor ({platform.machine()})"
+    reason = f"no machine code came with this package for this processor ({platform.machine()})"
     if os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"):
-        reason += " as NUMBA_CPU_NAME and NUMBA_CPU_FEATURES describe it"
+        reason += " with these NUMBA_CPU_NAME and NUMBA_CPU_FEATURES"
     for name, target in TARGETS.items():
         if name in targets and _fits(target):
             found = _loaded(name, targets[name])
@@ -102,7 +102,10 @@ def find(source: str) -> SharedCode | str:
 
 
 def _fits(target: Target) -> bool:
-    """Return whether a target's code runs on this processor. Numba's variables, if set, must name the target."""
+    """Return whether to use a target's code: it runs on this processor, and Numba's variables do not exclude it.
+
+    If NUMBA_CPU_NAME or NUMBA_CPU_FEATURES is set, both must be as in the target.
+    """
     chosen, features = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     if (chosen or features) and (chosen, features or "") != (target.processor, target.features):
         return False
@@ -110,13 +113,13 @@ def _fits(target: Target) -> bool:
     return target.machine == machine and target.needs <= instruction_sets()
 
 
-def _loaded(name: str, of: Mapping[str, Any]) -> SharedCode | str:
-    """Load a file of the manifest, or return why it cannot be used."""
-    file = FOLDER / of["file"]
+def _loaded(name: str, listed: Mapping[str, Any]) -> SharedCode | str:
+    """Load the library of target `name`, whose entry in the manifest is `listed`, or return why it cannot be used."""
+    file = FOLDER / listed["file"]
     try:
-        if hashlib.sha256(file.read_bytes()).hexdigest() != of["sha256"]:
+        if hashlib.sha256(file.read_bytes()).hexdigest() != listed["sha256"]:
             return f"{file} has been changed or is damaged"
-        return SharedCode(file, name, frozenset(of["parts"]))
+        return SharedCode(file, name, frozenset(listed["parts"]))
     except OSError as error:
         return f"{file} cannot be loaded: {error}"
 

@@ -25,6 +25,7 @@ _F16, _F32, _I8, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.I
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
+# Probes: functions in LLVM IR, whose machine code shows which instructions the processor has.
 _PROBE = "define <16 x float> @twice(<16 x float> %a) {\n  %b = fadd <16 x float> %a, %a\n  ret <16 x float> %b\n}"
 _REVERSED = ", ".join(f"i32 {63 - i}" for i in range(64))
 _PROBE_OF_BYTES = (
@@ -44,7 +45,8 @@ def register_lanes() -> int:
 def has_multishift() -> bool:
     """Return whether the processor that Numba compiles for has the instruction vpmultishiftqb of AVX-512 VBMI.
 
-    The probe reverses 64 bytes: for a processor with AVX-512 VBMI, LLVM compiles it to vpermb.
+    The probe reverses 64 bytes. If the processor has AVX-512 VBMI, LLVM compiles the probe to another instruction of
+    AVX-512 VBMI, vpermb.
     """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_BYTES))
     return "vpermb" in text
@@ -74,10 +76,10 @@ _PAIR_DOT = re.compile(r"((?:{vex}\s+)?vpdpwssd|vpmaddwd)\s.*%([yz])mm")
 
 @cache
 def pair_dot() -> str:
-    """Return the mnemonic of the instruction that adds the two products of each pair of int16, or "" if there is none.
+    """Return the mnemonic of the instruction that multiplies int16 and adds each two adjacent products; "" for none.
 
-    The instruction must work on the widest registers of the processor that Numba compiles for. It is vpdpwssd (with its
-    prefix), which also adds to a sum, or vpmaddwd, which does not.
+    The instruction must work on the widest registers of the processor that Numba compiles for. It is vpdpwssd (perhaps
+    with the prefix {vex}), which also adds to a sum, or vpmaddwd, which does not.
     """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_PAIRS))
     found = _PAIR_DOT.search(text)
@@ -98,10 +100,10 @@ def has_tiles() -> bool:
     return TILES in cpu_target.target_context.codegen()._tm_features
 
 
-# When rows are expanded for tiles (`tile.py`), a row is stored in parts: first the first PART of each 16 columns, then
-# the next PART of each 16 columns. With AVX2, PART is the 8 columns of one register. A register of AVX-512 holds all
-# 16. On NEON, PART is also 16: if it were smaller, LLVM would load the columns of two steps at once, and no registers
-# would be left for sums.
+# When rows are expanded for register tiles (`tile.py`), a row is stored in parts: first the first PART of each 16
+# columns, then the next PART of each 16 columns. With AVX2, PART is the 8 columns of one register. A register of
+# AVX-512 holds all 16. On NEON, PART is also 16: if it were smaller, LLVM would load the columns of two steps at once,
+# and no registers would be left for sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 
@@ -326,7 +328,7 @@ def fms(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _choice(comparison: str) -> Any:
-    """Make the function that returns the lanes of a for which the comparison with b is true, else those of b."""
+    """Make the function that returns, lane by lane, a if the comparison of a with b is true, else b."""
 
     @intrinsic
     def choose(typing: Any, a: Any, b: Any) -> Any:

@@ -1,9 +1,9 @@
 """CPU kernels of MLX's affine formats: unpack groups of 32, 64 or 128 weights to float32.
 
 Each format (bits, group size, type of scales) is compiled when the first model needs it. A block is a group: a scale
-and a bias (float16, bfloat16 or float32), then quants of 2 to 8 bits in the order of `kernels/blocks.py`. A weight is
-`scale * q + bias`; the product and the sum are each rounded. For scales of 16 bits the product is exact, so an fma
-gives the same weight. The NumPy reference is in `blocks_numpy.py`.
+and a bias (float16, bfloat16 or float32), then quants of 2, 3, 4, 5, 6 or 8 bits in the order of `kernels/blocks.py`. A
+weight is `scale * q + bias`; the product and the sum are each rounded. For scales of 16 bits the product is exact, so
+an fma gives the same weight. The NumPy reference is in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def pair_of(bits: int, *, clean: bool) -> Any:
     """Return the function that loads 32 quants from a byte offset on into two vectors of 16 words, one quant per word.
 
     Args:
-        bits: bits per quant, 2 to 8, in the layout of `kernels/blocks.py` for groups with biases.
+        bits: bits per quant; `kernels/blocks.py` describes how quants are packed in groups with biases.
         clean: whether the bits of a word above the quant must be zeros.
     """
 
@@ -166,13 +166,13 @@ def floats_of_words(typing: Any, words: Any) -> Any:
 
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-# Number of weights of a row that gemv unpacks together, so that their scale is loaded once. With more weights of each
-# of four rows, the registers would not suffice.
+# Number of weights of a row that gemv unpacks together, so that their scale is loaded once. With a larger number, the
+# weights of four rows would not fit into the registers.
 _PIECE = 64 if WIDE else 32
 
 
 class Kernels(NamedTuple):
-    """The names that the module of every other format defines (`format.py`), for one affine format."""
+    """The sizes and kernels of one affine format, by the names that the modules of other formats use (`format.py`)."""
 
     BLOCK: int
     BLOCK_BYTES: int
@@ -222,7 +222,7 @@ def _quants_32(bits: int, scale: str) -> Any:
 
 
 def _packed(bits: int, scale: str) -> Any:
-    """Make the function that returns quants 32 p to 32 p + 31 for `eight_rows`: two per byte if they have 4 bits."""
+    """Make the function that returns quants 32 p to 32 p + 31 for `eight_rows`: two 4-bit quants per byte, else one."""
     n_scales = 2 * SCALE_BYTES[scale]
 
     @jit
@@ -234,7 +234,8 @@ def _packed(bits: int, scale: str) -> Any:
 
 def weights_of(bits: int, scale: str, piece: int) -> Any:
     """Make the function that returns `piece` weights of a block: 32 in two vectors, or 64 in four."""
-    # `multiply_add_table` ignores the upper 28 bits of a word, so for 4-bit quants these need not be cleared.
+    # The bits above a 4-bit quant need not be cleared, because `multiply_add_table` ignores them. With float32 scales,
+    # they must be cleared, because `_combine` uses another function.
     quants = pair_of(bits, clean=bits != 4 or scale == "f32")
     combine, scale_of, n_scales = _combine(bits, scale), scale_and_bias(scale), 2 * SCALE_BYTES[scale]
 

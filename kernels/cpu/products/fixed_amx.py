@@ -7,13 +7,13 @@ The result is a tile of sums, a line of 16 rows for each token. So a block of 32
 digits of the tokens, each with the first and with the last 16 rows. Then `256 * (sum of high) + (sum of low)`, times
 both scales, is added to the products y.
 
-Formats with a scale for 16 columns use the tile of `fixed_tile.py`, because AMX would not be faster: each instruction
-would multiply 16 columns in the time of 64, and there are twice as many sums.
+Formats with a scale for 16 columns use the tile of `fixed_tile.py`, because AMX would not be faster: an instruction
+can multiply 64 columns and takes as long for 16, and there would be twice as many sums.
 
 Sums can leave a tile register only through memory. A multiplication occupies the tile unit for 16 cycles, but its
 result is ready only after 52, and then has to be written. So the code is a pipeline: while 16 rows are multiplied, the
-sums of the other 16 rows are written, and sums that were written before are added to y, those of a quarter of the
-tokens between two AMX instructions.
+sums of the other 16 rows are written to memory. Sums that were written earlier are added to y, in four parts of a
+quarter of the tokens each, between the AMX instructions.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Tile:
         return word_address(self.builder, self.rows, self.builder.mul(block, ir.Constant(_I64, ROW_WORDS * ROWS)))
 
     def _words_of_tokens(self, block: Any, word: int) -> Any:
-        """Return the address of the words number `word` of all tokens in a block."""
+        """Return the address of word `word` of the first token in a block; those of the other tokens follow."""
         at = self.builder.add(self.builder.mul(block, ir.Constant(_I64, TOKEN_WORDS)), ir.Constant(_I64, word))
         return word_address(self.builder, self.tokens, self.builder.mul(at, self.n))
 
@@ -192,7 +192,7 @@ def _is_set(builder: Any, kind: Any, bit: int) -> Any:
 def multiply_tiles(typing: Any, n: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
     """Multiply a panel of rows with a panel of tokens, like `fixed_tile.choice`, for a format with one scale per block.
 
-    `configure_tiles` must have been called for n tokens or for n + 1.
+    `configure_tiles` must have been called with n or n + 1.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

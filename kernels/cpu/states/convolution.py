@@ -1,8 +1,8 @@
 """Causal convolutions over the tokens of sequences (short convolutions), and products with an activated gate.
 
 Each channel is summed separately, from the oldest input to the newest, so the bits do not depend on the number of
-tokens in a pass. A *run* is consecutive rows of one sequence. The run's source slot has the inputs before its first
-row; the run's last inputs are written to its target slot.
+tokens in a pass. A *run* is consecutive rows of one sequence. A state slot has the last `taps - 1` inputs of a
+sequence: the source slot those before the run, the target slot those at the end of the run.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from ..build.memory import floats, words
 from ..build.vectors import add, div, fma, load, mul, splat, store, sub, zeros
 from ..products.activations import activate, gated, silu
 
-# Words of a job. X is the address of the input. BEFORE is the address of an array that is multiplied with the input, or
-# 0; AFTER that of an array that is multiplied with the output, or 0. X_ROW, BEFORE_ROW and AFTER_ROW are elements from
-# one row to the next. SPAN is the number of channels in a chunk of a convolution. In a job of
-# `gate_span`, BEFORE is the address of the gate, and KIND its activation function, or 0 for the sigmoid.
+# Words of a job. X, BEFORE and AFTER are the addresses of the input, of the gate of the input and of the gate of the
+# output; an absent gate is 0. X_ROW, BEFORE_ROW and AFTER_ROW are elements from one row to the next. SPAN is the number
+# of channels in a chunk, a thread's unit of work. In a job of `gate_span`, BEFORE is the address of the gate, and KIND
+# its activation function (0: sigmoid).
 X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH, KIND = range(15)
-# Number of channels in a chunk of a convolution over many tokens, and number of tokens in a chunk of a gate.
+# Number of channels in a chunk of a convolution of more than SMALL_BATCH tokens; number of tokens in a chunk of a gate.
 CHANNELS, TOKENS = 128, 32
 
 
 @jit
 def _input(job: Any, x: Any, before: Any, row: int, c: int) -> Any:
-    """Return 16 channels of the input of a row."""
+    """Return 16 channels of a row of the input, multiplied with the gate of the input if there is one."""
     value = load(x, row * job[X_ROW] + c)
     return mul(value, load(before, row * job[BEFORE_ROW] + c)) if job[BEFORE] != 0 else value
 
 
 @jit
 def _channels(job: Any, block: Any, a: Any, c: int) -> None:
-    """Convolve the 16 channels from c on of run `a`, and write the run's last inputs to its target slot."""
+    """Compute 16 channels, from c on, of the run with the words `a`; write the last inputs to the target slot."""
     taps, n_channels = block[CONV_TAPS], block[CONV_CHANNELS]
     x, before, after = floats(job[X]), floats(job[BEFORE]), floats(job[AFTER])
     weight, out, states = floats(block[CONV_WEIGHT]), floats(job[OUT]), floats(job[STORE])
@@ -96,7 +96,9 @@ def short_conv(
     address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
     states: int, runs: int, n_runs: int, out: int,
 ) -> None:  # fmt: skip
-    """Write `out = after * f(convolution(before * x))` for rows (T, C); f is SiLU, or without CONV_SILU the identity.
+    """Write `out = after * f(convolution(before * x) + bias)` for rows (T, C).
+
+    If CONV_SILU is set, f is SiLU, else the identity.
 
     Args:
         address: address of the thread pool's control block.
@@ -124,7 +126,7 @@ def short_conv(
 
 @task
 def gate_span(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply the rows of TOKENS tokens with the sigmoid, or another activation function, of their gate."""
+    """Multiply x with the activated gate, for the rows of TOKENS tokens; without x, write the activated gate."""
     x, gate, out = floats(job[X]), floats(job[BEFORE]), floats(job[OUT])
     for t in range(chunk * TOKENS, min((chunk + 1) * TOKENS, job[ROWS])):
         for i in range(0, job[WIDTH], LANES):
@@ -141,7 +143,7 @@ def gate_span(job: Any, chunk: int, scratch: int) -> None:
 def gate_rows(
     address: int, task: int, kind: int, n_rows: int, width: int, x: int, x_row: int, gate: int, gate_row: int, out: int
 ) -> None:
-    """Multiply rows with the sigmoid, or another activation function, of a gate.
+    """Write `x * f(gate)` for rows (T, N), where f is the sigmoid or another activation function.
 
     Args:
         address: address of the thread pool's control block.
@@ -149,7 +151,7 @@ def gate_rows(
         kind: 0 for the sigmoid, or the number of an activation function (`layout.py`).
         n_rows: T.
         width: N, a multiple of 16.
-        x: address of the input; 0 for the activated gate alone, where `kind` must not be 0.
+        x: address of the input. If 0, `f(gate)` is written, and `kind` must not be 0.
         x_row: elements from one row of the input to the next.
         gate: address of the gate.
         gate_row: elements from one row of the gate to the next.

@@ -1,10 +1,11 @@
 """The gated delta rule (the mixer of Qwen3-Next and Qwen3.5) with its output norm and gate.
 
-A chunk of the job is one value head, for all tokens of the pass. The state of a head is a matrix (E, P), with a row per
-element of a key and a column per element of a value. Each token decays the matrix, corrects the value that the matrix
-stores for the token's key, and reads the matrix with the token's query. For each of the P columns, sums run over the E
-rows in order, so the bits do not depend on the number of tokens in a pass. Columns are independent. So 64 columns are
-computed for up to PIECE tokens before the next columns, so that this part of the matrix stays in the L1 cache.
+A chunk of the job, a thread's unit of work, is one value head for all tokens of the pass. The state of a head is a
+matrix (E, P), with a row per element of a key and a column per element of a value. Each token decays the matrix,
+corrects the value that the matrix stores for the token's key, and reads the matrix with the token's query. For each of
+the P columns, sums run over the E rows in order, so the bits do not depend on the number of tokens in a pass. The
+columns are independent of each other. The kernel applies up to PIECE tokens to 64 columns before it begins the next 64
+columns, so that the columns stay in the L1 cache.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from ..formats.float32 import dot
 from ..products.activations import silu
 from ..products.norms import rms_norm
 
-# Words of a job. GATE_ROW, BETA_ROW and STEP_ROW are strides: the number of elements from one row to the next.
+# Words of a job. STEP is the address of the time steps (dt). GATE_ROW, BETA_ROW and STEP_ROW are strides: the number of
+# elements from one row to the next.
 X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)
 # Number of tokens whose queries and keys are prepared at a time.
 PIECE = 32
@@ -59,7 +61,7 @@ def exp_one(x: Any) -> Any:
 def softplus(x: Any) -> Any:
     """Return `log(1 + e**x)` as float64, computed as `max(x, 0) + log1p(u)` with `u = e**-|x|`.
 
-    `log1p(u)` is the series of `2 atanh(u / (2 + u))`.
+    `log1p(u)` is computed as `2 atanh(u / (2 + u))`, by the series of atanh.
     """
     u = np.float64(exp_one(-abs(x)))
     s = u / (2.0 + u)
@@ -72,7 +74,7 @@ def softplus(x: Any) -> Any:
 
 @jit
 def _scaled(x: Any, at: int, n: int, factor: Any, out: Any, to: int) -> None:
-    """Write n elements: `out[to:] = x[at:] / (factor * sqrt(sum(x[at:]**2) + TINY))`."""
+    """L2-normalise n elements and divide by `factor`: `out[to:] = x[at:] / (factor * sqrt(sum(x[at:]**2) + TINY))`."""
     divisor = splat(np.float32(factor * np.sqrt(np.float64(dot(x, at, x, at, n)) + TINY)))
     for i in range(0, n, LANES):
         store(out, to + i, div(load(x, at + i), divisor))
@@ -83,22 +85,22 @@ def _four(
     m: Any, at: int, new_at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any,
     out: Any, to: int,
 ) -> None:  # fmt: skip
-    """Apply one token to 64 columns of a matrix of n rows, and write the token's output of these columns.
+    """Apply one token to 64 columns (four vectors) of a head's matrix; write the token's output for these columns.
 
     Args:
         m: the states.
-        at: index in m of the first of these columns in row 0 of the state before the token.
-        new_at: index in m of the first of these columns in row 0 of the state after the token.
-        apart: the number of elements from one row of the state to the next.
+        at: index in m of the matrix before the token: of its row 0, first column.
+        new_at: index in m of the matrix after the token: of its row 0, first column.
+        apart: the number of elements from one row of the matrix to the next.
         n: E, the number of rows.
-        qk: queries and keys.
-        q: index in qk of the token's query; the key follows after n elements.
-        v: the values.
-        v_at: index in v of the token's value in the first of these columns.
+        qk: scaled queries and keys, as `_prepare` writes them.
+        q: index in qk of the token's query; the token's key is at q + n.
+        v: the input rows, which have the values.
+        v_at: index in v of the token's value, first column.
         decay: the factor of the matrix, in every lane.
         strength: the factor of the correction, `sigmoid(beta)`, in every lane.
         out: the output.
-        to: index in out of the first of these columns.
+        to: index in out of the token's output, first column.
     """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
@@ -152,7 +154,7 @@ def _one(
 
 @jit
 def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
-    """Write the scaled query and key of token t to qk[at:], then its decay and `sigmoid(beta)`."""
+    """Write to qk[at:] the scaled query, the scaled key, the decay and `sigmoid(beta)` of token t in a value head."""
     n, n_keys = block[DELTA_KEY_DIM], block[DELTA_KEYS]
     row = 2 * n_keys * n + block[DELTA_VALUES] * block[DELTA_VALUE_DIM]
     x, of_head = floats(job[X]), head // block[DELTA_SHARED] % n_keys * n
@@ -167,7 +169,7 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
 
 @jit
 def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, target: int, qk: Any) -> None:
-    """Apply n tokens, from row `first` on, to one head; read the state in slot `source`, write slot `target`."""
+    """Compute n tokens, from row `first` on, of a value head; read the state in slot `source`, write slot `target`."""
     E, P, H = block[DELTA_KEY_DIM], block[DELTA_VALUE_DIM], block[DELTA_VALUES]
     m, x, out, gate = floats(job[STORE]), floats(job[X]), floats(job[OUT]), floats(job[GATE])
     values = 2 * block[DELTA_KEYS] * E
@@ -216,7 +218,7 @@ def delta_net(
     address: int, block: int, x: int, gate: int, gate_row: int, beta: int, beta_row: int, step: int, step_row: int,
     states: int, runs: int, n_runs: int, out: int,
 ) -> None:  # fmt: skip
-    """Compute the gated delta rule, norm the output of each head, and multiply it with the SiLU of the gate.
+    """Compute the gated delta rule with H value heads, norm each head's output, and multiply with the SiLU of the gate.
 
     Args:
         address: address of the thread pool's control block.

@@ -1,12 +1,12 @@
 """The state space model of Mamba2 (SSD), its gate, and the norm of its output.
 
-Tokens are applied in order, without the chunks of the SSD algorithm. A chunk of the job is one head, for all tokens of
-the pass. A run is the consecutive rows of one sequence (`layout.py`).
+Tokens are applied one by one, not in chunks of tokens as in the SSD algorithm. In this file, a chunk is a thread's unit
+of work: one of the H heads, for all tokens of the pass. A run is consecutive rows of one sequence (`layout.py`).
 
 The state of a head is a matrix (N, P) with state size N and head dim P. Each token decays the matrix, adds the outer
-product of its B and its input to the matrix, and reads the matrix with its C. For each of the P columns, sums run over
-the N rows in order, so the bits do not depend on the number of tokens in a pass. Four tokens are applied at a time, so
-that each part of the matrix is read and written once for four tokens. The bits are the same as for one token at a time.
+product of the token's B and input to the matrix, and reads the matrix with the token's C. For each of the P columns,
+sums run over the N rows in order, so the bits do not depend on the number of tokens in a pass. `_four` reads and writes
+the matrix once for four tokens, with the same bits as four calls of `_one`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from ..products.activations import silu
 from ..products.norms import rms_norm
 from .delta_rule import exp_one, softplus
 
-# Words of a job. GATE_ROW and STEP_ROW are strides: the number of elements from one row to the next.
+# Words of a job. STEP is the address of the time steps (dt). GATE_ROW and STEP_ROW are strides: the number of elements
+# from one row to the next.
 X, GATE, GATE_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, ROWS = range(11)
 # Number of tokens whose decays are prepared at a time, and number of tokens in a chunk of the norm.
 PIECE, TOKENS = 32, 8
@@ -53,22 +54,22 @@ PIECE, TOKENS = 32, 8
 @jit
 def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: int, v: int, of: Any, at: int, out: Any,
          y: int) -> None:  # fmt: skip
-    """Apply one token to 16 columns of a matrix of n rows, read at `source` and written at `to`.
+    """Apply one token to 16 columns of a head's matrix; write the token's output for these columns.
 
     Args:
         m: the states.
-        source: index in m of the first of these columns in row 0 of the state before the token.
-        to: index in m of the first of these columns in row 0 of the state after the token.
-        apart: the number of elements from one row of the state to the next.
-        n: N.
-        x: the convolved rows.
+        source: index in m of the matrix before the token: of its row 0, first column.
+        to: index in m of the matrix after the token: of its row 0, first column.
+        apart: the number of elements from one row of the matrix to the next.
+        n: N, the number of rows.
+        x: the rows with inputs, B and C, after the convolution.
         b: index in x of the token's B.
         c: index in x of the token's C.
-        v: index in x of the token's input in the first of these columns.
-        of: decays and time steps.
-        at: index in `of` of the token's decay; its time step follows.
+        v: index in x of the token's input, first column.
+        of: decays and time steps, as `_prepare` writes them.
+        at: index in `of` of the token's decay; the time step follows.
         out: the output.
-        y: index in `out` of the first of these columns.
+        y: index in `out` of the token's output, first column.
     """
     decay, added, sum_ = load_splat(of, at), mul(load_splat(of, at + 1), load(x, v)), zeros()
     for e in range(n):
@@ -110,9 +111,9 @@ def _wide(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: i
 @jit
 def _four(m: Any, source: int, to: int, apart: int, n: int, x: Any, x_row: int, b: int, c: int, v: int, of: Any,
           at: int, out: Any, y: int, y_row: int) -> None:  # fmt: skip
-    """Apply four tokens to 16 columns; the arguments are those of `_one`, for the first token.
+    """Apply four tokens to 16 columns; the arguments are those of `_one` for the first of the tokens.
 
-    The tokens' rows are `x_row` elements apart in x, and `y_row` elements apart in the output.
+    The rows of the tokens are `x_row` elements apart in x, and `y_row` elements apart in the output.
     """
     d0, d1, d2, d3 = load_splat(of, at), load_splat(of, at + 2), load_splat(of, at + 4), load_splat(of, at + 6)
     a0, a1 = mul(load_splat(of, at + 1), load(x, v)), mul(load_splat(of, at + 3), load(x, v + x_row))
@@ -139,7 +140,7 @@ def _four(m: Any, source: int, to: int, apart: int, n: int, x: Any, x_row: int, 
 
 @jit
 def _prepare(job: Any, block: Any, head: int, t: int, of: Any, at: int) -> None:
-    """Write the decay of token t, and its time step, to of[at:]."""
+    """Write the decay `exp(rate * dt)` of token t, and `dt = softplus(step + bias)`, to of[at:]."""
     step = get(floats(job[STEP]), t * job[STEP_ROW] + head) + get(floats(block[SPACE_BIAS]), head)
     time = softplus(step)
     put(of, at, exp_one(np.float64(get(floats(block[SPACE_RATE]), head)) * time))
@@ -148,7 +149,7 @@ def _prepare(job: Any, block: Any, head: int, t: int, of: Any, at: int) -> None:
 
 @jit
 def _piece(job: Any, block: Any, head: int, first: int, n: int, source: int, target: int, of: Any) -> None:
-    """Apply n tokens, from row `first` on, to one head; read its matrix at index `source`, write it at `target`."""
+    """Apply n tokens, from row `first` on, to a head's matrix; read it at index `source`, write it at `target`."""
     N, P, H, G = block[SPACE_STATE_DIM], block[SPACE_HEAD_DIM], block[SPACE_HEADS], block[SPACE_GROUPS]
     m, x, out = floats(job[STORE]), floats(job[X]), floats(job[OUT])
     row, width = (H * P + 2 * G * N), H * P
@@ -174,7 +175,7 @@ def _piece(job: Any, block: Any, head: int, first: int, n: int, source: int, tar
 
 @jit
 def _gate(job: Any, block: Any, head: int, first: int, n: int) -> None:
-    """Add the input times its skip weight, and multiply the sum with the SiLU of the gate."""
+    """Add the input times the head's skip weight to the output, and multiply the sum with the SiLU of the gate."""
     P, H = block[SPACE_HEAD_DIM], block[SPACE_HEADS]
     x, out, gate = floats(job[X]), floats(job[OUT]), floats(job[GATE])
     row, skip = H * P + 2 * block[SPACE_GROUPS] * block[SPACE_STATE_DIM], load_splat(floats(block[SPACE_SKIP]), head)

@@ -1,11 +1,11 @@
 """The CPU backends `simd` and `parallel` with compiled kernels, which multiply quantised weights as they are stored.
 
 `simd` has one thread and `parallel` several; results are bit-identical for any number of threads. Most operations are
-one call of a kernel. NumPy computes the operations without a kernel, and shapes that a kernel does not support.
+one call of a kernel. Operations that have no kernel run in NumPy, and so do shapes that a kernel does not support.
 
 For up to 32 tokens, all layers of a model run in one call: `lowering.py` turns the definition of the layers into the
-steps of a `CompiledProgram`. Before a call, the addresses of cos/sin tables and page tables are written into the steps
-and into the descriptors that the steps refer to. The address of scratch memory is an argument of the call.
+steps of a `CompiledProgram`. The steps contain the addresses of cos/sin tables and of the descriptors of weights. The
+addresses of KV stores, page tables and scratch memory are passed with each call.
 """
 
 from __future__ import annotations
@@ -84,14 +84,16 @@ class CompiledBackend(SimdBackend):
         self._tasks = {
             name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
         }
+        # The stored matrices that `read_ahead` reads.
         self._mapped: list[np.ndarray] = []
         # The descriptors of embedding tables.
         self._embedded: dict[Matrix, np.ndarray] = {}
-        # Descriptors of blocks, mixtures of experts and head norms, by their parameters.
+        # Descriptors, by their parameters, of blocks (linear layers with the same input) and of mixtures of experts.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
         # Keeps a bounded number of each mixture's experts in memory; None if no mixture has a bound.
         self.expert_cache: ExpertCache | None = None
+        # Descriptors of the norm and rotation of heads.
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
         # Descriptors of convolutions, delta rules and state spaces.
         self._mixer_descriptors: dict[tuple[object, ...], np.ndarray] = {}
@@ -120,7 +122,7 @@ class CompiledBackend(SimdBackend):
         return float(out[0])
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep matrices that kernels multiply as stored, mostly as views of the file; dequantise all other weights."""
+        """Keep a matrix as it is stored if kernels multiply its type, usually as a view; dequantise other weights."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
@@ -130,7 +132,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return True for types that the kernels do not multiply, because the expanded table could take gigabytes."""
+        """Return True for types without kernels. `embed` then expands only the rows that it returns, to save memory."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -183,7 +185,7 @@ class CompiledBackend(SimdBackend):
         return self._project(x, self._block((projection,), post=norm), residual)
 
     def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
-        """Multiply rows of `gate` and `up` interleaved, and apply activation and gate in the same job."""
+        """Compute both products and `activation(gate) * up` in one job."""
         if not norm_fits(norm):
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, KINDS[activation]))
@@ -223,7 +225,7 @@ class CompiledBackend(SimdBackend):
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Leave the experts in the mapped file until a token chooses them: `read_ahead` does not read them."""
+        """Exclude the experts' weights from `read_ahead`. The system reads an expert when a token chooses it."""
         unread = {id(linear.weight.data) for linear in linears}
         self._mapped = [data for data in self._mapped if id(data) not in unread]
         return super().stack(linears)
@@ -231,9 +233,9 @@ class CompiledBackend(SimdBackend):
     holds_some_experts = True
 
     def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
-        """Return the matrices as views of the file, which `expert_linear` reads.
+        """Return the experts' layers as views of the file.
 
-        Kernels that compute a whole mixture read the matrices in an `ExpertCache` instead.
+        `expert_linear` reads these views. The kernel of a whole mixture reads the copies in the `ExpertCache` instead.
         """
         held = HeldExperts(self.stack([read(e) for e in range(n)]))
         held.n_slots = n_slots
@@ -265,7 +267,7 @@ class CompiledBackend(SimdBackend):
     def scratch_address(self, n: int) -> int:
         """Return the address of scratch memory for n floats.
 
-        Every call returns the same memory, because the page faults of new memory take time.
+        Calls share this memory, because the page faults of new memory take time. It is replaced when it is too small.
         """
         if self.scratch.size < n:
             self.scratch = aligned(n)
@@ -289,7 +291,7 @@ class CompiledBackend(SimdBackend):
     def head_norm_rope(
         self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Native, Native, Native]:
-        """Norm and rotate each head while its elements are read once."""
+        """Norm and rotate the heads of queries and keys; each element is read once."""
         if rope.growth is None:
             rotated = self._norm_rope(q, k, head_dim, norms, rope, positions)
         else:  # queries and keys have separate tables
@@ -303,7 +305,7 @@ class CompiledBackend(SimdBackend):
     def norm_rope(
         self, x: Native, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
     ) -> Native:
-        """Norm and rotate each head while its elements are read once."""
+        """Norm and rotate each head; each element is read once."""
         table, norms = Rope.none(head_dim) if rope is None else rope, None if norm is None else (norm, norm)
         return self._norm_rope(x, x[:, :0], head_dim, norms, table, positions)[0]
 
@@ -326,7 +328,7 @@ class CompiledBackend(SimdBackend):
     def head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
         """Return the address of the kernel parameters (int64 words) for `head_norm_rope`, which are made once.
 
-        `n_q` and `n_k` are the numbers of query heads and KV heads; `n_k` is 0 for one array.
+        `n_q` and `n_k` are the numbers of heads of the first and the second array; `n_k` is 0 for a single array.
         """
         key = (n_q, n_k, head_dim, *(norms or ()))
         descriptor = self._heads.get(key)
@@ -450,7 +452,10 @@ class CompiledBackend(SimdBackend):
         return self._gate_rows(KINDS[activation], None, x)
 
     def _gate_rows(self, kind: int, x: Native | None, gate: Native) -> Native:
-        """Return `activation(gate)` (T, N), times x if given, or clamped SwiGLU; `kind` is in `KINDS`; 0 is sigmoid."""
+        """Return `activation(gate)` (T, N), multiplied by x if x is given.
+
+        `kind` is the number of the activation in `KINDS`, 0 for the sigmoid, or the number of clamped SwiGLU.
+        """
         gate, out = strided_rows(gate), aligned(*gate.shape)
         x = None if x is None else strided_rows(x)
         row = 0 if x is None else x.strides[0] // 4
@@ -547,12 +552,13 @@ class CompiledBackend(SimdBackend):
 
 
 def _is_multiplied_as_stored(weight: Weight) -> bool:
-    """Return whether the kernels multiply this type as stored. F32 is copied, as it may be unaligned in the file."""
+    """Return whether the kernels multiply this type as stored. False for F32, which may be unaligned in the file."""
     return is_format(weight.type.name.lower())
 
 
-# The addresses that a program begins with. For each int64 word: the kernel whose address it has, and the operation that
-# needs the kernel, or None if every model needs it. Other kernels are only compiled if a model uses their operation.
+# A program begins with the addresses of kernels. This table has, for each of these int64 words, the name of the kernel
+# and the operation that calls it. None stands for kernels that are always compiled; other kernels are compiled only if
+# a model uses their operation.
 _CALLED = {
     layout.ENTRY_PROJECT: ("project", None),
     layout.ENTRY_ATTEND: ("attend", None),
@@ -575,13 +581,13 @@ class CompiledProgram(Program):
     """All layers of a model as steps of the compiled kernels.
 
     A pass of up to `PROGRAM_TOKENS` tokens runs all steps in one call; a longer pass makes a call per step. If ranks
-    share the model, each exchange between them ends a call. The steps have the addresses of cos/sin tables, and
-    `_layers` has the addresses of the KV stores of one pool.
+    (processes) share the model, each exchange of values between them ends a call. The steps have the addresses of
+    cos/sin tables. `_layers` has the addresses of the KV stores and states that the last pass has used.
     """
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
         self._backend, self._kv = backend, variants["every"].kv
-        # The KV stores whose addresses are in `_layers`. The reference is weak, so that the stores can be freed.
+        # The stores whose addresses are in `_layers`. The reference is weak, so that the stores can be freed.
         self._stores: weakref.ReferenceType[Stores] | None = None
         self._layers = np.zeros((len(self._kv), layout.KV_WIDTH), dtype=np.int64)
         self._groups = np.zeros((len(self._kv), layout.GROUP_WIDTH), dtype=np.int64)
@@ -604,7 +610,7 @@ class CompiledProgram(Program):
         """Write the addresses of cos/sin tables of at least `length` positions into the steps of all variants."""
         variants = self._variants.values()
         tables = {rope: self._backend.rope_table(rope, length) for steps in variants for rope in steps.ropes.values()}
-        # Descriptors only have addresses. Keep the old and the new tables alive until all addresses are written.
+        # Steps only have addresses. Keep the old and the new tables alive until all addresses are written.
         self._tables += tables.values()
         for steps in variants:
             for i, rope in steps.ropes.items():
@@ -614,7 +620,7 @@ class CompiledProgram(Program):
         self._positions = min((len(cos) for cos, _ in self._tables), default=sys.maxsize)
 
     def _bind_stores(self, batch: Batch) -> None:
-        """Write the addresses of each layer's KV store and page group, or of its state."""
+        """Write the words of each layer into `_layers`: its KV store, its window, its page group, and its state."""
         stores = batch.stores
         layers = cast(list[np.ndarray | None], stores.layers)
         type_ = self._backend.kv_type
@@ -623,7 +629,7 @@ class CompiledProgram(Program):
         found = [None if store is None else (*store.shape[:2], store.shape[3]) for store in layers]
         if found != rows:
             raise ValueError(
-                f"KV stores of {type_} must have (arrays, KV heads, elements) {rows} by layer, not {found}"
+                f"KV stores of {type_}: expected (arrays, KV heads, row length) by layer {rows}, found {found}"
             )
         for layer, (descriptor, store) in enumerate(zip(self._layers, layers, strict=False)):
             if states := stores.states[layer] if stores.states else ():
@@ -730,10 +736,10 @@ def sequence_descriptors(spans: Sequence[KVSpan], lengths: Sequence[int], wanted
 
 
 def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
-    """Return the number of partial results of attention per head: one for each query and each block of keys.
+    """Return the number of partial results of attention per head: one for each pair of a query and a block of keys.
 
-    With more than `SMALL_BATCH` queries, there are none, because the kernel merges the result of each block at once.
-    `counts` are the numbers of queries of the sequences.
+    For more than `SMALL_BATCH` queries, return 0: the kernel then merges each block into the result immediately.
+    `counts` has the number of queries of each sequence.
     """
     if sum(counts) > layout.SMALL_BATCH:
         return 0

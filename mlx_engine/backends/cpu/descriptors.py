@@ -1,9 +1,9 @@
 """Make the descriptors from which the compiled CPU kernels read their parameters.
 
-A descriptor is an array of int64 words with the addresses, shapes and formats of weights: of a block of matrices, a
-norm or a mixture of experts. `kernels/cpu/build/layout.py` names the words. A descriptor has only the addresses of
-arrays, so the object that makes it also keeps references to the arrays. The functions `*_fits` check whether the
-kernels support some parameters.
+A descriptor is an array of int64 words. It has the addresses, shapes and formats of the weights of a block (linear
+layers with the same input), a norm or a mixture of experts. `kernels/cpu/build/layout.py` names the words. A descriptor
+has only the addresses of arrays, so the object that makes it also keeps references to the arrays. The functions
+`*_fits` and `heads_fit` return whether the kernels support the given parameters.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Matrix:
 
     Attributes:
         shape: (N, K).
-        format: the storage format, such as "q8_0": a module of `kernels/cpu/formats` has this name; or "float32".
+        format: the storage format, such as "q8_0" or "float32": one of `FORMATS`, or an affine format (`library.py`).
         data: the bytes of the quantised blocks (one-dimensional), or float32 (N, K).
     """
 
@@ -125,7 +125,7 @@ class Block:
             row[layout.COLUMN] = 0 if gated else column
         self.n_fixed = 0
         # Gate and up are multiplied in the same chunks, so fixed point is used only if both are quantised. Quantising a
-        # group of tokens takes 29.5 bytes of scratch memory for each column.
+        # group of at most 12 tokens takes 29.5 bytes of scratch memory per column; 32 is a round bound.
         fits = 32 * self.n_inputs <= layout.SCRATCH_BYTES
         if fixed and fits and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
             self._write_panels(matrices, library)
@@ -144,7 +144,7 @@ class Block:
             self.descriptor[layout.FIXED_RECORDS] = library.address("prepare_records")
 
     def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
-        """Write the lengths of the chunks that threads work on. They depend on shapes and formats, not on threads."""
+        """Write the number of rows per chunk. It depends on shapes and formats, not on the number of threads."""
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
         nbytes = sum(matrix.nbytes for matrix in matrices)
         chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
@@ -164,7 +164,7 @@ def write_matrix(descriptor: np.ndarray, matrix: Matrix, library: Library) -> No
 
 
 def write_norm(descriptor: np.ndarray, norm: Norm) -> None:
-    """Write a norm's three int64 words: address of the weight, eps as float64, address of a layer norm's bias."""
+    """Write a norm's int64 words: the weight's address, eps (float64), and for a layer norm the bias's address."""
     descriptor[0], descriptor[1:2].view(np.float64)[0] = address(norm.weight), norm.eps
     if isinstance(norm, LayerNorm):
         descriptor[2] = address(norm.bias)
@@ -244,7 +244,7 @@ class ExpertBlock:
         descriptor[layout.EX_WEIGHS_INPUTS] = routing.weighs_inputs
 
     def guesses(self, other: ExpertBlock) -> bool:
-        """Return whether this mixture's kernel can run the router of `other`: only if their sizes are equal."""
+        """Return whether this mixture's kernel can guess the experts of `other`: only if both have the same sizes."""
         return (self.n_experts, self.n_used, self.width) == (other.n_experts, other.n_used, other.width)
 
     def floats(self, n_tokens: int) -> int:

@@ -1,11 +1,11 @@
-"""Keep a bounded number of experts in memory. A thread reads missing experts in place of those that are used least.
+"""Keep a bounded number of experts in memory. A thread reads missing experts into the slots of the least used experts.
 
 A mixture is the experts of a layer. For each mixture, the kernels and the thread share a state (`STATE_ROWS` in
 `kernels/cpu/build/layout.py`). Before its products, a kernel marks the chosen experts in this state, and writes a note
-to a pipe. If the pass has few tokens, the kernel then also marks the experts that the router of the next mixture would
-choose for the same hidden states. The thread reads the chosen experts first, and then these guessed experts. In a pass
-of few tokens, a kernel multiplies experts in the order in which they are read. It waits for the thread only if all
-chosen experts that it has not multiplied yet are missing.
+(a number) to a pipe. If the pass has few tokens (at most `PROGRAM_TOKENS`), the kernel then also marks the experts that
+the router of the next mixture would choose for the same hidden states. The thread reads the chosen experts first, and
+then these guessed experts. In a pass of few tokens, a kernel multiplies experts in the order in which they are read. It
+waits for the thread only if all chosen experts that it has not multiplied yet are missing.
 
 A pass can hold an expert, which is then not replaced. A pass of few tokens holds every chosen expert until it has been
 multiplied, and a pass of many tokens only the expert that is being multiplied. A pass of many tokens uses nearly all
@@ -44,7 +44,10 @@ PASSAGES = 2
 
 
 class HeldExperts(tuple[Linear, ...]):
-    """The linear layers of a mixture's experts, views of a mapped file. At most `n_slots` experts are in memory."""
+    """One linear layer (gate, up or down) of all experts of a mixture: views of a mapped file.
+
+    The `ExpertCache` copies at most `n_slots` experts into memory.
+    """
 
     n_slots: int
 
@@ -62,9 +65,9 @@ class ExpertCache:
         self._start()
 
     def add(self, block: ExpertBlock, n_slots: int) -> None:
-        """Keep experts of a mixture in memory, at least one: as many as fit into the bytes of `n_slots` experts.
+        """Add a mixture, with as many slots as fit into the bytes of `n_slots` experts, but at least one slot.
 
-        Mixtures are added in the order of their layers.
+        A slot holds an expert in whole memory pages. Mixtures are added in the order of their layers.
 
         Raises:
             ModelError: experts are not multiplied as the file stores them, or are stored in several types.
@@ -83,7 +86,7 @@ class ExpertCache:
             self._start(self._reader.files)
 
     def check(self) -> None:
-        """After a pass, raise the error of a failed read, if there is one. The next pass reads again."""
+        """After a call of the kernels, raise the error of a failed read, if there is one. The next pass reads again."""
         error = self._reader.take_error()
         if error is not None:
             raise error.with_traceback(None)
@@ -116,10 +119,10 @@ class _Mixture:
 
     Attributes:
         state: the words that kernels and the thread share. The arrays `in_memory`, `is_used`, `n_chosen` and
-            `is_guessed`, (X,) each, are views of it.
+            `is_guessed`, with an element per expert, are views of these words.
         residents: which experts are in memory.
-        following: the mixture of the next layer, or None.
-        has_many: whether many tokens have chosen experts in the current pass.
+        following: the next mixture, if this one's kernel guesses its experts; else None.
+        has_many: whether the last pass that used this mixture had many tokens.
         passages: the slots for missing experts in a pass of many tokens.
     """
 
@@ -183,7 +186,7 @@ def _matrices(block: ExpertBlock, expert: int) -> list[tuple[np.ndarray, MappedR
 
 
 class _Reader:
-    """Reads experts: the state and the functions of the thread.
+    """The data and the functions of the thread that reads experts.
 
     Attributes:
         error: the reason why reading has failed, or None. Until `take_error`, no expert is read.
@@ -249,7 +252,7 @@ class _Reader:
             os.close(file)
 
     def take_error(self) -> Exception | None:
-        """Return and clear `error`, and forget the experts that the failed pass has chosen. No pass may be running."""
+        """Return and clear `error`, and forget the experts that the failed pass has chosen. No kernel may run."""
         with self._failing:
             error = self.error
             if error is not None:
@@ -277,7 +280,7 @@ class _Reader:
             os.write(self._answer, b"1")
 
     def _job(self) -> tuple[_Mixture, int, int] | None:
-        """Return the expert to read next, with its mixture and the slot for it; None if there is no such expert."""
+        """Return the expert to read next, with its mixture and the slot for it; None if none can be read now."""
         if self._current is None:
             return None
         for expert in np.flatnonzero((self._current.is_used != 0) & (self._current.in_memory == 0))[:1].tolist():
@@ -293,13 +296,14 @@ class _Reader:
     def _slot(self, mixture: _Mixture, expert: int, kept: np.ndarray) -> int | None:
         """Return a slot for `expert`: a free one, or that of a dropped expert; None if no expert can be dropped.
 
-        In a pass of few tokens, only experts outside of the mask `kept` are dropped.
+        In a pass of few tokens, experts in the mask `kept` are not dropped. In a pass of many tokens, only experts in
+        the `PASSAGES` slots are dropped.
         """
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
             return free
-        # In the next mixture, `has_many` may be left from an earlier prompt. Ignore it there, because the `PASSAGES`
-        # slots are too few for guessed experts.
+        # If `mixture` is the next one, `expert` was guessed in a pass of few tokens. Ignore `has_many` then, because it
+        # was set in an earlier pass.
         if not mixture.has_many or mixture is not self._current:
             while (coldest := residents.coldest(kept)) is not None:
                 slot = int(residents.slots[coldest])
@@ -327,7 +331,7 @@ class _Reader:
         return True
 
     def _load(self, mixture: _Mixture, expert: int, slot: int) -> None:
-        """Read an expert into a slot. Stop if the expert was guessed but not chosen, or if the thread must end."""
+        """Read an expert into a slot. Stop if the pass does not need the expert any more, or if the thread must end."""
         memory, added = mixture.memory[slot], []
         for start, (words, range_) in zip(mixture.starts, mixture.matrices[expert], strict=False):
             while self._news.poll(0) and not self._is_ended:
@@ -349,7 +353,7 @@ class _Reader:
         return self._current is not None and self._current.following is mixture
 
     def _read(self, range_: MappedRange, memory: np.ndarray) -> None:
-        """Read a range of a file, from its first memory page on; raise SourceError if the file does not have it."""
+        """Read all memory pages of a range of a file; raise SourceError if that fails or the file is too short."""
         file, first, done = self.files[str(range_.path)], range_.first // mmap.PAGESIZE * mmap.PAGESIZE, 0
         needed = range_.first % mmap.PAGESIZE + range_.nbytes
         while done < needed:
@@ -360,7 +364,7 @@ class _Reader:
             if n < mmap.PAGESIZE and done + n < needed:  # the end of the file
                 what = f"ends before byte {range_.first + range_.nbytes:,}, the end of an expert; restore the file"
                 raise SourceError(f"{range_.path}: {what}")
-            # The system reads whole blocks of the disk, except at the end of the file.
+            # A direct read must begin at a block of the disk, so the next read begins at a whole page.
             done = done + n if done + n >= needed else (done + n) // mmap.PAGESIZE * mmap.PAGESIZE
         self.n_bytes_read += done
 

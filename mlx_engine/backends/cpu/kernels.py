@@ -23,8 +23,8 @@ WIDTH = 22
 def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) -> Library | None:
     """Return the library of kernels. If it cannot be compiled or loaded on this machine, warn and return None.
 
-    The kernels in `needs` (see `backends.Settings`), and with `fixed` those of fixed-point products, are compiled in
-    parallel with the kernels that every model needs.
+    Kernels that are not in the disk cache are compiled, all in parallel: those that every model needs, those in `needs`
+    (see `backends.Settings`), and with `fixed` those of fixed-point products.
     """
     try:
         from mlx_engine.kernels.cpu.build import library

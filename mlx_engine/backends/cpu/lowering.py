@@ -4,7 +4,7 @@
 `Lowering` have the names and arguments of `Backend`'s operations. They compute nothing: a method emits a step of
 `kernels/cpu/program.py`, and returns the `Place` where the step's result will be. A method that only selects columns
 or heads emits no step. If the kernels lack an operation, CannotCompileError is raised, and the layers run op by op. All
-intermediate values share one scratch buffer; `allocate` reuses the memory of values that no later step reads.
+intermediate values are in one scratch memory; `allocate` reuses the memory of values that no later step reads.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Buffer:
-    """The scratch memory of one value, of `width` floats per token.
+    """The part of the scratch memory that holds one value, with `width` floats per token.
 
-    For n tokens, it begins `n * at` floats after the beginning of the scratch memory; `allocate` sets `at`.
+    In a pass of n tokens, the part begins at float `n * at` of the scratch memory; `allocate` sets `at`.
     """
 
     width: int
@@ -63,7 +63,7 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """The first offset for another buffer, rounded up to a cache line."""
+        """The first offset (as `at`) after this buffer, rounded up to a cache line."""
         return self.at + layout.whole_vectors(self.width)
 
 
@@ -76,7 +76,7 @@ class Place:
     the other branch.
 
     Attributes:
-        is_wanted: whether the value has rows only for the wanted tokens, and not for all tokens of the pass.
+        is_wanted: whether the value has rows only for the wanted tokens (`Batch.rows`), not for all tokens of the pass.
         head_dim: the head dim if the value has been split into heads, else 0.
     """
 
@@ -103,8 +103,8 @@ class Place:
 def allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
     """Set the offset of each buffer, so that buffers in use at the same time do not overlap.
 
-    Return the total size in floats per token. `steps` have buffers among their values; the buffer x of the input is in
-    use from the beginning, and the buffer y of the result until the end.
+    Return the total size in floats per token. A step maps words to values, some of which are buffers. Buffer x has the
+    program's input, and is in use from the beginning. Buffer y has the result, and is in use until the end.
     """
     last_step = {x: 0}
     for i, step in enumerate(steps):
@@ -148,7 +148,10 @@ class PassBatch(NamedTuple):
 
 
 class CannotCompileError(Exception):
-    """A definition of layers needs an operation or a shape that the kernels lack, or reads the elements of an array."""
+    """A definition of layers needs an operation or a shape that the kernels lack, or reads the elements of an array.
+
+    The message is a noun phrase that follows "because of".
+    """
 
 
 @dataclass
@@ -181,11 +184,11 @@ class Lowering:
     def _place(self, x: object) -> Place:
         """Return x if it is a `Place`. Raise CannotCompileError if x is an array that the definition created."""
         if not isinstance(x, Place):
-            raise CannotCompileError("an operation on an array that no operation has returned")
+            raise CannotCompileError("an operation on an array that the definition of the layers has created")
         return x
 
     def _emit(self, op: int, is_wanted: bool, *inputs: Place | None, **fields: Any) -> None:
-        """Add a step. `inputs` are the locations A, B, C and D of its inputs, and `fields` its other words by name."""
+        """Add a step. `inputs` are the locations of its inputs A to D, or None; `fields` are other words by name."""
         step: dict[int, Any] = {layout.OP: op, layout.WANTED: int(is_wanted)}
         step |= {getattr(layout, name): value for name, value in fields.items()}
         for first, place in zip_longest((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs):
@@ -210,7 +213,7 @@ class Lowering:
     def _project(self, x: Place, block: Block, residual: Place | None = None) -> Place:
         source = self._whole(self._place(x))
         if source.width != block.n_inputs:
-            raise CannotCompileError(f"a product of {block.n_inputs} columns with {source.width}")
+            raise CannotCompileError(f"a matrix of {block.n_inputs} columns with an input of {source.width} columns")
         out = self._new(block.n_outputs, source.is_wanted)
         added = self._residual(residual, out)
         self._emit(layout.PROJECT, source.is_wanted, source, added, OUT=out.buffer, STEP_BLOCK=block.address)
@@ -306,7 +309,7 @@ class Lowering:
     def head_linear(self, x: Place, linear: ExpertLinear) -> Place:
         source, n_heads, (n, k) = self._whole(self._place(x)), linear.n_experts, linear.shape
         if source.width != n_heads * source.head_dim or source.head_dim < k:
-            raise CannotCompileError("products per head with another number or width of heads than their input")
+            raise CannotCompileError("matrices per head whose number or columns do not match the heads of their input")
         blocks = [self.backend.step_block((of,)) for of in linear.weights]
         table = np.array([block.address for block in blocks], dtype=np.int64)
         out = self._new(n_heads * n, source.is_wanted, n)
@@ -510,9 +513,9 @@ class Lowered:
         x: the buffer of the input: the hidden states before the first layer, perhaps with further inputs of the layers.
         y: the location of the result.
         floats: number of scratch floats per token for all values.
-        inputs: number of scratch floats per token for packing the inputs of the widest product.
-        experts: the mixtures of experts.
-        parts: number of scratch floats per token and block of keys for the partial results of attention.
+        inputs: number of scratch floats per token that products need: the largest number of all steps.
+        experts: the mixtures of experts; `ExpertBlock.floats` returns the scratch floats that a mixture needs.
+        parts: number of scratch floats per query and block of keys for the partial results of attention.
         kv: for each layer, the number of KV heads, the head dim and the number of arrays of the KV store; None for a
             layer without keys and values. The list ends with the last layer that has keys and values or a state.
         ropes: rotary embeddings, by the index of the step that uses them.
@@ -538,7 +541,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
         backend: makes the descriptors of blocks.
         layers: the definition.
         width: the width of the definition's input, see `Backend.compile`.
-        want: the tokens whose results are wanted.
+        want: whether the results of every token, of some tokens or of none are wanted.
 
     Raises:
         CannotCompileError: the kernels do not have an operation, or do not support its arguments.

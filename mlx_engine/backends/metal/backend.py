@@ -7,14 +7,18 @@ For one token, a layer takes seven kernel launches: norm with q, k and v; norm a
 values; attention; output projection with residual; norm with gate, up and activation; down projection with residual.
 Nine or more tokens take two more launches, for the norms.
 
-A row of the result has the same bits for any number of rows in the pass, and at any index in the pass. For this, our
-kernels multiply matrices of float32 and of the supported types, and normalise whole rows, with one order of summation
-over the columns (`kernels/metal/products.h.metal`). Attention sums over keys in blocks counted from position 0
-(`kernels/metal/attention.py`). MLX multiplies experts, but only one row at a time. All other MLX operations work on one
-element or one row: biases, layer norms, norms of heads, activations without a gate, routing. In three cases results are
-within the tolerance, but not bit-identical: for a head dim that the attention kernel does not support; for float
-matrices of fewer than 8 columns; and if the GPU refuses a kernel, which is then replaced by MLX operations, with a
-warning.
+A row of the result has the same bits for any number of rows in the pass, and at any index in the pass:
+
+- Our kernels for products and for norms of whole rows have one order of summation over the columns
+  (`kernels/metal/products.h.metal`). They multiply matrices of float32 and of the supported types.
+- Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`).
+- MLX multiplies experts, but only one row at a time.
+- All other MLX operations work on one element or one row: biases, layer norms, norms of heads, activations without a
+  gate, routing.
+
+In three cases results are within the tolerance, but not bit-identical: for a head dim that the attention kernel does
+not support; for float matrices of fewer than 8 columns; and after the GPU has refused a kernel. MLX operations then
+replace the kernel, with a warning.
 """
 
 from __future__ import annotations
@@ -49,13 +53,13 @@ NARROWEST_HEAD = 8
 # The activations that the kernel `norm_gate_up` supports.
 _FUSED: dict[Activation, Literal["silu", "gelu"]] = {"silu": "silu", "gelu": "gelu"}
 
-# The number of `Places` that are kept: one for the layers with a window, one for the layers without, and one for the
-# last layer, which computes fewer rows.
+# The number of `Places` (page tables and positions for the attention kernel) that are kept: one for the layers with a
+# window, one for the layers without, and one for the last layer, which computes fewer rows.
 KEPT_PLACES = 3
 
 
 class ExecutorBackend(MlxBackend):
-    """The `mlx` backend on the device of an executor of our kernels: metal, cuda or the emulator."""
+    """The `mlx` backend on the device of an executor, which runs our kernels: metal, cuda or the emulator."""
 
     def __init__(self, activations: str, executor: ExecutorName) -> None:
         self.executor = executor
@@ -75,8 +79,8 @@ class ExecutorBackend(MlxBackend):
 class MetalBackend(ExecutorBackend):
     """The `mlx` backend with our kernels. Matrices are split into quants and scales once, when they are loaded.
 
-    After the kernel `head_norm_rope`, queries are a transposed view of an array (H, T, E), and new keys and values are
-    a `Half` each.
+    With the kernel `head_norm_rope`, queries are a transposed view of an array (H, T, E), and new keys and values are
+    the two `Half`s of one array.
     """
 
     fixes_bits = True
@@ -223,7 +227,7 @@ class Places:
 
 
 def _whole(x: Native) -> Native:
-    """Return x, or a list of the items of x if it has several, with an `mx.array` in place of each `Half`."""
+    """Return x as an `mx.array` if it is a `Half`, else unchanged. Do this for each item of a tuple or list."""
     if isinstance(x, tuple | list):
         return [_whole(part) for part in x]
     return x.array() if isinstance(x, Half) else x

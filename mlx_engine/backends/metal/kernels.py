@@ -1,6 +1,6 @@
 """Call our Metal kernels for the `metal` and `cuda` backends. Each kernel is tried on the GPU before its first use.
 
-The kernels in `TUNED` are then also tuned (`tuning.py`).
+For the kernels in `TUNED`, the fastest launch settings are chosen at the same time (`tuning.py`).
 
 A GPU's compiler may refuse a kernel. MLX is lazy, so the error would be raised much later, when a result is evaluated.
 So each instantiation of a kernel (for certain shapes and types) first runs once on zeros. If the GPU refuses one, the
@@ -76,7 +76,7 @@ class Kernels:
         return self._run(project_add, (tile(x), weight.instance), x, weight.matrix, residual)
 
     def multiply(self, x: mx.array, weight: SplitMatrix, dtype: mx.Dtype = mx.float32) -> mx.array | None:
-        """Return the product of x with a stored matrix, in float32 or in the type of x."""
+        """Return the product of x with a stored matrix, in the type `dtype`: float32 or the type of x."""
         return self._run(matvec, (tile(x), weight.instance, x.dtype, dtype), x, weight.matrix, dtype=dtype)
 
     def prompt_product(self, x: mx.array, matrix: PromptMatrix) -> mx.array | None:
@@ -143,10 +143,10 @@ class Kernels:
         variant = scores.softcap is None, scores.sinks is None
         key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8, variant
         # Try the kernel with a store of one slot, because a second KV store of full size might not fit into memory.
-        idle = q, store[:, :, :1], pages, owner, position
+        trial = q, store[:, :, :1], pages, owner, position
         settings = {"page": page, "window": window, "scale": scores.scale, "softcap": scores.softcap}
         settings["sinks"] = scores.sinks
-        return self._run(attention, key, q, store, pages, owner, position, idle=idle, **settings)
+        return self._run(attention, key, q, store, pages, owner, position, trial=trial, **settings)
 
     def _normed(self, kernel: Callable[..., T], key: Hashable, x: mx.array, norm: RMSNorm, *rest: Any) -> T | None:
         """Run a kernel with a fused norm. For more than `MOST_VECTORS` rows, first run the norm in its own launch."""
@@ -159,18 +159,18 @@ class Kernels:
         return self._run(kernel, (tile(x), key), rows, norm.weight, norm.eps, *rest, factors)
 
     def _run(
-        self, kernel: Callable[..., T], key: Hashable, *args: Any, idle: tuple[Any, ...] = (), **settings: Any
+        self, kernel: Callable[..., T], key: Hashable, *args: Any, trial: tuple[Any, ...] = (), **settings: Any
     ) -> T | None:
         """Run a kernel, and return its result, or None if it was refused.
 
-        The instantiation depends on `key`. A new key is first tried on zeros, in the shapes and types of `idle`, or of
-        `args` if `idle` is empty.
+        The instantiation depends on `key`. A new key is first tried on zeros, in the shapes and types of `trial`, or of
+        `args` if `trial` is empty.
         """
         name = kernel.__name__
         if name in self.refused:
             return None
         instance = name, key
-        if instance not in self._tried and not self._try(kernel, instance, idle or args, settings):
+        if instance not in self._tried and not self._try(kernel, instance, trial or args, settings):
             return None
         tuning = self._tried[instance]
         return kernel(*args, **settings) if tuning is None else kernel(*args, tuning=tuning, **settings)
@@ -201,9 +201,9 @@ def tile(x: mx.array) -> int:
 
 
 def zeros(argument: Any) -> Any:
-    """Return zeros in the shape and type of an array, which is not evaluated; return other arguments unchanged.
+    """Return zeros in the shape and type of an array, without evaluating the array.
 
-    For a tuple, do this for each item.
+    For a tuple, do this for each item. Return any other argument unchanged.
     """
     if isinstance(argument, mx.array):
         return mx.zeros(argument.shape, argument.dtype)

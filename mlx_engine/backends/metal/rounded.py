@@ -1,12 +1,12 @@
 """The backend `metal` with float16 or bfloat16 activations: MLX operations, and our kernels for products of prompts.
 
-A product of 32 or more rows with a matrix of Q6_K, or of 4 or 8 bits with biases (Q8_0, Q4_0, Q4_K and MLX's affine
-types), is one launch of our kernel `prompt_product_tensors` if the GPU has neural accelerators, else of
-`prompt_product`. For fewer rows, MLX multiplies the same arrays; only Q6_K, which MLX's format cannot express, is
-multiplied by our kernel `matvec`.
+Our kernels multiply 32 or more rows by quantised matrices: `prompt_product_tensors` on GPUs with neural accelerators,
+`prompt_product` on other GPUs. They support Q6_K, and MLX's affine format with 4 or 8 bits, in which Q8_0, Q4_0 and
+Q4_K are stored, too. MLX multiplies fewer rows by the same arrays. MLX's format cannot express Q6_K, so our kernel
+`matvec` multiplies fewer rows by Q6_K.
 
-Matrices of other quantised types (MXFP4, for example) use MLX's own products. Float matrices, experts and attention use
-MLX operations, because MLX's kernels for them already use the GPU's matrix units.
+MLX multiplies matrices of other quantised types (MXFP4, for example). Float matrices, experts and attention use MLX
+operations, because MLX's kernels for them already use the GPU's matrix units.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from mlx_engine.kernels.metal.prompt_product import FEWEST
 from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 from mlx_engine.quant.weight import Weight
 
-# An environment variable that selects the kernel for prompts: "on" for the one with `matmul2d`, "off" for the one with
-# `simdgroup_matrix`. If it is unset, `matmul2d` is used on GPUs with neural accelerators.
+# An environment variable that selects the kernel for prompts: "on" for `prompt_product_tensors`, which uses Metal 4's
+# `matmul2d`; "off" for `prompt_product`, which uses `simdgroup_matrix`. If the variable is unset, GPUs with neural
+# accelerators use `prompt_product_tensors`.
 VARIABLE = "MLX_ENGINE_TENSORS"
 
 
 class RoundedMetalBackend(ExecutorBackend):
-    """`MlxBackend`, but our kernels multiply prompts with quantised matrices."""
+    """The `mlx` backend, but our kernels multiply 32 or more rows by quantised matrices, and any rows by Q6_K."""
 
     def __init__(self, activations: str, executor: ExecutorName) -> None:
         super().__init__(activations, executor)
         self.prompts = Kernels(executor, tuner(executor), tensors=uses_tensors(executor))
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep quantised matrices as `MlxBackend` does, and Q6_K in its stored type."""
+        """Prepare a weight as `MlxBackend` does, but keep Q6_K in its stored type."""
         if weight.type.name == "Q6_K":
             matrix = split(weight, self.prompts)
             return super().prepare(weight) if matrix is None else StoredPromptMatrix(matrix.matrix, self.prompts)
@@ -59,7 +60,7 @@ def uses_tensors(executor: ExecutorName) -> bool:
     """Return whether products of prompts use `matmul2d`.
 
     Raises:
-        OptionError: the environment variable is neither unset, nor "on", nor "off".
+        OptionError: the environment variable is set to another value than "on" or "off".
     """
     chosen = os.environ.get(VARIABLE)
     if chosen not in (None, "on", "off"):
@@ -69,7 +70,7 @@ def uses_tensors(executor: ExecutorName) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class PromptMatrix(GroupMatrix):
-    """A matrix in MLX's affine format, which our kernels multiply if there are many rows."""
+    """A matrix in MLX's affine format. Our kernels multiply `FEWEST` or more rows of x by it, and MLX fewer rows."""
 
     kernels: Kernels = field(kw_only=True, repr=False)
 
@@ -83,7 +84,7 @@ class PromptMatrix(GroupMatrix):
 
 @dataclass(frozen=True, eq=False)
 class StoredPromptMatrix(SplitMatrix):
-    """A Q6_K matrix in its stored type, because MLX's format cannot express it."""
+    """A Q6_K matrix in its stored type, which MLX's affine format cannot express."""
 
     def multiply(self, x: mx.array) -> mx.array:
         kernels, is_prompt = self.kernels, len(x) >= FEWEST

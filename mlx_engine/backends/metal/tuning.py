@@ -2,7 +2,7 @@
 
 These two numbers are called a tuning. Tunings are measured once per chip, kernel, and type and shape of its matrices,
 before the kernel's first use, and kept in a file. Results are bit-identical for every tuning. The number of SIMD-groups
-that share a row is not tuned, because it changes the order of sums: it depends only on the shape.
+that share a row is not tuned: `k_split` (`kernels/metal/rows.py`) computes it from the shape.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ SPLIT = ("matvec", "project_add")
 
 
 def candidates(split: int) -> list[Tuning]:
-    """Return the tunings whose number of SIMD-groups is a multiple of `split`: so many of them share a row."""
+    """Return the tunings whose number of SIMD-groups is a multiple of `split`, the number that share a row."""
     return [tuning for tuning in TUNINGS if tuning.simdgroups % split == 0]
 
 

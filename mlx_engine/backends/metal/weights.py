@@ -1,8 +1,8 @@
 """The data types of the `metal` backend: quantised matrices, and new keys and values in one array.
 
-A matrix is repacked once, when it is loaded, and our kernels read its quants. If a kernel is refused, MLX's own product
-replaces it. This product reads the same quants, and converts the scales to MLX's format each time; a matrix of Q6_K,
-which MLX's format cannot express, is dequantised each time.
+A matrix is split into quants and scales once, when it is loaded, and our kernels read these arrays. If the GPU refuses
+a kernel, MLX multiplies instead, with the same quants; the scales are then converted to MLX's format for each product.
+MLX's format cannot express Q6_K, so a Q6_K matrix is then dequantised for each product.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SplitMatrix:
 
     Attributes:
         matrix: the quants and scales. If the head is tied to the embedding table, both share this object.
-        kernels: the kernels; if one is refused, MLX operations replace it.
+        kernels: our kernels; MLX operations replace a kernel that the GPU refuses.
         shape: (N, K).
     """
 
@@ -83,7 +83,8 @@ class SplitMatrix:
 def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
     """Return a matrix in its stored type, split into quants and scales; None if there is no kernel for the type.
 
-    Also return None if a scale is infinite or NaN, because results would then depend on the order of multiplications.
+    Also return None if a scale is infinite or NaN. A product would then depend on whether a kernel multiplies by the
+    scale before or after it adds.
     """
     matrix = _repacked(weight)
     return SplitMatrix(matrix, kernels) if matrix is not None and _is_finite(matrix) else None
@@ -106,7 +107,8 @@ def _repacked(weight: Weight) -> StoredMatrix | None:
 
 def _is_finite(matrix: StoredMatrix) -> bool:
     of = matrix.layout
-    # In Q6_K, the first of each `entry` values of `ws` is a float.
+    # Q6_K has no `affine`. Each entry of `ws` has `entry` float16: the first is a number (d), each of the others holds
+    # two int8 scales.
     parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
     return all(bool(mx.isfinite(part).all().item()) for part in parts)
 

@@ -11,7 +11,7 @@ in float32 internally. The states of linear attention and all logits are float32
 
 Sampling is the algorithm of `backends/sampling.py` in lazy operations, so that the host need not wait. Probabilities
 are float64 on the CPU. MLX has no float64 on GPUs, so they are float32 there. If the random number is within rounding
-error of the border between two tokens, a GPU may choose another token than the CPU.
+error of a token's cumulative probability, a GPU may choose another token than the CPU.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class MlxBackend(Backend):
     """The backend whose arrays are lazy `mx.array`s of the type of activations.
 
     A KV store is one array (n_arrays, G, slots, row): the keys, and the values unless `n_arrays` is 1. The slots of a
-    head are contiguous. A row has E elements of the type `kv_type`, or for "q8_0" the bytes of its blocks.
+    head are contiguous. A row is the key or value of one head and token: E elements of the type `kv_type`, or for
+    "q8_0" the bytes of its blocks.
 
     All work runs on one stream of this backend, which several threads may use, one at a time. So a graph that was built
     in one thread can be evaluated in another. MLX's default streams do not allow this, because each belongs to the
@@ -92,7 +93,7 @@ class MlxBackend(Backend):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the backend's stream. Arrays that are not evaluated at the end may be evaluated in a later session."""
+        """Hold the backend's stream. Arrays that are not evaluated in this session may be evaluated in a later one."""
         with self.guard.held(), mx.stream(self._stream):
             yield
 
@@ -103,9 +104,9 @@ class MlxBackend(Backend):
     def prepare(self, weight: Weight) -> Native:
         """Keep matrices of MLX's types quantised; repack Q8_0 and MXFP4 with the same values; dequantise all others.
 
-        With float16 or bfloat16 activations, also keep Q4_0 and Q4_K quantised, because multiplying them as floats
-        would be slow. Scales and all other weights are then rounded to the type of activations. A GGUF matrix with a
-        scale or bias that is not finite in this type is dequantised.
+        With float16 or bfloat16 activations, also repack Q4_0 and Q4_K. Scales, biases and all dequantised weights are
+        then rounded to the type of activations. A Q8_0, Q4_0 or Q4_K matrix with a scale or bias that is not finite in
+        this type is dequantised.
         """
         weight = in_mlx_order(weight)
         if len(weight.shape) == 2:
@@ -127,8 +128,8 @@ class MlxBackend(Backend):
     def host(self, x: Native) -> np.ndarray:
         """Wait for x, and return its memory without a copy if the device shares the host's memory.
 
-        Threads that read log-probabilities call this outside of sessions. So this method takes the guard's lock. At
-        exit, `SessionGuard.hold_for_ever` takes and keeps this lock, which blocks these threads.
+        This method takes the guard's lock, because threads that read log-probabilities call it outside of sessions. At
+        exit, `SessionGuard.hold_for_ever` keeps the lock, so that these threads no longer use MLX.
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))
@@ -160,7 +161,7 @@ class MlxBackend(Backend):
         return self._exchanged
 
     def _in_order(self, x: mx.array) -> mx.array:
-        """Return x with a dependency on the previous exchange, so that all ranks run their exchanges in one order."""
+        """Return x with a dependency on the previous exchange, so that all ranks run exchanges in the same order."""
         return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
@@ -203,10 +204,10 @@ class MlxBackend(Backend):
         return turned.reshape(x.shape).astype(x.dtype)
 
     def rotation(self, rope: Rope, length: int) -> tuple[mx.array, mx.array]:
-        """Return cosines (L, E/2) and sines (L, 2, E/2) of the first L >= `length` positions.
+        """Return cosines (L, E/2) and sines (L, 2, E/2) for positions 0 to L - 1, where L is at least `length`.
 
-        The sines are stored twice, first with a negative and then with a positive sign. If the kept table is too short,
-        a longer one is made.
+        Row 0 of the sines of a position is negated, for the first half of a head; row 1 is for the second half. The
+        tables are kept for later calls, and replaced by longer ones if `length` exceeds L.
         """
         found = self._rotations.get(rope)
         if found is None or len(found[0]) < length:
@@ -340,7 +341,7 @@ class MlxBackend(Backend):
         return store
 
     def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
-        """Copy the slots and wait: if a read of the store is pending during a write, MLX copies the whole store."""
+        """Wait for the read of the slots before the write: MLX would copy the whole store if a read were pending."""
         with self.session():
             copied = mx.contiguous(store[:, :, source : source + n])
             mx.eval(copied)
@@ -418,7 +419,7 @@ class MlxBackend(Backend):
         return mx.stack(outs).astype(x.dtype)
 
     def state_space(self, x: Native, step: Native, space: StateSpace, state: StateView) -> Native:
-        """Process `CHUNK` tokens at a time with matrix products, as in section 6 of the paper (`StateSpace`)."""
+        """Process `CHUNK` tokens at a time by matrix products: see section 6 of the paper that `StateSpace` cites."""
         inputs, b, c = split_space(x.astype(mx.float32), space)
         time = mx.logaddexp(step.astype(mx.float32) + space.dt_bias, mx.array(0.0))
         repeated, outs = space.n_heads // space.n_groups, []
@@ -505,18 +506,22 @@ def _widened(x: Native) -> Native:
 def _space_chunk(matrix: Native, x: Native, b: Native, c: Native, rates: Native) -> tuple[Native, Native]:
     """Return the outputs (H, L, P) of a state space for L tokens, and the state (H, N, P) after these tokens.
 
-    The decay from one token to another is the exponential of the sum of logarithms between them. Each of these sums is
-    computed separately, because the difference of two cumulative sums would lose digits.
+    The decay from token s to token l is the exponential of the sum of `rates` of tokens s + 1 to l. Each of these sums
+    is computed separately, because the difference of two cumulative sums would lose digits.
 
-    `matrix` is the state (H, N, P) before the tokens, x the inputs times the time steps, (H, L, P); b and c are
-    (H, L, N), and `rates`, (H, L), are the logarithms of the decays.
+    Args:
+        matrix: the state (H, N, P) before the tokens.
+        x: (H, L, P), the inputs times the time steps.
+        b: (H, L, N).
+        c: (H, L, N).
+        rates: (H, L), the logarithm of each token's decay.
     """
     n = rates.shape[1]
     if n == 1:
         matrix = mx.exp(rates)[:, :, None] * matrix + b.swapaxes(1, 2) * x
         return c @ matrix, matrix
     token = mx.arange(n)
-    # Entry (l, s) is the sum of the logarithms of tokens s + 1 to l.
+    # Entry (l, s) is the sum of `rates` of tokens s + 1 to l.
     sums = mx.cumsum(mx.where(token[:, None] > token[None, :], rates[:, :, None], 0.0), axis=1)
     decays = mx.where(token[:, None] >= token[None, :], mx.exp(sums), 0.0)
     before = mx.exp(mx.cumsum(rates, axis=1))[:, :, None]

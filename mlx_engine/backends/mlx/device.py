@@ -34,13 +34,14 @@ def description() -> str:
 def keep_weights_resident() -> None:
     """On Metal, set MLX's wired memory limit to the size that Metal recommends, so that weights are not paged out.
 
-    The limit applies to the whole process, and must not change during a computation, so call this before the first one.
+    The limit applies to the whole process. It must not change during a computation, so call this before the first
+    computation.
     """
     if kind() == "metal":
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
 
 
-# The largest number of seconds that the exit of the interpreter waits for a daemon thread's forward pass.
+# The largest number of seconds that the exit of the interpreter waits for the forward pass on each stream.
 PATIENCE = 10.0
 
 # The streams of closed backends, and the id of the process that created each stream.

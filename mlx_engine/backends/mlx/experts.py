@@ -32,8 +32,8 @@ class Stack(Protocol):
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Multiply each row of x (..., 1, K) by the matrix of its expert in `ids`, and return (..., 1, N).
 
-        With `are_sorted`, the ids are ascending, and MLX may multiply all rows of an expert together. The order of
-        summation is then another one than for single rows.
+        `are_sorted` tells MLX that the ids are ascending. MLX may then multiply all rows of an expert together, in
+        another order of summation than single rows.
         """
 
 
@@ -71,7 +71,7 @@ class GroupStack:
 
 @dataclass(frozen=True, eq=False)
 class BiasedStack:
-    """Matrices with a bias for each, (X, N)."""
+    """Matrices, and the biases (X, N) that are added to their products."""
 
     matrices: Stack
     biases: mx.array
@@ -118,11 +118,11 @@ class Slots:
         return y.reshape(*chosen.shape, *y.shape[-2:])
 
     def _hold(self, experts: np.ndarray) -> None:
-        """Read the missing ones of these experts, in place of other experts that were chosen least often."""
+        """Read those of `experts` that are not in memory, in place of the least often chosen other experts."""
         for e in experts[self._residents.slots[experts] < 0].tolist():
             new, slot = self._read(e), self._free(experts)
             self._write(slot, new)
-            self._residents.slots[e] = slot  # last, because Ctrl-C may end this at any point
+            self._residents.slots[e] = slot  # last, because Ctrl-C may interrupt the write
 
     def _free(self, kept: np.ndarray) -> int:
         """Return a free slot. If there is none, drop the least often chosen of the experts that are not in `kept`."""
@@ -159,9 +159,10 @@ def _mapped(function: Callable[[mx.array], Any], stack: Any) -> Any:
 
 
 def stacked(linears: Sequence[Linear], dtype: mx.Dtype = mx.float32) -> Stack:
-    """Return the linear layers of several experts as one stack. Their matrices are `GroupMatrix` or float arrays.
+    """Return the linear layers of several experts as one stack.
 
-    `dtype` is the type of activations. The stack is evaluated here, so that the single matrices can be freed.
+    Matrices that are not all `GroupMatrix` of one format become floats of `dtype`, the type of activations. The stack
+    is evaluated here, so that the single matrices can be freed.
     """
     matrices = _stacked([linear.weight for linear in linears], dtype)
     if linears[0].bias is None:
@@ -203,7 +204,8 @@ def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
         kept = _first(mx.sort(groups, axis=-1)[..., -2:].sum(axis=-1), k)
         ranked = mx.where(kept[..., None], groups, -mx.inf).reshape(ranked.shape)
     chosen = _first(ranked, n_used)
-    # A row with NaN has fewer than C chosen experts. Its other ids must still be valid.
+    # Experts that are not chosen get the largest id, so that chosen ids are sorted first. In a row with NaN, fewer than
+    # C experts are chosen, and the largest id, which is valid, fills the rest.
     ids = mx.sort(mx.where(chosen, mx.arange(n_experts), n_experts - 1), axis=-1)[:, :n_used]
     weights = mx.take_along_axis(scores, ids, axis=-1)
     if routing.normalize:

@@ -5,9 +5,9 @@ bytes q. Flipping the sign bit of q gives the unsigned byte `q + 128`. So `scale
 weights.
 
 With float32 activations, scales and biases are float32, for two reasons. In float16, the bias of a scale above 511.75
-would overflow. And if scales had another type than the activations, MLX would convert them for every product, which
-moves 20 bytes per group instead of 8. With float16 or bfloat16 activations, scales and biases are rounded to the type
-of the activations, as in mlx-lm.
+would overflow. And MLX would convert float16 scales and biases to float32 for every product: per group, it would read 4
+bytes, write 8 and read these 8, in place of only reading 8. With float16 or bfloat16 activations, scales and biases are
+rounded to the type of the activations, as in mlx-lm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight
 
 GROUP, BITS = 32, 8
-# The types that are repacked for float16 and bfloat16 activations.
+# The types that are repacked only for float16 and bfloat16 activations. Q8_0 is always repacked (`reinterpret`).
 AFFINE = {"Q4_0": split_q4_0, "Q4_K": split_q4_k}
 
 
@@ -147,7 +147,7 @@ def _rounded(matrix: GroupMatrix, dtype: mx.Dtype) -> GroupMatrix | None:
 
 
 def group_matrix(weight: Weight, type_: GroupType, dtype: mx.Dtype = mx.float32) -> GroupMatrix:
-    """Return a matrix of one of MLX's types, with scales and biases in the type of activations."""
+    """Return a matrix of one of MLX's types. Scales and biases have type `dtype`; without biases, scales are uint8."""
     parts, n = split(weight, type_), weight.shape[0]
     wq = mx.array(np.ascontiguousarray(parts.quants).reshape(n, -1).view(np.uint32))
     scales = mx.array(_scales(parts.scales, type_).reshape(n, -1), dtype=dtype if type_.has_biases else mx.uint8)

@@ -72,7 +72,7 @@ class ScalarBackend(Backend):
         return [[v for part in row for v in part] for row in parts]
 
     def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
-        """The variance is the mean squared distance from the mean, which avoids cancellation."""
+        """Subtract the mean before squaring: `mean(x**2) - mean(x)**2` would lose digits by cancellation."""
         return on_rows(lambda row: _layer_norm(row, weight, bias, eps), x)
 
     def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
@@ -383,7 +383,7 @@ def _likely(p: list[float], sampling: Sampling) -> list[int]:
 
 
 def sigmoid(v: float) -> float:
-    """Return `1 / (1 + exp(-v))`. It calls exp only with values <= 0, which cannot overflow."""
+    """Return `1 / (1 + exp(-v))`. Call exp only with values <= 0, so that it cannot overflow."""
     if v >= 0:
         return 1 / (1 + math.exp(-v))
     e = math.exp(v)

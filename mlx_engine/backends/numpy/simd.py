@@ -73,7 +73,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Return the BLAS libraries of this process. Cached: the search takes milliseconds."""
+    """Return the BLAS libraries of this process. Cached: the first search takes 0.1 to 0.2 s, others milliseconds."""
     return ThreadpoolController()
 
 
@@ -81,20 +81,20 @@ class SimdBackend(Backend):
     """NumPy on one thread.
 
     A KV store is one array (n_arrays, G, slots, row): the keys, and the values unless `n_arrays` is 1. The slots of a
-    head are contiguous. `quant/key_values.py` defines the elements of a row.
+    head are contiguous. A row is the key or value of one head and token; `quant/key_values.py` defines its elements.
     """
 
     name = "simd"
 
     def __init__(self) -> None:
         super().__init__()
-        # The first search for BLAS libraries takes 0.1 to 0.2 seconds. Do it here, and not in the first pass.
+        # Search for the BLAS libraries (`_libraries`) here, and not in the first pass.
         with one_blas_thread():
             pass
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Limit BLAS to one thread, and restore the limit afterwards."""
+        """Limit BLAS to one thread, and restore the previous limit afterwards."""
         with super().session(), one_blas_thread():
             yield
 
@@ -176,7 +176,7 @@ class SimdBackend(Backend):
         return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
 
     def gelu_erf(self, x: Native) -> Native:
-        """NumPy has no error function, and `math.erfc` computes in float64."""
+        """Use `math.erfc`, which computes in float64, because NumPy has no error function."""
         return x * (0.5 * _ERFC(x * -math.sqrt(0.5))).astype(np.float32)
 
     def relu2(self, x: Native) -> Native:
@@ -292,7 +292,7 @@ class SimdBackend(Backend):
 
     # ---- recurrent states: convolutions, delta rules and state spaces ----
     # A store is one array (slots, ...). The order of every sum is independent of the number of tokens in the pass, so
-    # the results for a token have the same bits if tokens run in one pass or in several.
+    # the results for a token have the same bits, whether the tokens of a sequence run in one pass or in several.
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         """Return zeros, whose memory the operating system maps only when a slot is written."""
@@ -360,9 +360,9 @@ class SimdBackend(Backend):
 
 @lru_cache(maxsize=8)
 def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines (T, 1, E/2) for T positions, which are hashable: a tuple or range.
+    """Return cosines and sines (T, 1, E/2) for T positions, multiplied by the `lengths` and the `growth` of the rope.
 
-    Cached, because every layer of a pass needs the same table.
+    Cached, because every layer of a pass needs the same table. So `positions` must be hashable: a tuple or a range.
 
     Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
     """
@@ -414,7 +414,7 @@ def split_space(x: Native, space: StateSpace) -> tuple[Native, Native, Native]:
 
 
 def _largest_allowed(row: Native, mask: np.ndarray) -> int:
-    """Return the allowed token with the largest of logits (V,), in most cases without copying the logits."""
+    """Return the allowed token with the largest logit in `row` (V,), in most cases without copying the row."""
     if np.count_nonzero(mask) < FEW:
         allowed = np.flatnonzero(mask)
         return int(allowed[np.argmax(row[allowed])])
@@ -456,7 +456,7 @@ class ParallelBackend(SimdBackend):
         self._executor, self._process = ThreadPoolExecutor(self.threads, thread_name_prefix="mlx_engine"), os.getpid()
 
     def linear(self, x: Native, linear: Linear) -> Native:
-        """Multiply in chunks: each chunk multiplies some rows of the weight, and writes these columns of the result."""
+        """Multiply in chunks: a chunk is a range of rows of the weight, which are columns of the result."""
         w = linear.weight
         y = np.empty((len(x), len(w)), dtype=np.float32)
 

@@ -2,14 +2,15 @@
 
 Times are in milliseconds. A span is the measured time of one call of an operation. An operation's time at the limit is
 the time to read its bytes at the memory bandwidth or the time of its arithmetic at the peak, whichever is longer. Its
-gain is its measured time minus its time at the limit.
+gain is its corrected time (see below) minus its time at the limit.
 
-In a profiled pass, each operation is a separate call from Python, and the weights have evicted the interpreter from the
-CPU caches before each call. So the operations together take longer than a plain pass, which is not profiled. To correct
-for this, the same time is subtracted from every call, so that the sum equals the time of a plain decode step. The
-subtracted time is at most twice the median of (time of a call - its time at the limit), and no operation is reduced
-below its limit. So an operation that is slow for another reason stays slow. Calls of prefill are reduced by the same
-time as calls of decode, because prefill has few and long calls, whose excess is mostly noise.
+A plain pass is a pass without profiling. In a profiled pass, each operation is a separate call from Python, and the
+weights have evicted the interpreter from the CPU caches before each call. So the operations together take longer than a
+plain pass. To correct for this, the same time is subtracted from every call. This time is chosen so that the operations
+of a decode step add up to a plain decode step, with two bounds. No operation is reduced below its limit. The time is at
+most twice the median of (time of a call - its time at the limit), so an operation that is slow for another reason stays
+slow. Calls of prefill are reduced by the time that was determined for decode, because prefill has few and long calls,
+whose excess is mostly noise.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Operation:
 
     Attributes:
         samples: for each pass, the milliseconds of all calls in this pass.
-        n_calls, needed: number of calls and their cost, summed over all passes.
+        n_calls: number of calls, summed over all passes.
+        needed: cost of these calls.
     """
 
     role: str
@@ -79,7 +81,7 @@ def operations(passes: Sequence[Pass]) -> list[Operation]:
     found: dict[str, Operation] = {}
     for i, taken in enumerate(passes):
         for span in taken.spans:
-            # The norm before the head counts as one role, whether or not a backend fuses it with other operations.
+            # Backends compute the norm before the head with different operations, which all get this role.
             role = "output_norm" if span.phase == "norm" and span.op != "norm_head" else span.role
             op = found.setdefault(role, Operation(role, span.phase, [0.0] * len(passes)))
             op.samples[i] += span.own * 1e3
@@ -89,7 +91,7 @@ def operations(passes: Sequence[Pass]) -> list[Operation]:
 
 
 def phases(taken: Pass) -> dict[str, float]:
-    """Return milliseconds of each phase, of the sum of all operations, and of the profiled pass."""
+    """Return the milliseconds of each phase, of all operations ("sum"), and of the profiled pass ("watched")."""
     found = dict.fromkeys(PHASES, 0.0)
     for span in taken.spans:
         found[span.phase] += span.own * 1e3
@@ -97,9 +99,9 @@ def phases(taken: Pass) -> dict[str, float]:
 
 
 def layers(passes: Sequence[Pass]) -> list[dict[str, float]]:
-    """Return for each layer the median milliseconds per pass, of attention and feed-forward separately.
+    """Return for each layer the median milliseconds over all passes, of attention and feed-forward separately.
 
-    `jitter` is the layer's longest time in a pass divided by its shortest.
+    `jitter` is the layer's time in its slowest pass divided by its time in its fastest pass.
     """
     halves: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for taken in passes:
@@ -209,29 +211,31 @@ def _line(op: Operation, off: float, floor: float, limits: Limits | None) -> Lin
 def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much: float) -> float:
     """Return the milliseconds to subtract from every call.
 
-    Together, the operations exceed the plain pass by `too_much` milliseconds.
+    `too_much` is the sum of the operations minus the plain pass, in milliseconds.
     """
     pairs = zip(ops, floors(ops, limits), strict=True)
-    beyond = sorted((max(0.0, op.ms - floor) / op.calls, op.calls) for op, floor in pairs)
-    off, calls = 0.0, sum(n for _, n in beyond)
+    excess = sorted((max(0.0, op.ms - floor) / op.calls, op.calls) for op, floor in pairs)
+    off, calls = 0.0, sum(n for _, n in excess)
     if too_much <= 0:
         return 0.0
-    for most, n in beyond:
-        # Calls are sorted by how far they exceed their limits, so later calls can be reduced by as much as this one.
+    for most, n in excess:
+        # Calls are in ascending order of their excess over the limit. If reducing all remaining calls by `most`, the
+        # whole excess of this one, is not enough, only the later calls are reduced further.
         if too_much <= (most - off) * calls:
             off += too_much / calls
             break
         too_much, off, calls = too_much - (most - off) * calls, most, calls - n
-    return min(off, UNUSUAL * _usual(beyond))
+    return min(off, UNUSUAL * _usual(excess))
 
 
-def _usual(beyond: Sequence[tuple[float, float]]) -> float:
+def _usual(excess: Sequence[tuple[float, float]]) -> float:
     """Return the median over all calls of (time - time at the limit).
 
-    `beyond` has this difference for a call of each operation, ascending, and the number of the operation's calls.
+    `excess` has a pair per operation: this difference for one of its calls, and the number of its calls. The pairs are
+    in ascending order.
     """
-    half, seen = sum(n for _, n in beyond) / 2, 0.0
-    for ms, n in beyond:
+    half, seen = sum(n for _, n in excess) / 2, 0.0
+    for ms, n in excess:
         seen += n
         if seen >= half:
             return ms
@@ -243,7 +247,11 @@ def ranked(
 ) -> list[dict[str, float | str | None]]:
     """Rank operations and the time between them by gain, or by time if the limits are unknown.
 
-    `is_sure` says whether the time between operations is more than noise. If not, it has no gain.
+    Args:
+        found: the times of the operations.
+        plain: the milliseconds to which the shares are relative.
+        between: milliseconds between operations.
+        is_sure: whether `between` is more than noise. If not, its gain is 0.
     """
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
@@ -303,8 +311,8 @@ def advice(line: Line, bits: float | None) -> str:
     if reached >= NEAR:
         text += "only fewer bytes help."
     else:
-        jobs = f", or dispatching jobs of {per_call:,.0f} us" if per_call < SHORT else ""
-        text += f"unpacking {bits:.1f}-bit weights takes longer{jobs}."
+        jobs = f" or dispatching jobs of {per_call:,.0f} us" if per_call < SHORT else ""
+        text += f"unpacking {bits:.1f}-bit weights{jobs} takes longer than reading."
     if bits > FOUR_BITS + 1:
         text += f" In 4 bits the limit would be {line.floor * (1 - FOUR_BITS / bits):.2f} ms lower."
     return text
@@ -326,13 +334,13 @@ class Kind:
         return statistics.median(ms for passes in self.plain for ms in passes)
 
     def operations(self) -> list[Operation]:
-        """The operations of the profiled passes."""
+        """Return the operations of the profiled passes."""
         return operations([taken for passes in self.profiled for taken in passes])
 
     def beyond(self) -> list[float]:
-        """For each round, the milliseconds of a plain pass minus the sum of the operations.
+        """Return for each round the milliseconds of a plain pass minus the sum of the operations.
 
-        The two are compared within a round, because its plain and profiled passes are measured close in time.
+        Both are of the same round, because its plain and profiled passes are measured close in time.
         """
         sums = [statistics.median(phases(taken)["sum"] for taken in passes) for passes in self.profiled]
         return [statistics.median(plain) - ms for plain, ms in zip(self.plain, sums, strict=True)]
@@ -357,7 +365,15 @@ def profiling_overhead(found: Mapping[str, Kind], limits: Limits | None) -> floa
 
 
 def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, float], *, lazy: bool) -> Report:
-    """Return this kind's part of the report; `held` has the bits per weight by role."""
+    """Return the part of the report about passes of this kind, an entry of its "phases".
+
+    Args:
+        kind: the passes.
+        limits: the machine's limits; None if they are unknown.
+        off: milliseconds to subtract from every call.
+        held: bits per weight by role.
+        lazy: whether the backend is lazy.
+    """
     ops, passes = kind.operations(), [taken for passes in kind.profiled for taken in passes]
     lines = lines_of(ops, limits, off)
     n_calls = sum(op.calls for op in ops)
@@ -436,7 +452,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Round:
-    """A plain run and a profiled run; the first pass of both is prefill."""
+    """A plain run and a profiled run. The first pass of each run is prefill."""
 
     plain: Metrics
     profiled: Sequence[Pass]
@@ -452,10 +468,10 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, of: None,
     clock: Clock = time.perf_counter,
 ) -> list[Round]:
-    """Run a warm-up round, then `repetitions` rounds. Start no further round after `budget` seconds.
+    """Run a warm-up round, then `repetitions` rounds. Start no round that would probably end after `budget` seconds.
 
-    If the budget allows only the warm-up round, this round is the result. `between` is called before every run and
-    after the last one.
+    The warm-up round is always run; if the budget allows no other round, it is the result. `between` is called before
+    every run and after the last one.
     """
     ids = random.Random(0).choices(range(engine.config.vocab_size), k=test.depth + test.n_prompt)
     start, rounds = time.perf_counter(), list[Round]()
@@ -487,7 +503,7 @@ def run_profiled(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -
     found = list[Pass]()
     with model.backend.session():
         timed = TimedTest(model, test, ids, clock=clock)
-        profiler.take_spans()  # discard the spans of filling the context
+        profiler.take_spans()  # discard the spans of the context
         while not timed.request.has_ended:
             timed.step()
             if timed.n_passes > len(found):

@@ -18,12 +18,12 @@ Report = dict[str, Any]
 TITLE = {"decode": "a decode step", "prefill": "prefill"}
 
 
-def page(report: Report, rounds: str | None = None) -> str:
-    """Return the whole page. `rounds` is the comparison with an earlier report (`compare.section`), if there is one."""
-    return "\n\n".join(part for part in _parts(report, rounds) if part) + "\n"
+def page(report: Report, changes: str | None = None) -> str:
+    """Return the whole page. `changes` is the comparison with an earlier report (`compare.section`), or None."""
+    return "\n\n".join(part for part in _parts(report, changes) if part) + "\n"
 
 
-def _parts(report: Report, rounds: str | None) -> Iterator[str | None]:
+def _parts(report: Report, changes: str | None) -> Iterator[str | None]:
     model, found = report["model"], report["phases"]
     yield f"# Bottlenecks: {printable(model['name'])} on {report['backend']['name']}"
     yield origin(report)
@@ -33,7 +33,7 @@ def _parts(report: Report, rounds: str | None) -> Iterator[str | None]:
         yield f"## Remaining bottlenecks of {TITLE[name]}, ranked"
         yield ranking(phase, name)
         yield sentences(phase)
-    yield rounds
+    yield changes
     yield "## Model"
     yield model_table(report)
     yield "## Timing"
@@ -71,7 +71,7 @@ def origin(report: Report) -> str:
         f"machine limits, median (quartiles): {reached}",
     ]
     if report["watched"]:
-        lines.append("MLX_ENGINE_LOG was set: plain runs were timed by operation too, and are slower for it")
+        lines.append("MLX_ENGINE_LOG was set: plain runs were timed by operation, too, and are therefore slower")
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -95,8 +95,8 @@ def finding(report: Report) -> Iterator[str]:
 
 
 def ranking(phase: Report, name: str) -> str:
-    """Return the table of bottlenecks, by possible gain."""
-    of = "of their sum" if is_longer_apart(phase) else "of the step" if name == "decode" else "of prefill"
+    """Return the table of bottlenecks in descending order of their gain, or of their time if limits are unknown."""
+    of = "of the sum" if is_longer_apart(phase) else "of the step" if name == "decode" else "of prefill"
     rows = [["#", "operation", "ms", "at the limit", "gain ms", of]]
     shown, rest = split(phase["ranking"])
     for i, row in enumerate(shown, start=1):
@@ -177,18 +177,19 @@ def breakdown(phase: Report) -> str:
     text = f"Profiled, the operations take {ms(phase['operations_ms'])} ms together, and the whole pass "
     text += f"{ms(phase['watched_ms']['median'])} ms. "
     if off:
-        text += f"For this overhead, {off:.1f} us are subtracted from each of {phase['calls']:,.0f} calls."
+        text += f"To correct for this, {off:.1f} us are subtracted from each of {phase['calls']:,.0f} calls."
     if by_round["q1"] <= 0 and abs(phase["between_ms"]) > SMALL * whole:
-        slower = "is not noise: some operation is slower when layers run operation by operation"
+        slower = "is not noise: some operation is slower when layers run op by op"
         noise = "may be noise" if by_round["q3"] >= 0 else slower
-        text += f" The rest {noise}, {ms(by_round['q1'])} to {ms(by_round['q3'])} ms from round to round."
+        quartiles = f"quartiles over the rounds: {ms(by_round['q1'])} to {ms(by_round['q3'])} ms"
+        text += f" The line '{rest}' {noise} ({quartiles})."
     if is_longer_apart(phase):
-        text += " Shares are of the sum of all operations."
+        text += " Shares in the next table are of the sum of all operations."
     return f"{aligned(rows)}\n\n{text.strip()}"
 
 
-def operations(phase: Report, limited: bool) -> str:
-    """Return the table of operations with their rates; with `limited` also the columns about the machine's limits."""
+def operations(phase: Report, limits_known: bool) -> str:
+    """Return the table of operations with their rates; with `limits_known` also columns about the machine's limits."""
     rows = [["operation", "calls", "ms", "share", "us per call", "MB", "GB/s", "GFLOP/s", "bound by", "of the limit"]]
     shown, rest = split(sorted(phase["operations"], key=lambda op: -op["ms"]))
     for op in shown:
@@ -201,7 +202,7 @@ def operations(phase: Report, limited: bool) -> str:
         calls, took, share, nbytes = (sum(op[key] for op in rest) for key in ("calls", "ms", "share", "bytes"))
         line = [f"{len(rest)} more", f"{calls:,.0f}", ms(took), f"{share:.1%}", "-", f"{nbytes / 1e6:,.2f}"]
         rows.append([*line, *["-"] * 4])
-    return aligned(rows if limited else [row[:-2] for row in rows])
+    return aligned(rows if limits_known else [row[:-2] for row in rows])
 
 
 def layers(phase: Report) -> str | None:
@@ -217,8 +218,8 @@ def layers(phase: Report) -> str | None:
         jitter = f"{row['jitter']:.2f}" if row["jitter"] else "-"
         numbers = [ms(row[key]) for key in ("attention", "feed_forward", "ms")]
         rows.append([title, str(row["layer"]), *numbers, jitter])
-    return f"{aligned(rows)}\n\nTimes of {len(known)} profiled layers; the slowest takes " + (
-        f"{by_time[-1]['ms'] / by_time[0]['ms']:.2f} times the fastest's." if by_time[0]["ms"] > 0 else "all the time."
+    return f"{aligned(rows)}\n\nTimes of {len(known)} profiled layers; slowest divided by fastest: " + (
+        f"{by_time[-1]['ms'] / by_time[0]['ms']:.2f}." if by_time[0]["ms"] > 0 else "-."
     )
 
 
@@ -229,7 +230,7 @@ def steps(rows: list[Report]) -> str:
     for row in rows:
         table.append([f"step {row['step']}" if row["step"] else "prefill", *(ms(row[name]) for name in names)])
     plain = [row["plain"] for row in rows[1:]]
-    text = "ms, medians of all rounds; a norm of 0 means that it is computed with the projection."
+    text = "ms, medians of all rounds; watched: the profiled pass; a norm of 0 is computed with the projection."
     if plain and min(plain) > 0:
         text += f" Longest plain step over shortest: {max(plain) / min(plain):.2f}."
     return f"{aligned(table)}\n\n{text}"
@@ -292,11 +293,12 @@ def method(report: Report) -> str:
         "timed, layers run operation by operation, and a lazy backend waits for each operation.",
         "Whole passes are medians of the plain runs; prefill and decode are reported separately, and every decode step "
         "counts.",
-        "Operations are medians of the profiled passes. Together they take longer than the plain step, so the same "
-        "time is subtracted from each call until their sum equals the plain step: at most twice the median call's time "
-        "beyond its limit, and no operation gets below its limit. The same time is subtracted from calls of prefill.",
-        "Bytes count each input and the result once; operations are multiplications and additions, in attention only "
-        "for visible keys.",
+        "Operations are medians of the profiled passes. Together they take longer than the plain step. So the same "
+        "time is subtracted from each call, to make their sum equal to the plain step. No operation is reduced below "
+        "its limit, and the subtracted time is at most twice the median of (time of a call - its time at the limit). "
+        "The same time is subtracted from calls of prefill.",
+        "Bytes count each input and the result once. FLOP are multiplications and additions, in attention only for "
+        "visible keys.",
         "At the limit, an operation takes the time to read its bytes or the time of its arithmetic, whichever is "
         "longer; its gain is the rest of its time. Data in the processor's cache can be read faster than this limit.",
         limits,

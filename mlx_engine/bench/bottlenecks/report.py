@@ -1,7 +1,4 @@
-"""Measure the bottleneck report and return it as one JSON object.
-
-Every measured number has the spread of its samples.
-"""
+"""Measure a model's bottlenecks, and return the bottleneck report as one JSON object."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ def about(engine: Engine, checkpoint: Checkpoint, digest: str) -> dict[str, Any]
 
 
 def bits(found: list[Linear]) -> dict[str, float]:
-    """Return the bits per weight on the backend of each kind of linear layer (8.5 for Q8_0)."""
+    """Return, for each role of linear layers such as "attn_q", the bits per weight on the backend (8.5 for Q8_0)."""
     sums: dict[str, tuple[int, int]] = {}
     for linear in found:
         role = role_of([linear])
@@ -80,12 +77,12 @@ def bits(found: list[Linear]) -> dict[str, float]:
 
 
 def bits_of(linear: Linear) -> float:
-    """Return the bits per weight of a layer."""
+    """Return the bits per weight of a linear layer on the backend."""
     return 8 * nbytes_of(linear.weight) / math.prod(shape_of(linear.weight))
 
 
 Report = dict[str, Any]
-# The model is loaded this many times, or until this many seconds are over.
+# The model is loaded LOADS times. After LOAD_SECONDS, no further load begins.
 LOADS, LOAD_SECONDS = 3, 5.0
 
 
@@ -226,7 +223,7 @@ def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[s
     runs = [round_.plain for round_ in rounds]
     samples = {name: [phases[name] * 1e3 for phases in loads] for name in ("load", "warm_up")}
     samples["first_token"] = [run.passes[0] * 1e3 for run in runs]
-    if all(run.sampling for run in runs):  # a lazy backend samples on the device, where its time is not measured
+    if all(run.sampling for run in runs):  # empty if a lazy backend samples on the device
         samples["prefill"] = [(run.passes[0] - run.sampling[0]) * 1e3 for run in runs]
         samples["sampling"] = [s * 1e3 for run in runs for s in run.sampling]
     if len(runs[0].passes) > 1:
@@ -236,7 +233,7 @@ def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[s
 
 
 def step(rounds: Sequence[Round], index: int) -> dict[str, float]:
-    """Return the medians over all rounds of one pass: its profiled phases, and the plain pass."""
+    """Return medians over all rounds for pass `index`: milliseconds of the profiled phases and of the plain pass."""
     taken = [phases(round_.profiled[index]) for round_ in rounds]
     plain = statistics.median(round_.plain.passes[index] for round_ in rounds) * 1e3
     return {"step": index, **{k: statistics.median(row[k] for row in taken) for k in taken[0]}, "plain": plain}

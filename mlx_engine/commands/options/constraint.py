@@ -13,28 +13,28 @@ from mlx_engine.constraint import Constraint
 from mlx_engine.errors import OptionError
 from mlx_engine.options import option
 
-# The beginning of a grammar: the name of a rule and a colon. A path such as C:\file has a slash after the colon.
+# The beginning of a grammar: the name of a rule and a colon. The last part excludes paths such as C:\file and C:/file.
 RULE = re.compile(r"\s*[\w?!]+\s*:(?![/\\])")
 
 
 @dataclass(frozen=True)
 class ConstraintOptions:
-    """Output. The texts that an answer may have: at most one of these options."""
+    """Output. Constraints on the text of an answer; at most one may be given."""
 
-    json_schema: str | None = option(None, "Generate JSON of this schema: its text or its file.", metavar="SCHEMA")
+    json_schema: str | None = option(None, "Generate JSON of this schema, given as text or file.", metavar="SCHEMA")
     regex: str | None = option(None, "Generate a text that this regular expression matches.", metavar="R", is_rare=True)
     grammar: str | None = option(
-        None, "Generate a text of this Lark grammar: its text or its file.", metavar="LARK", is_rare=True
+        None, "Generate a text of this Lark grammar, given as text or file.", metavar="LARK", is_rare=True
     )
     choice: list[str] | None = option(
         None, "Generate one of several texts; give this option once for each.", metavar="TEXT", is_rare=True
     )
 
     def read(self) -> Constraint | None:
-        """Return the constraint; None without one.
+        """Return the constraint; None if no option is given.
 
         Raises:
-            OptionError: there are several, or it is invalid.
+            OptionError: several options are given, or the constraint is invalid.
             SourceError: a file cannot be read.
         """
         made: dict[str, tuple[Any, Callable[[Any], Constraint]]] = {
@@ -57,9 +57,10 @@ class ConstraintOptions:
 
 
 def _text(given: str, flag: str) -> str:
-    """Return a schema or a grammar: the given text, or the text of the file that it names.
+    """Return the text of a schema or a grammar: `given` itself, or the contents of the file `given`.
 
-    A schema begins with a brace or a bracket, and a grammar has several lines, or begins with its first rule.
+    `given` is a schema if it begins with a brace or a bracket, a grammar if it has several lines or begins with a rule,
+    and otherwise the path of a file.
     """
     is_text = not given or given.lstrip().startswith(("{", "[")) or "\n" in given or RULE.match(given)
     return given if is_text else read_text(None, Path(given), flag)

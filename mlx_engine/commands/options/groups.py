@@ -1,9 +1,9 @@
 """Groups of command-line options: a dataclass per subject, declared once and shared by commands.
 
-A field of a group, or a parameter of a command, is declared by `option` of `mlx_engine.options` or, if it needs more of
-typer than a type and bounds, by `name: Annotated[type, typer.Option(...)] = default`. The first sentence of a group's
-docstring is the title of its panel in help. Options with `is_rare`, and options and groups whose annotation has `RARE`,
-are listed by `--help-all`, but not by `--help`.
+Declare an option, a field of a group or a parameter of a command, with `mlx_engine.options.option`. If an option needs
+other features of typer, such as a callback, declare it as `name: Annotated[type, typer.Option(...)] = default`. The
+first sentence of a group's docstring is the title of its panel in help. Only `--help-all` lists options with `is_rare`,
+and options and groups whose annotation has `RARE`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_engine.options import About
 
 RARE = "rare"
 
-# Words for values in help.
+# Placeholders for values in help, by type.
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 AllHelp = Annotated[
@@ -31,7 +31,7 @@ AllHelp = Annotated[
         "--help-all",
         callback=show_all,
         is_eager=True,
-        help="Show all options; --help leaves out those that few runs need.",
+        help="Show all options; --help leaves out rarely needed ones.",
     ),
 ]
 
@@ -73,7 +73,7 @@ def _parameter(name: str, *, default: Any, annotation: Any) -> inspect.Parameter
 
 
 def parameters_of(group: Any, *, is_rare: bool = False) -> list[inspect.Parameter]:
-    """Return the parameters of a group, and of the groups that are its fields, each with the title of its panel."""
+    """Return a parameter for each option of a group and of its nested groups, with the title of its group's panel."""
     title, found = first_sentence(group.__doc__), []
     for f, hint in _hinted(group):
         if is_dataclass(hint):
@@ -85,7 +85,7 @@ def parameters_of(group: Any, *, is_rare: bool = False) -> list[inspect.Paramete
 
 
 def _named(hint: Any, title: str | None = None) -> Any:
-    """Return the annotation of an option. Add a word for its value and the title of its panel if they are missing."""
+    """Return the annotation of an option. Add a placeholder for its value and the title of its panel if missing."""
     for info in getattr(hint, "__metadata__", ()):
         if isinstance(info, typer.models.ParameterInfo):
             info.rich_help_panel = info.rich_help_panel or title
@@ -96,7 +96,7 @@ def _named(hint: Any, title: str | None = None) -> Any:
 
 
 def _hinted(group: Any) -> Iterator[tuple[Field[Any], Any]]:
-    """Yield the fields of a group that have a flag, with their annotations as typer wants them."""
+    """Yield the fields of a group that are options with a flag or nested groups, with their annotations for typer."""
     hints = get_type_hints(group, include_extras=True)
     for f in fields(group):
         about = f.metadata.get("about")
@@ -112,7 +112,7 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
     known = [flag for names in flags for flag in names.split("/")]
     flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
     shown: Any = about.unset or True
-    # If the option has a kind, the class that declares it checks the bounds, in Python and here with the same message.
+    # If the option has a kind, the declaring class checks the bounds, so Python and the command line have one message.
     bounds: dict[str, Any] = {"min": about.least, "max": about.most} if about.kind is None else {}
     option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown, **bounds)
     kind = list[str] | None if get_origin(hint) is tuple else hint
@@ -120,7 +120,7 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
 
 
 def _made(group: Any, given: dict[str, Any]) -> Any:
-    """Return an instance of a group, with the given values of its fields."""
+    """Return an instance of a group. Remove the values of its fields from `given`."""
     values: dict[str, Any] = {}
     for f, hint in _hinted(group):
         if is_dataclass(hint):

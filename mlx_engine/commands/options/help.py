@@ -1,4 +1,4 @@
-"""The help of the command line: options in titled panels. `--help-all` also lists the options that few people need."""
+"""The help of the command line: options in titled panels. `--help-all` also lists rarely needed options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from mlx_engine.commands.console import is_plain
 
-# The widest panel, and the widest column of flags: a longer flag has a line of its own.
+# The greatest widths, in characters, of a panel and of its column of flags. A longer flag has a line of its own.
 MOST_COLUMNS, MOST_FLAGS = 100, 28
 
 HELP_ALL = "help_all"
@@ -53,7 +53,10 @@ class Group(TyperGroup):
     summaries: ClassVar[dict[str, str]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print the help if no command is given, because `format_help` here only writes to the formatter."""
+        """Print the help if no command is given.
+
+        Typer would print nothing: it expects `format_help` to print, but here `format_help` writes to the formatter.
+        """
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit(2)
@@ -82,7 +85,7 @@ def first_sentence(text: str | None) -> str:
 
 
 def name_of(parameter: Any) -> str:
-    """Return an option's main names and the word for its value: "-n, --max-tokens N"."""
+    """Return an option's main names and the placeholder of its value: "-n, --max-tokens N"."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name).upper()
     short = [name for name in parameter.opts if not name.startswith("--")]

@@ -62,7 +62,7 @@ Think: TypeAlias = Annotated[
     bool | None,
     typer.Option(
         "--think/--no-think",
-        help="Turn thinking on or off, if the template can.",
+        help="Turn thinking on or off, if the template has a switch.",
         show_default="the template's",
         rich_help_panel="Prompt",
     ),
@@ -72,7 +72,7 @@ Speculate: TypeAlias = Annotated[
     typer.Option(
         "--speculate",
         metavar="HOW",
-        help="off, lookup, draft, mtp or auto: check guessed tokens, several in one pass; answers are the same.",
+        help="Speculative decoding: off, lookup, draft, mtp or auto. Answers do not change.",
         rich_help_panel=MODEL_PANEL,
     ),
     RARE,
@@ -92,7 +92,7 @@ AdapterPaths: TypeAlias = Annotated[
     typer.Option(
         "--adapter",
         metavar="[NAME=]PATH",
-        help="Folder of a LoRA adapter, of PEFT or mlx-lm. `serve` takes several, and has a model MODEL:NAME for each.",
+        help="Folder of a LoRA adapter, of PEFT or mlx-lm. `serve` takes several; requests name one as MODEL:NAME.",
         rich_help_panel=MODEL_PANEL,
     ),
     RARE,
@@ -100,10 +100,10 @@ AdapterPaths: TypeAlias = Annotated[
 
 
 def one_adapter(paths: Sequence[str] | None) -> Sequence[str]:
-    """Return the adapter of a command that runs all prompts with the same one.
+    """Return the values of --adapter, for a command that runs all prompts with the same adapter.
 
     Raises:
-        OptionError: there are several.
+        OptionError: several adapters are given.
     """
     if paths is not None and len(paths) > 1:
         message = "--adapter can be given once; `serve` takes several adapters, and a request chooses one"
@@ -111,7 +111,7 @@ def one_adapter(paths: Sequence[str] | None) -> Sequence[str]:
     return paths or ()
 
 
-SUGGESTED = "Use the sampling that the model's files suggest where no option sets it."
+SUGGESTED = "Take sampling options that are not given from the model's files."
 
 
 def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
@@ -126,7 +126,7 @@ def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
     return wanted
 
 
-# The option of every command that builds a model or its plan.
+# Used by the alias `AllowSetting`, and by `LoadOptions`, where the option is rare.
 ALLOW_SETTING = typer.Option(
     "--allow-setting",
     metavar="NAME",
@@ -137,11 +137,11 @@ AllowSetting: TypeAlias = Annotated[list[str] | None, ALLOW_SETTING]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Model and backend. Conversion of linear layers on load, settings that are ignored, and the number of threads."""
+    """Model and backend. Types of weights, activations, keys and values; ignored settings; number of threads."""
 
     quant: str = option("keep", "Convert linear layers: keep, f32, q8_0, q4_0 or q4_1.", metavar="TYPE")
     quant_min_dim: str = option(
-        "auto", "Do not quantise layers whose longer side is below N.", metavar="auto|N", is_rare=True
+        "auto", "Do not quantise matrices whose longer side is below N.", metavar="auto|N", is_rare=True
     )
     quant_layer: list[str] | None = option(
         None,
@@ -191,7 +191,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions(LoadOptions):
-    """Model and backend. `LoadOptions`, compiled kernels or NumPy, and whether memory is checked."""
+    """Model and backend. `LoadOptions`, compiled kernels or NumPy, and limits of memory."""
 
     no_jit: bool = option(False, "Use plain NumPy instead of compiled kernels.", is_rare=True)
     allow_too_large: bool = option(False, "Load a model that needs more memory than is free.", is_rare=True)
@@ -199,12 +199,12 @@ class ComputeOptions(LoadOptions):
         None,
         "Keep at most SIZE of experts in memory, such as 8GiB; read the others when tokens choose them.",
         metavar="SIZE",
-        unset="all; on the CPU what is free",
+        unset="all; on the CPU as many as fit",
         is_rare=True,
     )
 
     def options(self) -> dict[str, Any]:
-        """Return keyword arguments of `load`, without the conversion."""
+        """Return the keyword arguments of `load`, except the context and the conversion of linear layers."""
         how = {"jit": not self.no_jit, **self.types(), "allow_settings": self.allow_settings}
         return {**self.machine(), **how}
 
@@ -216,7 +216,7 @@ class ComputeOptions(LoadOptions):
         return how
 
     def changes(self, context_len: int | None) -> dict[str, Any]:
-        """Return the keyword arguments of `load` that change results, for texts of up to `context_len` tokens.
+        """Return the keyword arguments of `load` that change results; `context_len` becomes `context`.
 
         Raises:
             OptionError: a value in this group is invalid.
@@ -276,7 +276,7 @@ def layers_of(given: Sequence[str] | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PrefixOptions:
-    """Prefixes on disk. Keys and values of prompts, which later runs of the same model read instead of computing."""
+    """Prefixes on disk. Keys and values of prompts in files, so that later runs of the model need not compute them."""
 
     prefix_dir: Annotated[
         Path | None,
@@ -284,12 +284,12 @@ class PrefixOptions:
             "--prefix-dir",
             metavar="DIR",
             file_okay=False,
-            help="Keep the keys and values of prompts in this folder, from which prompts can be recovered.",
+            help="Keep the keys and values of prompts in this folder. Its files reveal the prompts.",
         ),
     ] = None
     prefix_disk: str | None = option(
         None,
-        "Let the files in --prefix-dir take at most this; the least recently used are removed.",
+        "Remove the least recently used files of --prefix-dir if all files take more than SIZE.",
         metavar="SIZE",
         unset=DISK,
         is_rare=True,

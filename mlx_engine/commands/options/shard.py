@@ -75,14 +75,14 @@ class ShardOptions:
 
 
 def described(error: BaseException) -> str:
-    """Return an error of a rank on one line. The line of a bug begins with the type of the error."""
+    """Return an error of a rank as one line, which begins with the type of the error if the error is a bug."""
     if isinstance(error, MemoryError):
         error = out_of_memory("memory", error)
     return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 
 def is_of_one_rank(error: BaseException) -> bool:
-    """Return whether an error is a lack of memory or a bug. The messages of such errors do not name the rank."""
+    """Return whether an error is a lack of memory or a bug, because their messages do not name the rank."""
     if isinstance(error, OSError) and error.errno is not None:  # the error concerns a file or stdout
         return False
     return isinstance(error, MemoryError) or not isinstance(

@@ -157,8 +157,8 @@ def _is_given(invocation: typer.Context, name: str) -> bool:
 def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
     """Return the sampling options that the files of a model suggest.
 
-    If `do_sample` is false, or absent without a temperature, greedy decoding is suggested. A folder then suggests only
-    its repetition penalty.
+    If `do_sample` is false, or if neither `do_sample` nor a temperature is set, suggest greedy decoding. Of a
+    folder's options, only the repetition penalty is then suggested.
 
     Args:
         path: the file or folder.
