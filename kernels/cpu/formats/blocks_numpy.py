@@ -19,8 +19,8 @@ class Parts(NamedTuple):
 
     Attributes:
         scales: (n, groups).
-        quants: (n, groups, columns of a group), integers.
-        offsets: (n, groups), or None.
+        quants: (n, groups, columns of a group), integers as float32.
+        offsets: (n, groups), or None if the format has none.
     """
 
     scales: Floats
@@ -29,14 +29,17 @@ class Parts(NamedTuple):
 
 
 class Reference:
-    """The reference of a format: `parts(blocks)` returns scales, quants and offsets, and a call returns the weights."""
+    """The reference of a format: `parts(blocks)` returns scales, quants and offsets, and a call returns the weights.
+
+    The docstring of a format's function has the formula and the shape of the weights, where n is the number of blocks.
+    """
 
     def __init__(self, parts: Callable[..., Parts]) -> None:
         self.parts, self.__doc__ = parts, parts.__doc__
 
-    def __call__(self, blocks: Bytes, *of: int | str) -> Floats:
-        """Return the weights of blocks, (n, columns)."""
-        found = self.parts(blocks, *of)
+    def __call__(self, blocks: Bytes, *options: int | str) -> Floats:
+        """Return the weights of n blocks, (n, weights of a block). Only `affine` has options."""
+        found = self.parts(blocks, *options)
         products = found.scales[..., None] * found.quants
         weights = products if found.offsets is None else products + found.offsets[..., None]
         return np.asarray(weights.reshape(len(weights), -1), dtype=np.float32)
@@ -89,14 +92,16 @@ def q6_k(blocks: Bytes) -> Parts:
 def q5_0(blocks: Bytes) -> Parts:
     """`d * (q - 16)`, (n, 32)."""
     found = blocks.view(layout.Q5_0)
-    return Parts(found["d"].astype(np.float32)[:, None], _fifth(found)[:, None] - np.float32(16))
+    return Parts(found["d"].astype(np.float32)[:, None], _five_bits(found)[:, None] - np.float32(16))
 
 
 @Reference
 def q5_1(blocks: Bytes) -> Parts:
     """`d * q + m`, (n, 32)."""
     found = blocks.view(layout.Q5_1)
-    return Parts(found["d"].astype(np.float32)[:, None], _fifth(found)[:, None], found["m"].astype(np.float32)[:, None])
+    return Parts(
+        found["d"].astype(np.float32)[:, None], _five_bits(found)[:, None], found["m"].astype(np.float32)[:, None]
+    )
 
 
 @Reference
@@ -129,6 +134,7 @@ def q3_k(blocks: Bytes) -> Parts:
     return Parts(scales, quants)
 
 
+# The levels of IQ4_NL and IQ4_XS, and of MXFP4: twice the values of the format E2M1.
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 
@@ -159,8 +165,8 @@ def mxfp4(blocks: Bytes) -> Parts:
     return Parts(scales[:, None], _E2M1[_halves(found["qs"]).astype(np.int64)][:, None])
 
 
-def _fifth(found: NDArray[np.void]) -> Floats:
-    """Return the quants of Q5_0 or Q5_1 blocks, 5 bits each, (n, 32)."""
+def _five_bits(found: NDArray[np.void]) -> Floats:
+    """Return the 5-bit quants of Q5_0 or Q5_1 blocks, (n, 32)."""
     high = np.unpackbits(found["qh"], axis=1, bitorder="little")
     return _halves(found["qs"]) + np.float32(16) * high
 
@@ -180,17 +186,17 @@ def _scales_of_6(found: NDArray[np.void]) -> tuple[Floats, Floats]:
 
 
 def _halves(packed: Bytes) -> Floats:
-    """Return 4-bit quants as floats: the low four bits of a row of bytes, then the high four bits."""
+    """Return 4-bit quants as floats, (n, 2 m) for bytes (n, m): the low four bits of a row, then its high four bits."""
     return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
 
 
 @Reference
-def affine(blocks: Bytes, bits: int, size: int, scale: str) -> Parts:
+def affine(blocks: Bytes, bits: int, size: int, scale_type: str) -> Parts:
     """`scale * q + bias`, product and sum each rounded, (n, size).
 
-    The argument `scale` is the type of scales and biases, such as "bf16".
+    `blocks` has shape (n, bytes of a block). `scale_type` is the type of scales and biases, such as "bf16".
     """
-    found = blocks.view(layout.group(size, bits, scale.upper(), has_biases=True))
+    found = blocks.view(layout.group(size, bits, scale_type.upper(), has_biases=True))
     if bits == 4:
         quants = _halves(found["qs"].reshape(-1, 16)).reshape(len(blocks), size)
     else:

@@ -1,4 +1,4 @@
-"""CPU kernels of float32 matrices, read as they are stored in a file. The NumPy reference is `order_numpy.dot`."""
+"""CPU kernels of float32 matrices. The NumPy reference of `four_rows` is `dot` in `products/order_numpy.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ four_rows = make_four_rows(LANES, 4 * LANES, weights)
 
 @jit
 def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int) -> None:
-    """Copy `weights[at : at + n]` to `out[to:]`, padded with zeros to a multiple of 16; see `format.expand`."""
+    """Copy `weights[at : at + n]` to `out[to:]`, arranged as by `format.expand`; zeros fill the last 16."""
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
         store_parts(out, to, apart, load(weights, at + i))
@@ -45,7 +45,11 @@ def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int,
 
 @jit
 def dot(a: Any, a_first: int, b: Any, b_first: int, n: int) -> Any:
-    """Return the dot product of `n` elements of a and b: whole 32 elements in 32 sums, then the rest one by one."""
+    """Return the dot product of `n` elements of a and b.
+
+    Products are added to 32 sums in turn, and the 32 sums to a total. The last `n % 32` products are then added to the
+    total one by one.
+    """
     even, odd = zeros(), zeros()
     whole = n // (2 * LANES) * (2 * LANES)
     for i in range(0, whole, 2 * LANES):

@@ -1,10 +1,10 @@
 """Storage formats: the kernels that each format exports, and how other kernels call them.
 
 The file of a format has functions that load its blocks as SIMD vectors of weights or quants. From these functions,
-`rows.py` makes the kernels `four_rows` (gemv) and `dequantize`; `panels.py` and `fixed_rows.py` make `panel` and
-`eight_rows`, for products in fixed point. A format is compiled separately, when the first model needs it
-(`library.py`). Other kernels call the format's kernels through function pointers in the matrix's descriptor, so a new
-format changes no other kernel. `blocks_numpy.py` has the NumPy references of all formats.
+`rows.py` makes the kernels `four_rows` (gemv) and `dequantize`. For products in fixed point, `panels.py` makes `panel`
+(gemm: expands rows), and `fixed_rows.py` makes `eight_rows` (gemv). A format is compiled separately, when a model first
+needs it (`build/library.py`). Other kernels call the format's kernels through function pointers in the matrix's
+descriptor, so a new format changes no other kernel. `blocks_numpy.py` has the NumPy references of all formats.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ..build.memory import floats, invoke, raw, words
 from ..build.vectors import prefetch
 from .sums import PANEL_SIZES, WIDE
 
-# `four_rows`, `expand`, `panel` and `eight_rows` use this number of bytes of scratch memory for scales.
+# Bytes of scratch memory that `four_rows`, `expand`, `panel` and `eight_rows` get for scales.
 FORMAT_SCRATCH = 4 * STRETCH
 
-# The most input vectors that gemv multiplies with rows as they are stored: one panel of vectors, or with AVX-512 two.
-# For more vectors gemm is faster (measured), because gemm dequantises weights once, but gemv does so once per panel.
-# Two panels are worth it only if dequantising is cheap, as for MLX's groups of 8-bit quants, or not needed (float32).
-# For Q8_0 two panels are slower: for 10 to 18 vectors, gemm takes 4 to 10 % less time (Xeon).
+# Values of MOST, the most input vectors that gemv multiplies with rows as they are stored. For more vectors gemm is
+# faster (measured): gemm dequantises weights once, gemv once per panel of packed input vectors. With AVX-512, two
+# panels are faster than gemm if dequantising is cheap (MLX's groups of 8-bit quants) or not needed (float32). For Q8_0
+# they are slower: for 10 to 18 vectors, gemm takes 4 to 10 % less time (Xeon).
 TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 
 
 def kernels_of(name: str) -> Any:
-    """Return the module of a format; for an affine format, an object with the same names."""
+    """Return the module of a format; for one of MLX's affine formats, an object with the same names."""
     is_affine = affine_format(name) is not None
     module: Any = importlib.import_module(f"{PACKAGE}.formats.{'affine' if is_affine else name}")
     return module.kernels(name) if is_affine else module
@@ -52,9 +52,8 @@ def kernels_of(name: str) -> Any:
 def export_format(name: str) -> list[str]:
     """Export a format's kernels for float32 products; return the exported names.
 
-    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST (the most input vectors that gemv multiplies with
-    stored rows), and the kernels `four_rows` and `dequantize`. All formats but float32 also define `panel` and
-    `eight_rows` (`export_panel`).
+    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST, and the kernels `four_rows` and `dequantize`, which
+    is exported as `expand`. All formats but float32 also define `panel` and `eight_rows` (`export_panel`).
     """
     found = kernels_of(name)
     rows_of, blocks_of = found.four_rows, found.dequantize
@@ -81,7 +80,10 @@ def export_format(name: str) -> list[str]:
 
 
 def export_panel(name: str) -> list[str]:
-    """Export a format's `panel` and `eight_rows`, for products in fixed point; return the exported names."""
+    """Export a format's `panel` and `eight_rows`, for products in fixed point; return the exported names.
+
+    The exported `panel_kind` writes the kind of the format (`panels.py`), and the most tokens of `eight_rows`.
+    """
     found = kernels_of(name)
     (expand_rows, kind), (rows_of, most) = found.panel, found.eight_rows
 
@@ -106,7 +108,10 @@ def export_panel(name: str) -> list[str]:
 
 @jit
 def row_bytes(job: Any, m: int, n_columns: int) -> Any:
-    """Return how many bytes `n_columns` columns of matrix m take; `n_columns` is a multiple of the block size."""
+    """Return the bytes of `n_columns` columns of matrix m, whose words begin at `job[m]` (`build/layout.py`).
+
+    `n_columns` is a multiple of the block size.
+    """
     return n_columns // job[m + FORMAT + BLOCK_WEIGHTS] * job[m + FORMAT + BLOCK_BYTES]
 
 
@@ -129,8 +134,8 @@ def four_rows(
 ) -> None:  # fmt: skip
     """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`, for four ranges of rows.
 
-    The rows are those of matrix m of a block (`layout.py`). `panel` and `y` are addresses; `rows.py` describes the
-    other arguments.
+    All rows have the format of matrix m; if m is a gate, two of the ranges belong to the up matrix. `panel` and `y` are
+    addresses of arrays; `_for_panels` in `rows.py` describes the other arguments.
     """
     invoke(
         job[m + FORMAT + FOUR_ROWS],
@@ -157,12 +162,12 @@ def expand(
 ) -> None:
     """Write `n` weights of a row of matrix m, from `column` on, to `out[at:]` as float32.
 
-    In `out`, groups of 16 weights are `step` elements apart; within a group, each `PART` weights are `apart` elements
-    apart. With `step = 16` and `apart = PART`, weights keep their order. With `step = PART` and `apart` the size of a
-    part, they are stored in parts (`tile.py`).
+    In `out`, groups of 16 weights begin `step` elements apart. A group is stored in runs of `PART` weights, which begin
+    `apart` elements apart. With `step = 16` and `apart = PART`, weights keep their order. With `step = PART` and
+    `apart = n / 16 * PART`, they are stored in parts, (16 / PART, n / 16, PART) (`tile.py`).
 
-    `column` and `n` are multiples of the block size. float32 has no blocks; its weights are padded with zeros to a
-    multiple of 16. `out` is an address, and `scratch` the address of `FORMAT_SCRATCH` bytes of scratch memory.
+    `column` and `n` are multiples of the block size. For float32, `n` is any number, and zeros fill the last group of
+    16. `out` is an address, and `scratch` the address of `FORMAT_SCRATCH` bytes of scratch memory.
     """
     start, block = row * n_columns + column, job[m + FORMAT + BLOCK_WEIGHTS]
     invoke(
@@ -173,7 +178,7 @@ def expand(
 
 @jit
 def prefetch_weights(job: Any, m: int, n_columns: int, row: int, column: int, n: int) -> None:
-    """Prefetch the bytes that `expand` reads for the same arguments. Bytes may be beyond the end of the matrix."""
+    """Prefetch the bytes that `expand` reads for the same arguments. `row` may be beyond the end of the matrix."""
     first, data = row_bytes(job, m, row * n_columns + column), raw(job[m + WEIGHTS])
     for at in range(first, first + row_bytes(job, m, n), LINE_BYTES):
         prefetch(data, at)

@@ -1,7 +1,8 @@
 """CPU kernels of the format IQ4_NL: unpack 18-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale d and 32 quants of 4 bits in the order of Q4_0. A quant is an index into the table LEVELS. A
-weight is `d * level`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale d and 32 quants of 4 bits: the low four bits of byte i are the quant of weight i, the high
+four bits that of weight i + 16. A quant is an index into the table LEVELS. A weight is `d * level`, which float32
+represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the levels of the 32 weights of the block at byte `at`, as bytes."""
+    """Return the levels of the 32 weights of the block at byte `at`, as signed bytes."""
     return levels(load_nibbles(blocks, at + 2))
 
 

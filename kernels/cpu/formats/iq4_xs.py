@@ -1,9 +1,9 @@
 """CPU kernels of the format IQ4_XS: unpack 136-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 factor d; 8 scales of 6 bits (the high bits in a uint16, the low bits in a uint32); and 256 quants
-of 4 bits. Each 16 bytes have the quants of a group of 32 weights, the first 16 in the low four bits. A quant is an
-index into the levels of IQ4_NL. A weight is `(d * (scale - 32)) * level`, which float32 represents exactly. The NumPy
-references are in `blocks_numpy.py`.
+A block is a float16 factor d; 8 scales of 6 bits (the high 2 bits in a uint16, the low 4 bits in a uint32); and 256
+quants of 4 bits. A group of 32 weights has one scale, and 16 bytes of quants: the first 16 quants are in the low four
+bits, the last 16 in the high four bits. A quant is an index into the levels of IQ4_NL. A weight is
+`(d * (scale - 32)) * level`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 136, ONE_PANEL if WIDE else 4
-# Byte offsets in a block: of the bits of the scales (high bits, then low bits), and of the quants.
+# Byte offsets in a block: scales (high bits, then low bits) and quants.
 SCALES, QUANTS = 2, 8
 
 # There are only 8 scales, so lanes 8 to 15 repeat lanes 0 to 7.
@@ -36,16 +36,19 @@ _load_scales = load_fields(
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 8 products `d * (scale - 32)` of the block at byte `at`, twice."""
+    """Return the 8 products `d * (scale - 32)` of the block at byte `at` in lanes 0 to 7, and again in 8 to 15."""
     return mul(_load_scales(blocks, at + SCALES), load_half_splat(blocks, at))
 
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
-    quants = at + QUANTS + 32 * p
-    first = load(blocks, quants, load_splat(scales, i + 2 * p))
-    second = load(blocks, quants + 16, load_splat(scales, i + 2 * p + 1))
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors.
+
+    The block's scales begin at `scales[i]`.
+    """
+    start = at + QUANTS + 32 * p
+    first = load(blocks, start, load_splat(scales, i + 2 * p))
+    second = load(blocks, start + 16, load_splat(scales, i + 2 * p + 1))
     return first[0], first[1], second[0], second[1]
 
 
@@ -56,8 +59,8 @@ dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
     """Return the levels of weights 64 p to 64 p + 63 of the block at byte `at`: bytes, in two vectors of 32."""
-    low = at + QUANTS + 32 * p
-    return levels(load_nibbles(blocks, low)), levels(load_nibbles(blocks, low + 16))
+    start = at + QUANTS + 32 * p
+    return levels(load_nibbles(blocks, start)), levels(load_nibbles(blocks, start + 16))
 
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, quants, range(8))

@@ -1,9 +1,10 @@
 """CPU kernels of the format MXFP4: unpack 17-byte blocks of a GGUF file to float32 weights.
 
-A block is a byte e, which stands for the factor 2 ** (e - 127), and 32 floats of 4 bits (E2M1) in the order of Q4_0.
-The kernels use integer levels, which are twice the values of these floats, and the scale 2 ** (e - 128). A weight is
-`scale * level`. Weights of a magnitude below 2 ** 128 are exact in float32; all others, which need e >= 253, become
-infinite. The NumPy references are in `blocks_numpy.py`.
+A block is a byte e, which stands for the factor 2 ** (e - 127), and 32 quants of 4 bits: the low four bits of byte i
+are the quant of weight i, the high four bits that of weight i + 16. A quant is a float (E2M1). Its level, an integer,
+is twice its value, and the scale is 2 ** (e - 128). A weight is `scale * level`. Weights of a magnitude below 2 ** 128
+are exact in float32. Larger weights become infinite; they occur only if e >= 253. The NumPy references are in
+`blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the levels of the 32 weights of the block at byte `at`, as bytes."""
+    """Return the levels of the 32 weights of the block at byte `at`, as signed bytes."""
     return levels(load_nibbles(blocks, at + 1))
 
 

@@ -1,11 +1,10 @@
 """CPU kernels of the format Q2_K: unpack 84-byte blocks of a GGUF file to float32 weights.
 
-A block has 16 groups of 16 weights. It consists of 16 bytes, each with a group's scale in the low four bits and the
-group's minimum in the high four bits; 64 bytes of quants; and two float16 factors, d and dmin. Each 32 bytes of quants
-belong to 128 weights: the lowest two bits are the quants of the first 32 weights, the next two bits those of the next
-32, ...
-A weight is `(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The NumPy
-references are in `blocks_numpy.py`.
+A block has 16 groups of 16 weights. Its first 16 bytes have the groups' scales in the low four bits, and the groups'
+minima in the high four bits. Then follow 64 bytes of quants, 32 bytes for each 128 weights: bits 2 j and 2 j + 1 of
+byte i are the quant of weight 32 j + i of the 128. Two float16 factors, d and dmin, are last. A weight is
+`(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The NumPy references are
+in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +45,10 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors.
+
+    The block's scales begin at `scales[i]`, its minima at `scales[i + 16]`.
+    """
     q = quants(blocks, at, p)
     i += 4 * p
     return (

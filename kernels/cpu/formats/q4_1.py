@@ -1,7 +1,8 @@
 """CPU kernels of the format Q4_1: unpack 20-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale d, a float16 minimum m and 32 quants of 4 bits, in the order of Q4_0. A weight is `d * q +
-m`, rounded once. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale d, a float16 minimum m and 32 quants q of 4 bits: the low four bits of byte i are the quant
+of weight i, the high four bits that of weight i + 16. A weight is `d * q + m`, rounded once. The NumPy references are
+in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ BLOCK, BLOCK_BYTES, MOST = 32, 20, ONE_PANEL
 def weights(blocks: Any, at: int) -> Any:
     """Return the 32 weights of the block at byte `at`, in two vectors."""
     scale, quants = load_half_splat(blocks, at), load_uint8(blocks, at + 4)
-    less = sub(zeros(), load_half_splat(blocks, at + 2))
-    return scale_4_bits(quants, scale, less), scale_4_bits(right(quants, 4), scale, less)
+    minus_m = sub(zeros(), load_half_splat(blocks, at + 2))
+    return scale_4_bits(quants, scale, minus_m), scale_4_bits(right(quants, 4), scale, minus_m)
 
 
 four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)

@@ -17,7 +17,7 @@ from .sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
 
 
 def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
-    """Make the gemv kernel of a format with small blocks.
+    """Make the gemv kernel of a format with blocks of 16 or 32 weights, which are unpacked as a whole.
 
     Args:
         block: weights per block.
@@ -55,12 +55,12 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
     return _for_panels(make)
 
 
-def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
-    """Make the function that stores the numbers that `scales_of` returns for a block: one or two SIMD vectors."""
+def _store_scales(scales_of: Callable[..., Any], scale_vectors: int) -> Any:
+    """Make the function that stores the result of `scales_of` for a block: one or two SIMD vectors."""
 
     @jit
     def put(stored: Any, at: int, blocks: Any, i: int) -> None:
-        if n_vectors == 1:
+        if scale_vectors == 1:
             store(stored, at, scales_of(blocks, i))
         else:
             scales, minima = scales_of(blocks, i)
@@ -71,12 +71,12 @@ def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
 
 
 def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Callable[..., Any]) -> Any:
-    """Make the gemv kernel of a format with one scale per block; blocks may be large.
+    """Make the gemv kernel of a format with one scale per block, which unpacks a block in pieces.
 
     Args:
         block: weights per block.
         block_bytes: bytes per block.
-        piece: number of weights that are unpacked together, because registers cannot hold all weights of a large block.
+        piece: number of weights of a piece. Registers cannot hold all weights of a large block.
         weights: function that returns the weights of piece p of the block at a byte offset, as a tuple of vectors.
     """
 
@@ -116,15 +116,15 @@ def four_rows_by_parts(
 ) -> Any:
     """Make the gemv kernel of a format whose blocks have 256 weights.
 
-    Additions to the sum of one row must wait for each other. So the kernel multiplies a part of a block (64 weights) of
-    each of up to four rows before the next part.
+    Each multiply-add to a row's sum waits for the one before. So the rows (up to four) are interleaved: the kernel
+    multiplies one part of a block (64 weights) of each row, then the next part of each row.
 
     Args:
         block_bytes: bytes per block.
         scales_of: function that returns the scales and minima of the block at a byte offset: one SIMD vector of 16
-            numbers, or 16 scales and 16 minima in two.
-        part: function that returns 64 weights of a block in four SIMD vectors, given the number of the part, an array
-            of scales, and the index of the block's first scale.
+            numbers (8 scales and 8 minima, or scales only), or two vectors: 16 scales, then 16 minima.
+        part: function that returns 64 weights in four SIMD vectors, given the blocks, the byte offset of a block, the
+            number of the part, an array of scales, and the index of the block's first scale.
         scale_vectors: number of SIMD vectors that `scales_of` returns: 1 or 2.
     """
     put, scales_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
@@ -175,7 +175,10 @@ def four_rows_by_parts(
 
 
 def _for_panels(make: Callable[[int], Any]) -> Any:
-    """Make the kernel for panels of all sizes. `make` makes the kernel for panels of one size."""
+    """Make the kernel `four_rows` for panels of all sizes.
+
+    `make` makes the function that multiplies one row of one, two or four ranges with a panel of one size.
+    """
 
     def choose(sizes: tuple[int, ...]) -> Any:
         size, n_rows = sizes[0], rows_together(sizes[0])
@@ -189,20 +192,20 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
         ) -> None:  # fmt: skip
             """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`.
 
-            The terms of a dot product are added in the order that `tile.py` defines. One row of each of four ranges (of
-            two or one, if the registers do not suffice) is multiplied at the same time, block by block, because a
-            processor reads several streams of memory faster than one stream.
+            The terms of a dot product are added in the order that `tile.py` defines. One row of each of four ranges is
+            multiplied at the same time, because a processor reads several streams of memory faster than one stream. If
+            the registers do not suffice for four ranges, rows of two ranges or of one are multiplied at a time.
 
             Args:
                 n_vectors: number of input vectors of the panel, one of `PANEL_SIZES`.
                 rows: addresses of the first row of each range.
-                last: addresses of the last row of each range, which is read again in place of rows beyond it.
+                last: for each range, the address of its matrix's last row, which is read in place of rows beyond it.
                 step: bytes from one row to the next.
                 count: rows of each range.
-                n_columns: columns of the rows. They are summed in stretches of STRETCH columns; the totals of the
-                    stretches are added in ascending order.
+                n_columns: number of columns to multiply. Products are summed in stretches of STRETCH columns; the
+                    totals of the stretches are added in ascending order.
                 panel: array that contains the panel, (columns / 16, n_vectors, 16).
-                first: index in `panel` of the first input vector's element for the rows' first column.
+                first: index in `panel` of input vector 0 at the first of these columns.
                 y: the array of products, to which the results are added.
                 at: index in y of the product of row 0 of range 0 with input vector 0.
                 apart: distance in y from one range to the next.
@@ -249,7 +252,10 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
 
 
 def dequantize_pieces(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
-    """Make the kernel that expands blocks in pieces of 32 weights; arguments are those of `four_rows_of_groups`."""
+    """Make the kernel that expands blocks in pieces of 32 weights.
+
+    The arguments are those of `four_rows_of_groups` for `piece = 32`.
+    """
 
     @jit
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:

@@ -1,4 +1,7 @@
-"""Load the scales and offsets of blocks of 8 rows, one lane per row, for products in fixed point."""
+"""Load the scale and the offset of a block of each of 8 rows, one lane per row, for products in fixed point.
+
+A weight is `scale * quant + offset`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any
 
 
 def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
-    """Return 8 float16 as floats. They are joined by integer instructions, because the vector units are busy."""
+    """Load a float16, `offset` bytes after each of 8 addresses; return them as a vector of float32.
+
+    Integer instructions put the float16 together, because the vector units are busy with products.
+    """
     pair = ir.Constant(ir.VectorType(_I64, 2), ir.Undefined)
     for i in range(2):
         word = builder.zext(load_at(builder, addresses[4 * i], offset, _I16), _I64)
@@ -52,7 +58,7 @@ def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
 
 
 def _both_halves(builder: Any, addresses: list[Any], kind: str) -> list[Any]:
-    """Return two vectors: the first and the second of the two 16-bit floats at each address."""
+    """Load two 16-bit floats at each address; return a float32 vector of the first ones and one of the second ones."""
     words = _gathered(builder, addresses, 0, _I32)
     sixteen = ir.Constant(_SUMS, [16] * ROWS)
     if kind == "bf16":
@@ -68,8 +74,8 @@ class Scales(NamedTuple):
     Attributes:
         gather: function that returns the scales and the offsets of the blocks at 8 addresses. If a format has no
             offsets, the scales are returned twice.
-        words: 1 if a block begins with a float16 scale, 2 if it begins with a float16 scale and a float16 offset, and 0
-            for other blocks.
+        words: number of 16-bit words at the start of a block: 1 for a float16 scale, 2 for a float16 scale and a
+            float16 offset. 0 if a block begins in another way.
     """
 
     gather: Any
@@ -77,11 +83,11 @@ class Scales(NamedTuple):
 
 
 def scales_of(kind: str, *, has_offset: bool) -> Scales:
-    """Return how to load the scales at the start of blocks, and the offsets that follow them.
+    """Return the `Scales` of a format whose blocks begin with a scale.
 
     Args:
-        kind: type of scales and offsets, "f16", "bf16" or "f32".
-        has_offset: whether a block has an offset after its scale.
+        kind: type of scales and offsets: "f16", "bf16" or "f32". Without offsets it must be "f16".
+        has_offset: whether an offset follows the scale.
     """
 
     @intrinsic
@@ -124,7 +130,10 @@ def _joined(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any,
 
 
 def scales_one_by_one(scale_of: Callable[..., Any]) -> Scales:
-    """Return how to load scales with `scale_of`, which returns the scale of one row in every lane."""
+    """Return the `Scales` of a format without offsets.
+
+    `scale_of(blocks, at)` returns the scale of the block at byte `at`, in every lane.
+    """
 
     @jit
     def gather(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> Any:

@@ -1,8 +1,8 @@
 """Parts of the gemv kernels (`rows.py`): dot products of up to four rows with the input vectors of a panel.
 
-A panel is several packed input vectors (`products/gemv.py`). Each pair of a row and an input vector has 16 sums, as
-`tile.py` defines, in one SIMD vector of 16 lanes. The sums of all pairs are a tuple of SIMD vectors, first those of row
-0 with all input vectors, then those of row 1, ... They stay in registers.
+A panel is several packed input vectors (`products/gemv.py`). A dot product has 16 partial sums (`products/tile.py`), so
+each pair of a row and an input vector has one SIMD vector of sums. The sums of all pairs are a tuple of SIMD vectors,
+which stay in registers: first those of row 0 with all input vectors, then those of row 1, ...
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
 WIDE = register_lanes() == LANES
 # The numbers of input vectors for which there are kernels. A panel of another size would be no faster than two panels.
 PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
-# {lanes of a register: the most pairs of a row and an input vector, if two or four rows are multiplied together}. The
-# sums of all pairs are in registers; weights, scales and elements of the panel need the other registers. AVX-512 has 32
-# registers of 16 lanes, AVX2 16 of 8, NEON 32 of 4. A single row is multiplied with panels of any size.
+# By lanes of a register: the most pairs of a row and an input vector for which two or four rows are multiplied
+# together. The sums of all pairs are in registers; weights, scales and elements of the panel need the other registers.
+# AVX-512 has 32 registers of 16 lanes, AVX2 16 of 8, NEON 32 of 4. A single row is multiplied with panels of any size.
 _PAIRS = {16: 18, 8: 4, 4: 4}
 
 
@@ -54,19 +54,21 @@ def add_products(
 ) -> Any:
     """Make the function that multiplies a piece of each row with the panel and adds the products to the pairs' sums.
 
+    A piece is the weights that are unpacked together: a block, or a part of a block.
+
     Args:
         n_rows: number of rows that are multiplied together.
         n_vectors: number of input vectors of the panel.
         n_weights: number of SIMD vectors of 16 weights per piece.
         weights: function that returns the weights of a piece as a tuple of SIMD vectors, given the address of the row,
-            the byte offset of the block, the number of the piece in the block, and the address of the row's stored
-            scales (ignored if the format stores none).
-        scale_vectors: number of SIMD vectors of stored scales per row and block.
+            the byte offset of the block, the number of the piece in the block, and the address of the block's scales
+            in scratch memory. Only the formats of `rows.four_rows_by_parts` use this address.
+        scale_vectors: number of SIMD vectors of scales in scratch memory per row and block.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
     # AVX2 has registers for all sums and for the weights of one row, but not for the weights of all rows, so a fence
-    # separates the rows. There is no fence if a piece is a single SIMD vector of weights: then all rows use the same
-    # element of the panel, which LLVM should load only once.
+    # separates the rows. There is no fence if a piece is a single SIMD vector: then all rows are multiplied with the
+    # same SIMD vectors of the panel, which LLVM should load only once.
     is_tight = register_lanes() == 8 and n_weights > 1
 
     @intrinsic

@@ -4,9 +4,9 @@ The rows that use an expert are multiplied together, so the expert's matrices ar
 row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other rows.
 
 If only some experts are in memory, a thread reads the others from the file (`EX_STATE`). The kernel tells this thread
-which experts have been chosen, and which experts the next layer will probably choose. A pass of few tokens multiplies
-the experts in memory first, and each other expert when it has been read. The pass keeps the outputs until the end, and
-adds them in ascending order of the experts, too.
+which experts have been chosen, and which experts the next layer will probably choose. A pass of at most PROGRAM_TOKENS
+tokens uses the experts in memory first, and each other expert when it has been read. Such a pass keeps the outputs of
+all experts until the end, so it can add them in ascending order of the experts, too.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _VECTOR = 4 * LANES
 
 
 @jit
-def _vectors(n: int) -> Any:
-    """Return the bytes of n floats, rounded up to whole vectors."""
+def _vector_bytes(n: int) -> Any:
+    """Return the bytes of n floats, with n rounded up to whole SIMD vectors."""
     return ceil_div(n, LANES) * _VECTOR
 
 
@@ -110,10 +110,12 @@ def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
 def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups: int, scores: Any) -> None:
     """Write the score of each expert: the sigmoid of its logit, or `exp(logit - largest logit)` for a softmax.
 
-    Afterwards `choose` takes the experts with the largest numbers in `logits`. So if the choice depends on other
-    numbers, replace the logits by these: by the sigmoids, or for a softmax with a bias or groups by the probabilities.
-    Then add the bias if there is one. `bias` is the address of a number for each expert, or 0; `groups` is the number
-    of groups, or 0. `logits` and `scores` have n_experts floats, rounded up to whole SIMD vectors.
+    `choose` later chooses the experts with the largest `logits`. So replace the logits by the sigmoids, or for a
+    softmax by the probabilities, and add the bias, if there is one. For a softmax without bias and groups, keep the
+    logits: they choose the same experts as the probabilities.
+
+    `bias` is the address of a number for each expert, or 0; `groups` is the number of groups, or 0. `logits` and
+    `scores` have n_experts floats, rounded up to whole SIMD vectors.
     """
     total = np.float32(1)
     if sigmoid != 0:
@@ -188,14 +190,17 @@ def weigh(
 
 @jit
 def _group(ids: Any, n_pairs: int, n_experts: int, first: Any, pairs: Any) -> None:
-    """Sort the pairs of rows and experts by expert: `pairs[first[e] : first[e + 1]]` are the indices of e in `ids`."""
+    """Sort the pairs of a row and an expert by expert: write those of expert e to `pairs[first[e] : first[e + 1]]`.
+
+    Pair i is row `i // n_used` and expert `ids[i]`.
+    """
     for e in range(n_experts + 1):
         first[e] = 0
     for i in range(n_pairs):
         first[ids[i] + 1] += 1
     for e in range(n_experts):
         first[e + 1] += first[e]
-    # Afterwards first[e] is the end of expert e's pairs, which is the start of the next expert's pairs.
+    # After this loop, first[e] is the end of expert e's pairs, which is the start of the next expert's pairs.
     for i in range(n_pairs):
         pairs[first[ids[i]]] = i
         first[ids[i]] += 1
@@ -215,7 +220,7 @@ def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out
 
 @jit
 def _weigh_inputs(x: Any, width: int, pairs: Any, first: int, n: int, weights: Any) -> None:
-    """Multiply the gathered rows of n pairs by the pairs' weights, and set these weights to 1 for `_add`."""
+    """Multiply the gathered rows of n pairs by the pairs' weights. Set these weights to 1, because `_add` uses them."""
     for i in range(n):
         pair = pairs[first + i]
         for j in range(width):
@@ -224,16 +229,16 @@ def _weigh_inputs(x: Any, width: int, pairs: Any, first: int, n: int, weights: A
 
 
 @jit
-def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weights: Any, out: Any) -> None:
-    """Add the results `y` of one expert, times the weights, to the rows of its n pairs in `out`."""
+def _add(results: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weights: Any, out: Any) -> None:
+    """Multiply the n `results` of one expert by the weights of their pairs; add them to the pairs' rows of `out`."""
     whole = width // LANES * LANES
     for i in range(n):
         pair = pairs[first + i]
         row, weight = pair // n_used * width, get(weights, pair)
         for j in range(0, whole, LANES):
-            store(out, row + j, fma(load(y, i * width + j), splat(weight), load(out, row + j)))
+            store(out, row + j, fma(load(results, i * width + j), splat(weight), load(out, row + j)))
         for j in range(whole, width):
-            put(out, row + j, get(out, row + j) + get(y, i * width + j) * weight)
+            put(out, row + j, get(out, row + j) + get(results, i * width + j) * weight)
 
 
 @jit
@@ -245,13 +250,17 @@ def _note(state: int, kind: int) -> None:
 
 
 @jit
-def _want(state: int, ids: Any, n_pairs: int, n_experts: int, waits: bool) -> None:
-    """Tell the thread which experts the pass has chosen. If tokens are few (`waits`), hold all of these experts."""
+def _want(state: int, ids: Any, n_pairs: int, n_experts: int, any_order: bool) -> None:
+    """Tell the thread which experts the pass has chosen, and count the tokens of each expert.
+
+    With `any_order`, experts are used in the order in which they are read, so hold all of them now: the thread does not
+    drop a held expert from memory.
+    """
     s, uses = words(state), STATE_ROWS + n_experts
     for i in range(n_pairs):
-        write(s, uses + ids[i], USE_HELD if waits else USE_WANTED)
+        write(s, uses + ids[i], USE_HELD if any_order else USE_WANTED)
         s[uses + n_experts + ids[i]] += 1
-    _note(state, NOTE_FEW if waits else NOTE_MANY)
+    _note(state, NOTE_FEW if any_order else NOTE_MANY)
 
 
 @jit
@@ -276,10 +285,10 @@ def _any_held(state: int, n_experts: int) -> Any:
 
 @jit
 def _hold(state: int, n_experts: int, e: int) -> Any:
-    """Hold expert e, after waiting until it is in memory; return e, or -1 if reading fails."""
+    """Mark expert e as held, and wait until it is in memory; return e, or -1 if reading fails."""
     s = words(state)
-    # The thread (`mark_expert`) first marks an expert as absent and then reads whether it is held. Here the order is
-    # the reverse, so the thread and the kernel cannot both miss the mark of the other.
+    # Mark e as held before reading whether e is in memory. The thread (`mark_expert`) marks e as absent before reading
+    # whether e is held. So at least one of the two sees the mark of the other.
     write(s, STATE_ROWS + n_experts + e, USE_HELD)
     while read(s, STATE_FAILED) == 0:
         if read(s, STATE_ROWS + e) != 0:
@@ -292,7 +301,7 @@ def _hold(state: int, n_experts: int, e: int) -> Any:
 def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
     """Mark an expert as in memory, or as absent unless a pass holds it. The reading thread calls this.
 
-    What the thread has written before is visible to kernels that find the expert in memory.
+    A kernel that finds the expert in memory also sees all that the thread wrote before this call.
     """
     s = words(state)
     write(s, STATE_ROWS + e, in_memory)
@@ -302,9 +311,10 @@ def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
 
 @jit
 def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, scores: int, ids: int, rest: int) -> None:
-    """Mark as guessed the experts that the router of mixture `of`, in the next layer, chooses for this layer's input x.
+    """Run the router of the next layer's mixture `of` on this layer's input x; mark the chosen experts as guessed.
 
-    The next layer's own input is similar, so most of the experts that it will choose are among the guessed ones.
+    The next layer's input will be similar to x, so most of the experts that its router will choose have been guessed.
+    The last five arguments are addresses of scratch memory.
     """
     n_experts, n_used = of[EX_COUNT], of[EX_USED]
     weight, bias, eps = of[EX_NORM_WEIGHT], of[EX_NORM_BIAS], np.float32(number(of[EX_NORM_EPS]))
@@ -327,11 +337,11 @@ def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, sc
 
 @entry
 def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Write `y = residual + norm(s)`, where s is the sum of `weight * expert(h)` over the experts of each row.
+    """Write `y = residual + post_norm(s)`, where s is the sum of `weight * expert(h)` over the experts of each row.
 
     h is the normed x, and `expert(h) = down(activation(gate(h)) * up(h))`, or `down(activation(up(h)))` without a gate.
-    With EX_WEIGHS_INPUTS, a term is `expert(weight * h)`. Residual and norm may be absent. If there is a shared expert,
-    all rows use it; its weight is the sigmoid of a product, or 1.
+    With EX_WEIGHS_INPUTS, a term is `expert(weight * h)`. Residual and post_norm may be absent. If there is a shared
+    expert, all rows use it; its weight is 1, or the sigmoid of the product of h and EX_SHARED_WEIGHT.
 
     Args:
         address: address of the thread pool's control block.
@@ -347,18 +357,18 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     n_experts, n_used, width, inner = b[EX_COUNT], b[EX_USED], b[EX_WIDTH], b[EX_INNER]
     n_pairs = n_tokens * n_used
     normed = scratch
-    some = normed + _vectors(n_tokens * width)
-    middle = some + _vectors(n_tokens * width)
-    results = middle + _vectors(n_tokens * inner)
+    some = normed + _vector_bytes(n_tokens * width)
+    middle = some + _vector_bytes(n_tokens * width)
+    results = middle + _vector_bytes(n_tokens * inner)
     state = b[EX_STATE]
-    waits = state != 0 and n_tokens <= PROGRAM_TOKENS
-    logits = results + _vectors((n_pairs if waits else n_tokens) * width)
-    scores = logits + _vectors(n_tokens * n_experts + LANES)
-    weights = scores + _vectors(n_experts)
-    ids = weights + _vectors(n_pairs)
-    pairs = ids + _vectors(2 * n_pairs)
-    first = pairs + _vectors(2 * n_pairs)
-    rest = first + _vectors(2 * n_experts + 2)
+    any_order = state != 0 and n_tokens <= PROGRAM_TOKENS
+    logits = results + _vector_bytes((n_pairs if any_order else n_tokens) * width)
+    scores = logits + _vector_bytes(n_tokens * n_experts + LANES)
+    weights = scores + _vector_bytes(n_experts)
+    ids = weights + _vector_bytes(n_pairs)
+    pairs = ids + _vector_bytes(2 * n_pairs)
+    first = pairs + _vector_bytes(2 * n_pairs)
+    rest = first + _vector_bytes(2 * n_experts + 2)
 
     h, eps = floats(normed), np.float32(number(b[EX_NORM_EPS]))
     norm_rows(floats(x), n_tokens, width, b[EX_NORM_WEIGHT], b[EX_NORM_BIAS], eps, h)
@@ -381,8 +391,8 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
             floats(weights), t * n_used,
         )  # fmt: skip
     if state != 0:
-        _want(state, words(ids), n_pairs, n_experts, waits)
-        if b[EX_NEXT] != 0 and waits:
+        _want(state, words(ids), n_pairs, n_experts, any_order)
+        if b[EX_NEXT] != 0 and any_order:
             _guess(address, words(b[EX_NEXT]), n_tokens, x, some, logits, scores, pairs, rest)
             _note(state, NOTE_GUESS)
     _group(words(ids), n_pairs, n_experts, words(first), words(pairs))
@@ -393,7 +403,7 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         n_chosen += words(first)[e + 1] > words(first)[e]
     e = -1
     for _ in range(n_chosen):
-        if waits:
+        if any_order:
             e = _any_held(state, n_experts)
         else:
             e += 1
@@ -405,7 +415,7 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
             break
         begin = words(first)[e]
         n = words(first)[e + 1] - begin
-        result = results + 4 * begin * width if waits else results
+        result = results + 4 * begin * width if any_order else results
         source = normed
         if n < n_tokens or b[EX_WEIGHS_INPUTS] != 0:
             _gather(h, width, words(pairs), begin, n, n_used, floats(some))
@@ -414,11 +424,11 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
             _weigh_inputs(floats(some), width, words(pairs), begin, n, floats(weights))
         invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e], n, source, 0, rest, middle))
         invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e + 1], n, middle, 0, rest, result))
-        if not waits:
+        if not any_order:
             _add(floats(result), width, words(pairs), begin, n, n_used, floats(weights), out)
         if state != 0:
             write(words(state), STATE_ROWS + n_experts + e, USE_NONE)
-    for e in range(n_experts if waits else 0):
+    for e in range(n_experts if any_order else 0):
         begin = words(first)[e]
         n = words(first)[e + 1] - begin
         _add(floats(results + 4 * begin * width), width, words(pairs), begin, n, n_used, floats(weights), out)

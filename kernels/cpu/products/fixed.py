@@ -1,8 +1,8 @@
 """Gemm in fixed point (`--activations i16`): the tasks that quantise the input, pack it into panels, and multiply.
 
 `fixed_numpy.py` defines the arithmetic, `fixed_tile.py` and `fixed_amx.py` have the tiles. A tile multiplies a panel of
-weight rows with a panel of tokens. So tokens are divided into groups, and each group is packed into one panel. The
-products of a token do not depend on the size of its group.
+weight rows with a panel of at most TOKENS tokens. So the tokens are divided into groups of at most TOKENS, and each
+group is packed into one panel. The products of a token do not depend on the size of its group.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def first_of(job: Any, group: int) -> Any:
 
 @jit
 def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, scales: int) -> None:
-    """Norm (if the block has a norm) and quantise rows `first` to `after - 1` of X; `scratch` has space for one row."""
+    """Norm (if the job has a norm) and quantise rows `first` to `after - 1` of X; `scratch` has space for one row."""
     n, eps = job[K], np.float32(number(job[NORM_EPS]))
     for t in range(first, after):
         row, i = job[X] + 4 * t * n, t - first
@@ -94,7 +94,7 @@ def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, s
 
 @task
 def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if the block has a norm) and quantise the rows of group `chunk` of X, and pack them into a panel in Y."""
+    """Norm (if the job has a norm) and quantise the rows of group `chunk` of X, and pack them into a panel in Y."""
     n, first, after = job[K], first_of(job, chunk), first_of(job, chunk + 1)
     n_blocks, quants = n // BLOCK, scratch + 4 * n
     scales = quants + 2 * n * TOKENS
@@ -104,25 +104,26 @@ def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
 
 @jit
 def _add_panel(
-    job: Any, m: int, first: int, end: int, column: int, group: int, last: int, scratch: int, y: int
+    job: Any, m: int, first: int, end: int, column: int, group: int, end_group: int, scratch: int, y: int
 ) -> None:
-    """Add the products of the rows of one panel of matrix m over DEPTH columns, from `column` on.
+    """Multiply one panel of rows of matrix m with several groups of tokens, over DEPTH columns from `column` on.
 
-    The panel has at most PANEL_ROWS rows: from row `first` to at most row `end - 1`. It is multiplied with the tokens
-    of groups `group` to `last - 1`. `y` is the address of the products, PANEL_ROWS floats for each token. Scratch
-    memory is FORMAT_SCRATCH bytes, then a panel of rows.
+    The panel has at most PANEL_ROWS rows: from row `first` to at most row `end - 1`. The groups are `group` to
+    `end_group - 1`. The products are added to the floats at address `y`, PANEL_ROWS for each token. Scratch memory is
+    FORMAT_SCRATCH bytes, then a panel of rows.
     """
     n, n_columns, panel, t = min(PANEL_ROWS, end - first), job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
     kind = job[m + PANEL_KIND]
     depth, n_blocks, step = min(DEPTH, n_columns - column), n_columns // BLOCK, row_bytes(job, m, n_columns)
     begin = job[m + WEIGHTS] + first * step + row_bytes(job, m, column)
     invoke(job[m + PANEL], (begin, step, n, depth, panel, scratch))
-    # Prefetch the next columns and, because no other call does it, the first columns of the next rows.
+    # Prefetch the next columns of these rows. The call for column 0 also prefetches the first columns of the next
+    # panel's rows.
     for i in range(first, first + n):
         prefetch_weights(job, m, n_columns, i, column + DEPTH, min(DEPTH, n_columns - column - DEPTH))
         if column == 0 and i + PANEL_ROWS < end:
             prefetch_weights(job, m, n_columns, i + PANEL_ROWS, 0, min(DEPTH, n_columns))
-    for g in range(group, last):
+    for g in range(group, end_group):
         i, after = first_of(job, g), first_of(job, g + 1)
         tokens = job[X] + 4 * TOKEN_WORDS * (n_blocks * i + column // BLOCK * (after - i))
         to = y + 4 * PANEL_ROWS * (i - t)
@@ -136,23 +137,23 @@ def _add_panel(
 def multiply_fixed(job: Any, chunk: int, scratch: int) -> None:
     """Multiply the rows of one chunk with SPAN groups of tokens, then apply bias, activation and residual."""
     piece, group = chunk % job[PIECES], chunk // job[PIECES] * job[SPAN]
-    last = min(group + job[SPAN], ceil_div(job[T], TOKENS))
+    end_group = min(group + job[SPAN], ceil_div(job[T], TOKENS))
     m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
     begin = (piece - job[m + CHUNK]) * job[HEIGHT]
     end, t = min(begin + job[HEIGHT], job[m + ROWS]), first_of(job, group)
     # Scratch memory: first the memory that `_add_panel` uses, then the sums (panels, n_matrices, n_tokens, PANEL_ROWS).
-    n_tokens, place = first_of(job, last) - t, scratch + FORMAT_SCRATCH + _PANEL_BYTES
+    n_tokens, place = first_of(job, end_group) - t, scratch + FORMAT_SCRATCH + _PANEL_BYTES
     size, sums = PANEL_ROWS * n_tokens, floats(place)
     sums[: ceil_div(end - begin, PANEL_ROWS) * n_matrices * size] = 0
     if TILES:
         configure_tiles(ceil_div(job[T], ceil_div(job[T], TOKENS)))
-    # All panels of the same columns are multiplied before the next columns, so that these columns of the tokens' panels
-    # stay in the L2 cache.
+    # Multiply all panels of rows over the same columns before the next columns, so that these columns of the tokens'
+    # panels stay in the L2 cache.
     for column in range(0, job[K], DEPTH):
         at = place
         for first in range(begin, end, PANEL_ROWS):
             for i in range(n_matrices):
-                _add_panel(job, m + i * WIDTH, first, end, column, group, last, scratch, at)
+                _add_panel(job, m + i * WIDTH, first, end, column, group, end_group, scratch, at)
                 at += 4 * size
     if TILES:
         release_tiles()

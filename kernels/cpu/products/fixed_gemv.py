@@ -1,7 +1,8 @@
 """Gemv in fixed point (`--activations i16`): the tasks that multiply a few tokens with rows as they are stored.
 
-`fixed_numpy.py` defines the arithmetic; `formats/fixed_rows.py` has the kernels and defines a token's record. The
-kernels multiply two adjacent rows of each of four ranges of memory, so that a core reads several streams (`gemv.py`).
+`fixed_numpy.py` defines the arithmetic. `formats/fixed_rows.py` has the kernels, and defines the record of a token: its
+quants, scales and totals. A kernel multiplies two adjacent rows of each of four ranges of rows at the same time,
+because a core reads several streams of memory faster than one stream (`gemv.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
-            # Tokens are in pairs; if their number is odd, the last token is single.
+            # The records of two tokens are interleaved. If the number of tokens is odd, the last record stands alone.
             pair, together = t // PAIR * PAIR, min(PAIR, n - t // PAIR * PAIR)
             place = to + RECORD_BYTES * (pair * n_blocks + b * together + t - pair)
             at = 32 * (t * n_blocks + b)
@@ -87,7 +88,7 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
 
 @task
 def prepare_records(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if the block has a norm) and quantise the rows of X, and write their records to Y."""
+    """Norm (if the job has a norm) and quantise the rows of X, and write their records to Y."""
     n, n_tokens = job[K], job[T]
     quants = scratch + 4 * n
     scales = quants + 2 * n * n_tokens
@@ -106,7 +107,8 @@ def multiply_fixed_stored(job: Any, chunk: int, scratch: int) -> None:
     first = (chunk - job[m + CHUNK]) * height
     n, n_tokens = min(height, apart - first), job[T]
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
-    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size).
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size), where size is the height rounded up to
+    # LANES.
     size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products, step = floats(place), row_bytes(job, m, job[K])
     from_m, from_other = job[m + WEIGHTS], job[other + WEIGHTS]

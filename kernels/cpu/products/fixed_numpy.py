@@ -5,9 +5,9 @@ weight is `scale * quant + offset`. For each block, the products of the token's 
 summed as an exact integer, which is then rounded to float32: `sum`. A format with a scale for each 16 columns has two
 sums per block.
 
-The result y starts with 0, and the blocks are added in order. If the format has offsets, a block first adds
-`y = fma(offset, total, y)`, where `total` is `token_scale` times the sum of the token's quants in these columns. With
-and without offsets, it then adds `y = fma(sum, scale * token_scale, y)`.
+The result y starts with 0, and the sums are added in the order of their columns. For each sum, a format with offsets
+first computes `y = fma(offset, total, y)`, where `total` is `token_scale` times the sum of the token's quants in the
+columns of the sum. Then every format computes `y = fma(sum, scale * token_scale, y)`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Fixed(NamedTuple):
 def quantize(x: Floats) -> Fixed:
     """Return the rows x (T, K) in fixed point."""
     blocks = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), -1, BLOCK)
-    # Compared as integers, NaN is larger than infinity, and infinity than all numbers.
+    # The bits are compared as integers: NaN is then larger than infinity, and infinity larger than all numbers.
     bits = blocks.view(np.int32) & np.int32(0x7FFFFFFF)
     top = bits.max(axis=-1).view(np.float32)
     is_finite, is_zero = np.isfinite(top), top < LEAST

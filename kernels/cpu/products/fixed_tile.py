@@ -2,28 +2,31 @@
 
 `fixed_numpy.py` defines the arithmetic. The sum of a block of 32 columns (or of 16, if a format has a scale for each
 16) is an exact int32, so the order of its terms is free. Blocks are added to the output in the order of columns, by one
-multiply-add each, and by one more if the format has a minimum or a bias. So a tile may have any shape, and all
-processors give the same bits.
+multiply-add each, and by one more if the format has offsets. So a tile may have any shape, and all processors give the
+same bits.
 
-A lane is a row of the matrix. Weight rows are expanded to panels (`formats/panels.py`), tokens are packed into panels
-of at most TOKENS tokens (`pack`), and a tile multiplies one panel of rows with one panel of tokens. Both panels consist
-of words of 4 bytes. They have, for each block of 32 columns:
+A SIMD lane is a row of the matrix. Weight rows are expanded to panels of ROWS rows (`formats/panels.py`), and tokens
+are packed into panels of at most TOKENS tokens (`pack`). A tile multiplies one panel of rows with one panel of tokens.
+Panels consist of words of 4 bytes. For each block of 32 columns, a panel has word 0 of all rows or tokens, then word 1
+of all, and so on. The words are:
 
-    a panel of rows: 16 words of each of ROWS rows, their scales and offsets, and with a scale for each 16 columns the
-        scales and offsets of the last 16 columns
-    a panel of n tokens: 16 words of each token, then for each token its scale, its total, its totals of the first and
-        of the last 16 columns, and the sum of its quants as an integer; a total is the scale times the sum of the
-        quants
+- of a row: 16 words of quants, the scale, the offset. If the format has a scale for each 16 columns (HALVES), the scale
+  and the offset of the last 16 columns follow.
+- of a token: 16 words of quants, the scale, the total, the totals of the first and of the last 16 columns, and the sum
+  of the quants as an integer. A total is the scale times the sum of the quants.
 
-There are two forms of words. *Pairs*: a word is two int16, and one instruction multiplies two columns of every row.
-*Quads*, on arm64 with sdot: only the first 8 words of a row are used, with four int8 each; a quant of a token is two
-int8, `256 * high + low`, and the first 8 words of a token have the high bytes, the last 8 the low bytes. With AMX
-(`fixed_amx.py`) rows of formats without HALVES are quads, and tokens have pairs, then the high bytes of all tokens, 32
-of each, then the low bytes.
+There are two forms of quants:
 
-LLVM's code for a tile of pairs is a quarter slower because of its order of instructions, or keeps sums in memory. So
-eight pairs of columns are one piece of inline assembly (`_pairs`); `_plain_pairs` computes the same with LLVM's own
-operations, for processors without the instructions.
+- *pairs*: a word is two int16, and one instruction multiplies two columns of all rows of a register.
+- *quads*, on arm64 with sdot: a word is four int8. Of a row, only the first 8 words are used. A quant of a token is two
+  int8, `256 * high + low`: the first 8 words of a token have the high bytes, the last 8 words the low bytes.
+
+With AMX (`fixed_amx.py`), rows of formats without HALVES are quads, and tokens are pairs. Between the pairs and the
+scales of all tokens are their digits: 32 high bytes of each token, then 32 low bytes of each token.
+
+LLVM's own code for a tile of pairs either is a quarter slower, because of the order of its instructions, or keeps sums
+in memory. So eight pairs of columns are one piece of inline assembly (`_pairs`). For processors without the assembly's
+instructions, `_plain_pairs` computes the same with LLVM's operations.
 """
 
 from __future__ import annotations
@@ -48,10 +51,10 @@ _WIDTH = register_lanes()
 # AVX2 has 16, of which 12 have sums of 8 rows; NEON has 32, of which 24 have sums of 4 rows, separately for high and
 # low bytes.
 TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
-# Positions of a token's words in a block: 16 words of quants, with AMX 16 words of their digits, the scale, the total,
-# two totals of 16 columns, and the sum of the quants as an integer. TOKEN_WORDS is the number of words. With AMX it is
-# a multiple of 8, so that digits are at multiples of 32 bytes: tiles whose lines cross cache lines are loaded at half
-# the speed.
+# Positions of a token's words in a block: 16 words of quants, with AMX 16 words of digits (their high and low bytes),
+# the scale, the total, two totals of 16 columns, and the sum of the quants as an integer. TOKEN_WORDS is the number of
+# words. With AMX, TOKEN_WORDS is a multiple of 8, so that digits are at multiples of 32 bytes: AMX tiles whose lines
+# cross cache lines are loaded at half the speed.
 DIGITS = 16
 SCALE = DIGITS + (16 if TILES else 0)
 TOTAL, HALF_TOTALS, WHOLE_TOTAL, TOKEN_WORDS = SCALE + 1, SCALE + 2, SCALE + 4, SCALE + (8 if TILES else 5)
@@ -79,9 +82,10 @@ def load_words(builder: Any, base: Any, n_words: Any, kind: Any) -> Any:
 
 
 def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
-    """Add 8 pairs of columns, in inline assembly. With AVX2 there are registers for the sums, and four more.
+    """Add the products of 8 pairs of columns, in inline assembly.
 
-    Without `sums`, the products of the first pair of columns become the sums, which saves adding them to zero.
+    AVX2 has four registers besides those of the sums: two for rows, one for a token, and one for products. If `sums` is
+    None, the products of the first pair of columns become the sums, which saves adding them to zero.
     """
     dot, kind = pair_dot(), ir.VectorType(_I32, _WIDTH)
     adds, move = "vpdp" in dot, "vmovdqu" if _WIDTH == 8 else "vmovdqu32"
@@ -115,7 +119,7 @@ def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[A
 
 
 def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
-    """Add 8 pairs of columns, by LLVM's multiplications of int32."""
+    """Add the products of 8 pairs of columns, by LLVM's multiplications of int32."""
     kind = ir.VectorType(_I32, _WIDTH)
     sums = list(sums) if sums else [ir.Constant(kind, None)] * (n * _REGISTERS)
 
@@ -135,7 +139,7 @@ def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: 
 
 
 def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
-    """Add 4 quads of columns, by sdot. The first half of the sums is for tokens' high bytes, the last for low bytes."""
+    """Add the products of 4 quads of columns, by sdot: sums with tokens' high bytes, then sums with their low bytes."""
     kind, bytes_ = ir.VectorType(_I32, 4), ir.VectorType(_I8, 16)
     name, low = "llvm.aarch64.neon.sdot.v4i32.v16i8", n * _REGISTERS
     sums = list(sums) if sums else [ir.Constant(kind, None)] * (2 * low)
@@ -155,7 +159,7 @@ def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[A
 
 
 class _Tile:
-    """What the functions that generate one tile share: the tile's shape, its addresses, the kind of its format."""
+    """The shape, the addresses and the kind of format of one tile, for the functions that generate its code."""
 
     def __init__(self, builder: Any, n: int, rows: Any, tokens: Any, y: Any, y_row: Any, kind: Any) -> None:
         self.builder, self.n, self.rows, self.tokens = builder, n, rows, tokens
@@ -166,9 +170,10 @@ class _Tile:
         )
 
     def put(self, sums: list[Any], scales: Any, totals: Any) -> None:
-        """Multiply the sums by both scales and add them to y, with the offsets if the format has them.
+        """Multiply the sums by the scales of rows and tokens, and add them to y, with the offsets if there are any.
 
-        `scales` and `totals` are offsets in words, in the panel of rows and in the panel of tokens.
+        `scales` is the position of the rows' scales in the panel of rows, and `totals` that of the tokens' totals in
+        the panel of tokens, both in words.
         """
         with self.builder.if_else(self.biased) as (with_offsets, without):
             with with_offsets:
@@ -201,7 +206,7 @@ def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
         return sums
     eight = ir.Constant(sums[0].type, [8] * _WIDTH)
     found = [builder.add(builder.shl(h, eight), low) for h, low in zip(sums[:n_sums], sums[n_sums:], strict=True)]
-    # A panel stores unsigned bytes minus 128, as signed bytes.
+    # A panel stores an unsigned quant minus 128, as a signed byte. So add 128 times the sum of the token's quants.
     offset = builder.select(tile.unsigned, ir.Constant(_I32, 128), ir.Constant(_I32, 0))
     for t in range(tile.n):
         total = load_words(builder, tile.tokens, WHOLE_TOTAL * tile.n + t, _I32)
@@ -299,7 +304,7 @@ multiply_panels = choice(TOKENS, STEP)
 
 @intrinsic
 def _pack_block(typing: Any, quants: Any, to: Any, t: Any, n: Any) -> Any:
-    """Write 32 int16 at address `quants` as the 16 words of token t of n to the block at address `to`.
+    """Write 32 int16 at address `quants` to a block, at address `to`, of a panel of n tokens: the words of token t.
 
     With AMX also write their digits. A pair is columns 4 i and 4 i + 2, or columns 4 i + 1 and 4 i + 3, as in a panel
     of rows (`formats/panels.py`).

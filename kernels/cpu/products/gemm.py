@@ -1,17 +1,18 @@
 """Matrix products for prefill (gemm): expand weight rows to float32, and multiply them in register tiles.
 
-Weight rows are expanded one stretch of columns at a time. For at most GEMM_NEAR tokens, four weight rows are expanded
-at a time, so that they stay in the L1 cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so that the
-activations are read less often. Tiles prefetch the rows that are expanded next, a cache line at a time: a burst of
-prefetches would occupy the buffers through which activations come from the L2 cache. Products of 12 to 32 tokens take
-10 to 16 % less time than with bursts (Xeon, AVX-512).
+Weight rows are expanded one stretch (STRETCH columns) at a time. For at most GEMM_NEAR tokens, four weight rows are
+expanded at a time, so that they stay in the L1 cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so
+that the activations are read less often. Tiles prefetch the rows that are expanded next, a cache line at a time: a
+burst of prefetches would occupy the buffers through which activations come from the L2 cache. Products of 12 to 32
+tokens take 10 to 16 % less time than with bursts (Xeon, AVX-512).
 
-With AVX2 expanded rows and activations are stored in two parts (`tile.py`). First come the first parts of all rows,
-then the last parts of all rows; the activations of tokens are stored likewise. The first parts of all rows are
-multiplied with the first parts of the tokens of two tiles, and then the last parts. So the parts of four rows, and of
-the tokens of two tiles, fit together into an L1 cache of 32 KB, and rows are read from the L2 cache once for two tiles.
-According to a simulation of the L1 cache, this reads 13 bytes from L2 per cycle of multiply-adds. With one tile at a
-time it would be 22 bytes, nearly the L2 bandwidth of a Zen 3 core.
+With AVX2, the sums of a tile do not fit into registers, so a tile makes two sweeps over its columns (`tile.py`). The
+first sweep reads the first 8 of each 16 columns, and the second one the last 8. Expanded rows are stored in these two
+parts: the first parts of all rows, then the last parts of all rows; activations are stored likewise. The first parts of
+all rows are multiplied with the first parts of the tokens of two tiles, and then the last parts. So the parts of four
+rows, and of the tokens of two tiles, fit together into an L1 cache of 32 KB, and rows are read from the L2 cache once
+for two tiles. According to a simulation of the L1 cache, this reads 13 bytes from L2 per cycle of multiply-adds. With
+one tile at a time it would be 22 bytes, nearly the L2 bandwidth of a Zen 3 core.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ from .tile import KEPT, add_dots, keep_dots, tile_vectors
 
 # Number of input rows that one chunk of `prepare_rows` prepares.
 PREPARED = 16
-# Number of parts in which expanded rows and activations are stored, and also number of tiles of tokens that are
+# Number of parts in which expanded rows and activations are stored, and also the number of tiles of tokens that are
 # multiplied with the same rows.
 PARTS = LANES // PART
-# Number of floats of these tiles' sums, which are kept in memory between two sweeps (`tile.py`).
+# Number of floats of the sums of these tiles, which are kept in memory between the two sweeps.
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
 # Floats from a part of an expanded row to the same part of the next row. At a distance of 4,096 bytes, all rows would
-# use the same sets of the L1 cache (`input_row`). With AVX2 the distance is 2,048 bytes, so adjacent rows use different
-# sets.
+# use the same sets of the L1 cache, so LANES floats are added. With AVX2 the distance is 2,048 bytes, so adjacent rows
+# use different sets.
 _PART_ROW = STRETCH // PARTS + (LANES if PARTS == 1 else 0)
-# Bytes of the rows that are expanded together.
+# Bytes of memory for one stretch of GEMM_ROWS expanded rows.
 _EXPANDED = 4 * GEMM_ROWS * PARTS * _PART_ROW
 
 
@@ -74,7 +75,8 @@ def _add_products(
     W is matrix m of the job. `row` is the distance from the sums of one token to those of the next token. Sums are
     written for four rows at a time, so up to three sums after the last row are written, too.
 
-    Scratch memory is FORMAT_SCRATCH bytes, then one stretch of the rows that are expanded together, then sums.
+    Scratch memory is FORMAT_SCRATCH bytes, then one stretch of the rows that are expanded together, then the sums that
+    are kept between two sweeps.
     """
     expanded = scratch + FORMAT_SCRATCH
     n_columns, together = job[K], _rows_expanded(n_tokens)
@@ -101,8 +103,8 @@ def _add_stretch(
     """Add the products of n expanded rows and a span of tokens over the stretch that begins at `column`.
 
     Meanwhile, prefetch memory from address `ahead` on, `step` bytes for each 16 columns of each tile. Return the
-    address after the prefetched bytes. Memory for the sums between two sweeps follows the memory of GEMM_ROWS expanded
-    rows.
+    address after the prefetched bytes. The sums that are kept between two sweeps are stored after the memory of
+    GEMM_ROWS expanded rows.
     """
     whole = ceil_div(min(STRETCH, job[K] - column), LANES) * LANES
     weights, kept, x = floats(expanded), floats(expanded + _EXPANDED), floats(job[X])
@@ -111,8 +113,8 @@ def _add_stretch(
         x_row, x_at = whole // PARTS, column * job[T]
     tiles = ceil_div(n_tokens, tile_vectors())
     for g in range(0, tiles, PARTS):
-        # Sizes of tiles differ by at most one token. They are computed here, because divisions for each tile of rows
-        # would take 2 % of the time.
+        # Sizes of tiles differ by at most one token. The bounds of tiles are computed outside of the loop over rows,
+        # because inside it, the divisions would take 2 % of the time.
         begin, middle = g * n_tokens // tiles, (g + 1) * n_tokens // tiles
         end = min(g + PARTS, tiles) * n_tokens // tiles
         for part in range(PARTS):
@@ -154,9 +156,9 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if the block has a norm) the rows of X, and write them to Y, padded with zeros.
+    """Norm (if the job has a norm) the PREPARED rows of one chunk of X, and write them to Y, padded with zeros.
 
-    Y is (T, STRIDE); with AVX2 each stretch of columns is stored in parts instead, (parts, T, columns of a part).
+    Y is (T, STRIDE). With AVX2 instead, each stretch of columns of Y is (parts, T, columns of a part).
     """
     n, stride = job[K], job[STRIDE]
     x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[NORM_EPS]))

@@ -2,12 +2,12 @@
 
 Memory bandwidth is the limit, so each weight row is read from memory once for all tokens. A core reads several streams
 of memory faster than one stream. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range,
-and the kernel multiplies one row of each range at the same time (for large panels, of two ranges or one).
+and the kernel multiplies one row of each range at the same time (with many input vectors, of two ranges or one).
 
 The input vectors (one per token) are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of
-each of its vectors, then the next 16 elements of each, and so on. While a stretch of columns is multiplied, the
-stretch's part of the panel stays in the L1 cache. (In fixed point, panels are something else: expanded weight rows,
-`formats/panels.py`.)
+each of its vectors, then the next 16 elements of each, and so on. While a stretch (STRETCH columns) is multiplied, the
+stretch's part of the panel stays in the L1 cache. (Gemm in fixed point has other panels, of expanded weight rows and of
+tokens, `fixed_tile.py`.)
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
 # Prefetch distance in bytes for a single input vector. It is short, because the hardware also prefetches the four rows.
 _AHEAD = 1024
 # For several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
-# the prefetch distance is a whole number of rows, whose parts in one stretch have at least this number of bytes
-# together.
+# it prefetches the same stretch of a later row, so many rows ahead that one stretch of these rows has at least this
+# number of bytes.
 _AHEAD_OF_PIECES = 2048
 
 
 @jit
 def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
-    """Norm (if the block has a norm) the vectors (T, K) at address x, and pack them into panels at address `panels`.
+    """Norm (if the job has a norm) the vectors (T, K) at address x, and pack them into panels at address `panels`.
 
     `normed` is the address of scratch memory for (T, K).
     """

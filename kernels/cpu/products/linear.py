@@ -72,7 +72,7 @@ from .linear_job import (
 )
 from .norms import norm
 
-# The most input rows of a chunk of gemm in fixed point (measured).
+# About the most input rows of a chunk of gemm in fixed point (measured).
 _FIXED_TOKENS = 256
 _row = jit(input_row)
 # Bytes of a cache line. A SIMD vector that begins at a multiple of this number is loaded by one access.
@@ -119,7 +119,7 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, s
         else:
             run(control, b[TASK_PREPARE], chunks)
         job[X] = scratch
-    # As few spans as possible, of about equal size.
+    # A chunk multiplies a span of at most GEMM_TOKENS input rows. Make as few spans as possible, of about equal size.
     n_spans = ceil_div(n_tokens, GEMM_TOKENS)
     job[Y], job[RESIDUAL], job[HEIGHT], job[WAYS] = y, residual, b[CHUNK_GEMM], 1
     job[SPAN] = ceil_div(n_tokens, n_spans)
@@ -147,7 +147,10 @@ def _multiply_fixed_stored(control: Any, b: Any, x: int, residual: int, scratch:
 
 @jit
 def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Norm, quantise and pack groups of tokens, then multiply chunks of rows with spans of groups."""
+    """Multiply in fixed point: few tokens with rows as they are stored, more tokens with expanded panels of rows.
+
+    For more tokens, norm, quantise and pack groups of tokens, then multiply chunks of rows with SPAN groups each.
+    """
     job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
     stored = b[HAS_GEMV] != 0
     for m in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
@@ -176,7 +179,10 @@ def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, 
 
 @jit
 def _keep(job: Any, b: Any, is_fixed: bool) -> None:
-    """Keep in the job's table only the matrices that are multiplied in fixed point, or only the others."""
+    """Set the rows of some matrices in the job's table to 0, so that the job does not multiply these matrices.
+
+    If `is_fixed`, keep the rows of the matrices that are multiplied in fixed point, else those of the others.
+    """
     for at in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
         job[at + ROWS] = b[at + ROWS] if (b[at + PANEL] != 0) == is_fixed else 0
 

@@ -11,7 +11,7 @@ from ..build.vectors import get, load, put, store
 from .activations import activate, gated
 
 # Words of a job, after the block's words:
-#   X, STRIDE, T       the address of the input, the distance of its rows in elements, and their number
+#   X, STRIDE, T       the address of the input, the distance between its rows in elements, and the number of its rows
 #   Y, RESIDUAL        the addresses of the output and of the residual
 #   HEIGHT, WAYS       rows of a matrix per chunk, and the number of ranges of a matrix from which a chunk takes rows
 #   PIECES, SPAN       in gemm, there are PIECES chunks for each SPAN input rows (in fixed point, SPAN groups of rows)
@@ -26,7 +26,10 @@ def gates(job: Any) -> Any:
 
 @jit
 def matrix_of(job: Any, chunk: int) -> int:
-    """Return the first word of the chunk's matrix. A chunk of a gate also has the same rows of the up matrix."""
+    """Return the index in the job of the first word of the chunk's matrix; other functions call this index m.
+
+    With a gate, the chunk also has the same rows of the up matrix.
+    """
     at = TABLE
     for m in range(1, 1 if gates(job) else job[MATRICES]):
         if job[TABLE + m * WIDTH + CHUNK] <= chunk:
@@ -42,7 +45,7 @@ def ceil_div(n: int, by: int) -> int:
 
 @jit
 def number_chunks(job: Any) -> int:
-    """Write the number of each matrix's first chunk; return the number of chunks. A gate and its up share chunks."""
+    """Write the index of each matrix's first chunk to CHUNK; return the count of chunks. Gate and up share chunks."""
     chunks = 0
     for m in range(job[MATRICES]):
         at = TABLE + m * WIDTH
@@ -81,7 +84,8 @@ def gate_row(job: Any, m: int, first: int, n: int, products: Any, at: int, apart
 def put_ranges(job: Any, m: int, first: int, n: int, apart: int, products: Any, size: int) -> None:
     """Write the products of all tokens with n rows of each range, from the range's row `first` on.
 
-    `products` are (T, 4, size). Range `way` begins at row `way * apart` of the matrix.
+    `products` are (T, 4, size), where size is at least n. Range `way` begins at row `way * apart` of the matrix. With a
+    gate, the first two of the four are ranges of the gate matrix, the last two the same ranges of the up matrix.
     """
     for t in range(job[T]):
         for way in range(job[WAYS]):

@@ -106,7 +106,7 @@ def norm_add(address: int, of: int, n_rows: int, width: int, x: int, residual: i
     Args:
         address: address of the thread pool's control block.
         of: address of the norm's three words: the address of its weight, its epsilon (bits of a float64), and the
-            address of its bias (0 for no bias). If `of` is 0, there is no norm.
+            address of its bias (0 for an RMS norm). If `of` is 0, there is no norm.
         n_rows: number of rows.
         width: elements of a row.
         x: address of the rows.

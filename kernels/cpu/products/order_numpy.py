@@ -121,7 +121,8 @@ def _attend_token(
 ) -> Floats:
     """Return (H, E) attention of one token over keys [begin, end); q is (G, H / G, 1, E), kv (2, G, 1, S, E).
 
-    `factors` are the outer factor of a score, and the factor of the argument of tanh, or 0. `sinks` is (G, H / G).
+    `factors` are (scale, inner): a score is `scale * tanh(inner * dot)`, or `scale * dot` if inner is 0. Scores and
+    sinks, (G, H / G), include the factor 1 / ln 2, because the weight of a score is a power of 2.
     """
     scale, inner = factors
     largest = np.full(q.shape[:2], -np.inf, dtype=np.float32)
@@ -206,7 +207,7 @@ def sum_exp(row: NDArray[np.float32], top: float) -> float:
         padded = np.pad(part.astype(np.float64), (0, -len(part) % LANES), constant_values=-np.inf)
         terms = exp(padded - top).reshape(-1, LANES)
         terms[0] += sums
-        sums = np.add.accumulate(terms)[-1]  # in the order of the rows; the order of `np.sum` is unspecified
+        sums = np.add.accumulate(terms)[-1]  # adds row after row of `terms`; `np.sum` has no specified order
     return _halves(sums)
 
 
