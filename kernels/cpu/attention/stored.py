@@ -95,8 +95,8 @@ def _loads(read: Read) -> Any:
 
 
 _load_f16, _load_bf16, _load_q8_0 = map(_loads, (read_f16, read_bf16, read_q8_0))
-_dots_f32, _sum_f32 = (make(read_f32, widens=False) for make in (dots_of, weighted_of))
-_dots_f16, _dots_bf16, _dots_q8_0 = (dots_of(read, widens=True) for read in (read_f16, read_bf16, read_q8_0))
+_dots_f32, _sum_f32 = dots_of(read_f32, 128), weighted_of(read_f32, widens=False)
+_dots_f16, _dots_bf16, _dots_q8_0 = dots_of(read_f16, 64), dots_of(read_bf16, 64), dots_of(read_q8_0, _BLOCK_BYTES)
 _sum_f16, _sum_bf16, _sum_q8_0 = (weighted_of(read, widens=True) for read in (read_f16, read_bf16, read_q8_0))
 
 

@@ -346,11 +346,15 @@ larger, smaller = map(_choice, (">", "<"))
 
 @intrinsic
 def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
-    """Return a vector with lanes `first` to `last - 1` of `a`, and the other lanes of `b`."""
+    """Return a vector with lanes `first` to `last - 1` of `a`, and the other lanes of `b`.
+
+    `first` and `last` must fit in an int32.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
+        lanes = ir.Constant(_INTS, list(range(LANES)))
         first, last, a, b = args
+        first, last = builder.trunc(first, _I32), builder.trunc(last, _I32)
         inside = builder.and_(
             builder.icmp_signed(">=", lanes, everywhere(builder, first)),
             builder.icmp_signed("<", lanes, everywhere(builder, last)),
