@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant(
         "chat finds out after loading that no answer fits the context",
         "chat.chat",
-        "check(opened.prompts, options, list(messages) or shortest(prompt.system), variables, described)",
+        "check(opened.prompts, options, list(messages) or shortest(prompt.system), variables, tools)",
         "None",
     ),
     Mutant("cutting groups joins the bytes of all rows", "Parameters._own", "type(stored) is Weight", "True"),
