@@ -119,7 +119,8 @@ def test_records_are_quants_of_halves_and_totals():
         np.testing.assert_array_equal(packed.view(np.int16), even_first)
     totals = records[:, fixed_rows.WHOLE_TOTAL : fixed_rows.WHOLE_HALVES + 8].view(np.int32)
     sums = halves.sum(axis=2, dtype=np.int32)
-    np.testing.assert_array_equal(totals, np.column_stack([sums.sum(axis=1), sums]))
+    of_whole, of_halves = fixed_rows.TIMES_OF_WHOLE * sums.sum(axis=1), fixed_rows.TIMES_OF_HALVES * sums
+    np.testing.assert_array_equal(totals, np.column_stack([of_whole, of_halves]))
 
 
 @cache

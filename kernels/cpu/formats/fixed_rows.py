@@ -15,14 +15,14 @@ the sums of a row are added within its 16 bytes. There are two forms of operands
 
 A token's *record* has RECORD_BYTES for each 32 columns. First come the token's quants, for each 16 columns separately:
 the 8 quants of even and the 8 of odd columns, or with digits 16 high and 16 low bytes. Then come, as floats, the scale,
-the total (the scale times the sum of the quants) and the totals of the two halves; and as integers, the sum of the
-quants and the sums of the two halves. Records of two tokens are interleaved block by block; the records of the next two
-tokens follow.
+the total (the scale times the sum of the quants) and the totals of the two halves; and as integers, multiples of the
+sum of the quants and of the sums of the two halves. Records of two tokens are interleaved block by block; the records
+of the next two tokens follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -35,9 +35,9 @@ from ..build.layout import LINE_BYTES
 from ..build.memory import hidden, raw
 from ..build.vectors import Vector, call_llvm, everywhere, load_as, pair_dot, prefetch, register_lanes, vector
 from ..build.vectors import lanes as shuffled
-from .panels import BIASED, HALVES, QUADS, quants_32, transposed
-from .quants import side_by_side
-from .scales import ROWS, Scales, floats_8, load_at
+from .panels import BIASED, HALVES, QUADS, quants_32, transposed, transposed_4
+from .quants import both, either, right, side_by_side
+from .scales import ROWS, Scales, both_halves, floats_8, gathered_halves, load_at
 from .sums import no_sums
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
@@ -56,18 +56,27 @@ DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
 # The most tokens that a kernel multiplies at a time.
 PAIR = 2
 # The most tokens that are multiplied with rows as they are stored; for more tokens, tiles (`fixed_tile.py`) are faster.
-# Measured on a Xeon, CPU time of one thread, tile divided by stored rows. With VNNI and 8 tokens: 0.65 for Q8_0, 0.75
-# for Q4_K, 0.55 for Q6_K. With AVX2 and Q8_0: 0.87 for 8 tokens, 1.23 for 4 tokens.
+# Measured on a Xeon, CPU time of one thread, tile divided by stored rows, for Q8_0, Q4_K and Q6_K. With VNNI: 0.67,
+# 1.02 and 0.66 for 8 tokens, 0.75, 1.24 and 0.86 for 5 tokens. With AVX2: 0.66, 0.88 and 0.69 for 8 tokens, 0.73, 0.98
+# and 0.85 for 5 tokens; Q8_0 1.23 for 4 tokens.
 TOKENS = PAIR if QUADS else 4
 RECORD_BYTES = 96
 # Byte offsets in a record: as floats the scale, the total and the totals of each 16 columns; as integers the sum of the
-# quants and the sums of each 16 columns.
+# quants times TIMES_OF_WHOLE and the sums of each 16 columns times TIMES_OF_HALVES.
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
+# Quants of Q4_0 are stored plus 8, those of Q6_K plus 32: by these factors, one addition corrects a sum.
+TIMES_OF_WHOLE, TIMES_OF_HALVES = -8, -32
 
 # How the quants of rows are stored: BYTES and UNSIGNED_BYTES, 32 bytes; NIBBLES, 16 bytes with the first 16 columns in
 # the low four bits and the next 16 in the high four bits; NIBBLES_OF_64, 32 bytes with the first 32 columns in the low
-# four bits and the next 32 in the high four bits.
-BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64 = range(4)
+# four bits and the next 32 in the high four bits; SIX_BITS_OF_128, 64 bytes with the low four bits and 32 bytes with
+# the high two bits of 128 columns, as in Q6_K.
+BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64, SIX_BITS_OF_128 = range(5)
+# {form: number of blocks of 32 columns} of the forms that have several blocks.
+_BLOCKS = {NIBBLES_OF_64: 2, SIX_BITS_OF_128: 4}
+# Whether the high four bits of NIBBLES_OF_64 are multiplied without a shift. Then their sums are shifted, which are
+# fewer. sdot multiplies signed bytes, so it needs shifted bits.
+_IN_PLACE = not QUADS
 # The kind of bytes whose signedness differs from what the multiply instruction expects: 128 is added to or subtracted
 # from them.
 _MOVED = UNSIGNED_BYTES if QUADS else BYTES
@@ -140,15 +149,69 @@ def _put_scales(typing: Any, to: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f:
     return types.void(types.int64, *[vector] * ROWS), generate
 
 
+def _load_scales(n: int) -> Any:
+    """Make the function that loads n consecutive scales of 8 rows, from scale i on, as `_put_scales` writes them."""
+
+    @intrinsic
+    def load(typing: Any, address: Any, i: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            place = builder.add(args[0], builder.mul(args[1], ir.Constant(_I64, 4 * ROWS)))
+            found = [load_at(builder, place, 4 * ROWS * scale, _FLOATS) for scale in range(n)]
+            return context.make_tuple(builder, signature.return_type, found)
+
+        return types.UniTuple(floats_8, n)(types.int64, types.int64), generate
+
+    return load
+
+
 @intrinsic
-def _load_scales(typing: Any, address: Any, i: Any) -> Any:
-    """Load scale i of 8 rows, as `_put_scales` writes it."""
+def words_of_rows(typing: Any, rows: Any, at: Any) -> Any:
+    """Load 16 bytes from byte `at` of each of 8 rows on; return four vectors: word i of every row, for each i."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.add(args[0], builder.mul(args[1], ir.Constant(_I64, 4 * ROWS)))
-        return load_at(builder, place, 0, _FLOATS)
+        four = ir.VectorType(_I32, 4)
+        rows = [load_at(builder, builder.add(row, args[1]), 0, four) for row in cgutils.unpack_tuple(builder, args[0])]
+        pairs = [side_by_side(builder, [rows[r], rows[r + 4]]) for r in range(4)]
+        return context.make_tuple(builder, signature.return_type, transposed_4(builder, pairs))
 
-    return floats_8(types.int64, types.int64), generate
+    return types.UniTuple(quants_32, 4)(rows, types.int64), generate
+
+
+@intrinsic
+def halves_of_words(typing: Any, words: Any) -> Any:
+    """Return the first and the second float16 of each of 8 words, as floats."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.make_tuple(builder, signature.return_type, both_halves(builder, args[0], "f16"))
+
+    return types.UniTuple(floats_8, 2)(words), generate
+
+
+@intrinsic
+def halves_of_rows(typing: Any, rows: Any, at: Any) -> Any:
+    """Return the float16 at byte `at` of each of 8 rows, as floats."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        addresses = [builder.add(row, args[1]) for row in cgutils.unpack_tuple(builder, args[0])]
+        return gathered_halves(builder, addresses, 0)
+
+    return floats_8(rows, types.int64), generate
+
+
+@intrinsic
+def put_four_scales(typing: Any, to: Any, words: Any, factors: Any) -> Any:
+    """Write 4 scales of 8 rows to address `to`: scale i is signed byte i of the row's word times the row's factor."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, words, factors = args
+        for i in range(4):
+            left, right = (ir.Constant(_SUMS, [bits] * ROWS) for bits in (24 - 8 * i, 24))
+            scale = builder.sitofp(builder.ashr(builder.shl(words, left), right), _FLOATS)
+            place = builder.add(to, ir.Constant(_I64, 4 * ROWS * i))
+            builder.store(builder.fmul(scale, factors), builder.inttoptr(place, _FLOATS.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, words, floats_8), generate
 
 
 @intrinsic
@@ -156,7 +219,24 @@ def _minus(typing: Any, a: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fneg(args[0])
 
-    return floats_8(floats_8), generate
+    return a(a), generate
+
+
+@inlined
+def put_scales_of_6(to: int, rows: Any, at: int) -> None:
+    """Write the 8 scales and 8 negative minima of the Q4_K or Q5_K blocks at byte `at` of 8 rows to address `to`.
+
+    `load_scales_of_6` describes the bits.
+    """
+    factors, low, low_of_minima, rest = words_of_rows(rows, at)
+    factor, factor_of_minima = halves_of_words(factors)
+    factor_of_minima = _minus(factor_of_minima)
+    put_four_scales(to, both(low, 0x3F3F3F3F), factor)
+    high = both(right(low, 2), 0x30303030)
+    put_four_scales(to + 128, either(both(rest, 0x0F0F0F0F), high), factor)
+    put_four_scales(to + 256, both(low_of_minima, 0x3F3F3F3F), factor_of_minima)
+    high = both(right(low_of_minima, 2), 0x30303030)
+    put_four_scales(to + 384, either(both(right(rest, 4), 0x0F0F0F0F), high), factor_of_minima)
 
 
 # ---- sums of a block ----
@@ -177,9 +257,16 @@ def _in_registers(builder: Any, rows: list[Any]) -> list[Any]:
     return [side_by_side(builder, rows[g::_REGISTERS]) for g in range(_REGISTERS)]
 
 
-def _nibbles(builder: Any, registers: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the low four bits and the high four bits of bytes. No processor shifts bytes, so int16 are shifted."""
+def _nibbles(builder: Any, registers: list[Any], *, in_place: bool = False) -> tuple[list[Any], list[Any]]:
+    """Return the low four bits and the high four bits of bytes; with `in_place`, the high bits are not shifted right.
+
+    No processor shifts bytes, so int16 are shifted.
+    """
     n = registers[0].type.count
+    if in_place:
+        masks = [ir.Constant(registers[0].type, [mask] * n) for mask in (0x0F, -0x10)]
+        low, high = ([builder.and_(register, mask) for register in registers] for mask in masks)
+        return low, high
     fifteen, four = (
         ir.Constant(ir.VectorType(_I8, n), [15] * n),
         ir.Constant(ir.VectorType(_I16, n // 2), [4] * (n // 2)),
@@ -192,20 +279,59 @@ def _nibbles(builder: Any, registers: list[Any]) -> tuple[list[Any], list[Any]]:
     return low, high
 
 
-def _halves_of(builder: Any, rows: list[Any], stored: int) -> list[tuple[list[Any], list[Any]]]:
-    """Return, for each block of 32 columns, the registers of its first 16 columns and of its last 16 columns."""
+def _six_bits(builder: Any, low: list[Any], second_low: list[Any], high: list[Any]) -> list[list[Any]]:
+    """Return 16 columns of each of four blocks, whose bits are stored as in Q6_K."""
+    n = high[0].type.count
+    words, mask = ir.VectorType(_I16, n // 2), ir.Constant(high[0].type, [0x30] * n)
+    (first, third), (second, fourth) = _nibbles(builder, low), _nibbles(builder, second_low)
+    found = []
+    for block, nibbles in enumerate((first, second, third, fourth)):
+        shift, by = (builder.lshr, 2) if block == 3 else (builder.shl, 4 - 2 * block)
+        moved = [shift(builder.bitcast(register, words), ir.Constant(words, [by] * (n // 2))) for register in high]
+        top = [builder.and_(builder.bitcast(register, mask.type), mask) for register in moved]
+        found.append([builder.or_(a, b) for a, b in zip(nibbles, top, strict=True)])
+    return found
+
+
+def _halves_of(builder: Any, rows: list[Any], stored: int) -> tuple[list[Any], list[Any]]:
+    """Return the registers of the first 16 columns and of the last 16 columns of a block of 32."""
     if stored == NIBBLES:
-        return [_nibbles(builder, _in_registers(builder, rows))]
+        return _nibbles(builder, _in_registers(builder, rows))
     kind = ir.VectorType(_I8, 32)
     whole = [builder.bitcast(row, kind) for row in rows]
-    sides = [
+    first, last = (
         _in_registers(builder, [shuffled(builder, row, row, list(range(start, start + 16))) for row in whole])
         for start in (0, 16)
-    ]
-    if stored != NIBBLES_OF_64:
-        return [(sides[0], sides[1])]
-    (low, high), (next_low, next_high) = (_nibbles(builder, side) for side in sides)
-    return [(low, next_low), (high, next_high)]
+    )
+    return first, last
+
+
+def _unpacked(builder: Any, rows: list[Any], places: list[Any], stored: int) -> Iterator[list[Any]]:
+    """Yield the blocks of 32 columns, each as in `_halves_of`, of two registers at a time or of all.
+
+    `rows` are the quants of 8 rows of each block; or, if the form has several blocks, the addresses of 8 rows. Then
+    `places` are the byte offsets of the parts of 16 bytes, and two registers at a time are loaded, because AVX2 has no
+    registers for all.
+    """
+    if stored not in _BLOCKS:
+        yield [_halves_of(builder, rows[at : at + ROWS], stored) for at in range(0, len(rows), ROWS)]
+        return
+    kind = ir.VectorType(_I8, 16)
+    for g in range(0, _REGISTERS, 2):
+        of_registers = [
+            [[load_at(builder, builder.add(row, place), 0, kind) for place in places] for row in rows[r::_REGISTERS]]
+            for r in (g, g + 1)
+        ]
+        parts = [
+            [side_by_side(builder, [row[part] for row in of_rows]) for of_rows in of_registers]
+            for part in range(len(places))
+        ]
+        sides: list[Any] = (
+            [_nibbles(builder, part, in_place=_IN_PLACE) for part in parts]
+            if stored == NIBBLES_OF_64
+            else [_six_bits(builder, parts[half], parts[2 + half], parts[4 + half]) for half in range(2)]
+        )
+        yield list(zip(*sides, strict=True))
 
 
 def _pair_products(builder: Any, a: Any, b: Any) -> Any:
@@ -284,24 +410,27 @@ def _joined_sums(builder: Any, a: Any, b: Any, *, apart: int) -> Any:
     return builder.add(shuffled(builder, a, b, places), shuffled(builder, a, b, [place + apart for place in places]))
 
 
+def _joined_pairs(builder: Any, registers: list[Any]) -> list[Any]:
+    """Add the four partial sums of each row to two; half as many registers hold them."""
+    pairs = zip(registers[::2], registers[1::2], strict=True)
+    return [_joined_sums(builder, a, b, apart=2) for a, b in pairs]
+
+
 def _folded(builder: Any, registers: list[Any]) -> Any:
-    """Return the totals of 8 rows, in order. Register g has 4 partial sums of each of rows g, g + _REGISTERS, ..."""
-    apart = 2
-    while apart and len(registers) > 1:
-        pairs = zip(registers[::2], registers[1::2], strict=True)
-        registers, apart = [_joined_sums(builder, a, b, apart=apart) for a, b in pairs], apart // 2
-    if len(registers) > 1:  # NEON: two registers have the totals of four rows each
-        return shuffled(builder, registers[0], registers[1], list(range(ROWS)))
-    if apart:  # AVX-512: one register has two sums of each row
+    """Return the totals of 8 rows, in order, from the result of `_joined_pairs`."""
+    if len(registers) == 1:  # AVX-512: one register has two sums of each row
         even, odd = (shuffled(builder, registers[0], registers[0], list(range(odd, 16, 2))) for odd in (0, 1))
         return builder.add(even, odd)
+    pairs = zip(registers[::2], registers[1::2], strict=True)
+    registers = [_joined_sums(builder, a, b, apart=1) for a, b in pairs]
+    if len(registers) > 1:  # NEON: two registers have the totals of four rows each
+        return shuffled(builder, registers[0], registers[1], list(range(ROWS)))
     return registers[0]
 
 
 def _folded_pair(builder: Any, a: list[Any], b: list[Any]) -> list[Any]:
-    """Return `_folded(a)` and `_folded(b)`, for two AVX-512 registers each."""
-    a, b = (_joined_sums(builder, *registers, apart=2) for registers in (a, b))
-    even, odd = (shuffled(builder, a, b, list(range(odd, 32, 2))) for odd in (0, 1))
+    """Return `_folded(a)` and `_folded(b)`, for AVX-512."""
+    even, odd = (shuffled(builder, a[0], b[0], list(range(odd, 32, 2))) for odd in (0, 1))
     both = builder.add(even, odd)
     return [shuffled(builder, both, both, list(range(lane, lane + ROWS))) for lane in (0, ROWS)]
 
@@ -325,17 +454,34 @@ class _Step:
         if DIGITS and stored == _MOVED:
             self.minus += -128 if QUADS else 128
 
-    def dots(self, halves: Any, record: Any) -> list[list[Any]]:
-        """Return the registers of partial sums of 8 rows, for a block of 32 columns or for each 16 columns of it."""
+    def record(self, records: Any, block: int, t: int) -> Any:
+        """Return the address of the record of token t for a block."""
+        return self.builder.add(records, ir.Constant(_I64, RECORD_BYTES * (block * self.n + t)))
+
+    def dots(self, halves: list[Any], record: Any) -> list[list[Any]]:
+        """Return the partial sums (`_joined_pairs`) of some registers, for a block or for each 16 columns of it."""
         x = [_token(self.builder, record, half) for half in range(2)]
         parts = [[0], [1]] if self.kind & HALVES else [[0, 1]]
-        return [
+        found = [
             [
                 _dots(self.builder, [halves[half][g] for half in part], [x[half] for half in part])
-                for g in range(_REGISTERS)
+                for g in range(len(halves[0]))
             ]
             for part in parts
         ]
+        return [_joined_pairs(self.builder, registers) for registers in found]
+
+    def all_dots(self, rows: list[Any], places: list[Any], records: Any, n_sums: int) -> list[list[list[Any]]]:
+        """Return the partial sums of 8 rows, for each token and each of `n_sums` blocks or 16 columns."""
+        found: list[list[list[Any]]] = [[[] for _ in range(n_sums)] for _ in range(self.n)]
+        for blocks in _unpacked(self.builder, rows, places, self.stored):
+            for b, halves in enumerate(blocks):
+                operands = [[_operands(self.builder, one, self.stored) for one in half] for half in halves]
+                for t, of_token in enumerate(found):
+                    dots = self.dots(operands, self.record(records, b, t))
+                    for sums, some in zip(of_token[b * len(dots) :], dots, strict=False):
+                        sums += some
+        return found
 
     def minus_totals(self, sums: list[Any], record: Any) -> list[Any]:
         """Return the sums of a block, corrected for `minus`, by which every quant of the rows is too large."""
@@ -344,8 +490,8 @@ class _Step:
         totals, found = [WHOLE_HALVES, WHOLE_HALVES + 4] if self.kind & HALVES else [WHOLE_TOTAL], []
         for one, total in zip(sums, totals, strict=True):
             whole = everywhere(self.builder, load_at(self.builder, record, total, _I32), ROWS)
-            moved = self.builder.mul(whole, ir.Constant(_SUMS, [self.minus] * ROWS))
-            found.append(self.builder.sub(one, moved))
+            times = -self.minus // (TIMES_OF_HALVES if self.kind & HALVES else TIMES_OF_WHOLE)
+            found.append(self.builder.add(one, self.builder.mul(whole, ir.Constant(_SUMS, [times] * ROWS))))
         return found
 
     def added(self, y: Any, sums: list[Any], record: Any, scales: list[Any], offsets: list[Any]) -> Any:
@@ -365,42 +511,35 @@ class _Step:
 def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1) -> Any:
     """Make the function that adds blocks of 32 columns of 8 rows to the products of n tokens.
 
+    Its arguments `rows` and `places` are those of `_unpacked`.
+
     Args:
         n: number of tokens.
         stored: how quants are stored: BYTES, ...
         kind: a sum of HALVES and BIASED (`panels.py`), or 0.
         minus: the number that is subtracted from every quant.
-        together: number of blocks of 32 columns per call. The call gets the quants of 8 rows for each block; with
-            NIBBLES_OF_64 it always gets those of two blocks at once, and `together` is 1.
+        together: number of blocks of 32 columns per call, if the form does not have several blocks.
     """
-    n_blocks = 2 if stored == NIBBLES_OF_64 else together
-    per_block = 2 if kind & HALVES else 1
-    quants = packed_16 if stored == NIBBLES else quants_32
+    n_blocks, per_block = _BLOCKS.get(stored, together), 2 if kind & HALVES else 1
 
     @intrinsic
-    def step(typing: Any, records: Any, rows: Any, scales: Any, offsets: Any, sums: Any) -> Any:
+    def step(typing: Any, records: Any, rows: Any, places: Any, scales: Any, offsets: Any, sums: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             own, sums = _Step(builder, n, stored, kind, minus), []
-            rows, scales, offsets, before = (cgutils.unpack_tuple(builder, some) for some in args[1:])
-            stored_rows = [rows[at : at + ROWS] for at in range(0, len(rows), ROWS)]
-            blocks = [
-                [[_operands(builder, register, stored) for register in side] for side in sides]
-                for eight in stored_rows
-                for sides in _halves_of(builder, eight, stored)
-            ]
+            rows, places, scales, offsets, before = (cgutils.unpack_tuple(builder, some) for some in args[1:])
+            dots = own.all_dots(rows, places, args[0], n_blocks * per_block)
             for t, y in enumerate(before):
-                records = [builder.add(args[0], ir.Constant(_I64, RECORD_BYTES * (i * n + t))) for i in range(n_blocks)]
-                dots = [one for block, record in zip(blocks, records, strict=True) for one in own.dots(block, record)]
-                folded = _all_folded(builder, dots)
-                for i, record in enumerate(records):
-                    part = slice(i * per_block, (i + 1) * per_block)
+                folded = _all_folded(builder, dots[t])
+                if stored == NIBBLES_OF_64 and _IN_PLACE:
+                    folded[1] = builder.ashr(folded[1], ir.Constant(_SUMS, [4] * ROWS))
+                for b in range(n_blocks):
+                    part, record = slice(b * per_block, (b + 1) * per_block), own.record(args[0], b, t)
                     y = own.added(y, own.minus_totals(folded[part], record), record, scales[part], offsets[part])
                 sums.append(y)
             return context.make_tuple(builder, signature.return_type, sums)
 
         several, products = types.UniTuple(floats_8, n_blocks * per_block), types.UniTuple(floats_8, n)
-        given = types.UniTuple(quants, ROWS * (1 if stored == NIBBLES_OF_64 else together))
-        return products(types.int64, given, several, several, products), generate
+        return products(types.int64, rows, places, several, several, products), generate
 
     return step
 
@@ -494,18 +633,18 @@ def eight_rows_of_groups(
         def add_group(records: int, rows: Any, i: int, p: int, own: Any, offsets: Any, sums: Any) -> Any:
             if together == 2:
                 both = rows_of(rows, i, p) + rows_of(rows, i, p + 1)
-                return step(records, both, (own, own), (offsets, offsets), sums)
-            return step(records, rows_of(rows, i, p), (own,), (offsets,), sums)
+                return step(records, both, (), (own, own), (offsets, offsets), sums)
+            return step(records, rows_of(rows, i, p), (), (own,), (offsets,), sums)
 
         step_of_two = _step(n, stored, kind, minus, 2)
 
         @inlined
         def add_blocks(records: int, rows: Any, i: int, own: Any, offsets: Any, sums: Any) -> Any:
             two = rows_of(rows, i, 0) + rows_of(rows, i + block_bytes, 0)
-            sums = step_of_two(records, two, own[:2], offsets[:2], sums)
+            sums = step_of_two(records, two, (), own[:2], offsets[:2], sums)
             if at_once == 4:
                 two = rows_of(rows, i + 2 * block_bytes, 0) + rows_of(rows, i + 3 * block_bytes, 0)
-                sums = step_of_two(records + 2 * RECORD_BYTES * n, two, own[2:], offsets[2:], sums)
+                sums = step_of_two(records + 2 * RECORD_BYTES * n, two, (), own[2:], offsets[2:], sums)
             return sums
 
         @jit
@@ -551,51 +690,55 @@ def _eight(quants: Callable[..., Any]) -> Any:
     return of_rows
 
 
-def _scales_writer(scales_of: Callable[..., Any], minima: Sequence[int]) -> Any:
-    """Make the function that writes the scales, or scales and minima, of a block of 8 rows to scratch memory."""
-    has_two_vectors = max(minima, default=0) >= 16
+def scales_of_rows(scales_of: Callable[..., Any], n_vectors: int = 1) -> Any:
+    """Make the function that writes the scales, or scales and minima, of a block of 8 rows to scratch memory.
+
+    Args:
+        scales_of: function that returns the scales and minima of the block at a byte offset: one SIMD vector of 16
+            numbers, or 16 scales and 16 minima in two.
+        n_vectors: number of SIMD vectors.
+    """
 
     @inlined
-    def write(to: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, i: int) -> None:
-        if has_two_vectors:
-            of_a, of_b, of_c, of_d = scales_of(a, i), scales_of(b, i), scales_of(c, i), scales_of(d, i)
-            of_e, of_f, of_g, of_h = scales_of(e, i), scales_of(f, i), scales_of(g, i), scales_of(h, i)
+    def write(to: int, rows: Any, i: int) -> None:
+        a, b, c, d, e, f, g, h = rows
+        of_a, of_b, of_c, of_d = scales_of(raw(a), i), scales_of(raw(b), i), scales_of(raw(c), i), scales_of(raw(d), i)
+        of_e, of_f, of_g, of_h = scales_of(raw(e), i), scales_of(raw(f), i), scales_of(raw(g), i), scales_of(raw(h), i)
+        if n_vectors == 2:
             _put_scales(to, of_a[0], of_b[0], of_c[0], of_d[0], of_e[0], of_f[0], of_g[0], of_h[0])
             to += 4 * ROWS * 16
-            _put_scales(to, of_a[1], of_b[1], of_c[1], of_d[1], of_e[1], of_f[1], of_g[1], of_h[1])
-        else:
             _put_scales(
-                to, scales_of(a, i), scales_of(b, i), scales_of(c, i), scales_of(d, i), scales_of(e, i),
-                scales_of(f, i), scales_of(g, i), scales_of(h, i),
+                to, _minus(of_a[1]), _minus(of_b[1]), _minus(of_c[1]), _minus(of_d[1]), _minus(of_e[1]),
+                _minus(of_f[1]), _minus(of_g[1]), _minus(of_h[1]),
             )  # fmt: skip
+        else:
+            _put_scales(to, of_a, of_b, of_c, of_d, of_e, of_f, of_g, of_h)
 
     return write
 
 
 def eight_rows_by_parts(
-    block_bytes: int, scales_of: Callable[..., Any], quants: Callable[..., Any], places: Sequence[int],
-    minima: Sequence[int] = (), stored: int = BYTES, kind: int = 0,
+    block_bytes: int, write: Callable[..., Any], quants: Callable[..., Any], stored: int = BYTES, kind: int = 0,
+    minus: int = 0,
 ) -> EightRows:  # fmt: skip
     """Make the kernel of a format whose blocks have 256 weights.
 
     Args:
         block_bytes: bytes of a block.
-        scales_of: function that returns the scales and minima of the block at a byte offset: one SIMD vector of 16
-            numbers, or 16 scales and 16 minima in two.
-        quants: function that returns quants 64 p to 64 p + 63, given p: 64 bytes in two halves, or 32 bytes with
-            NIBBLES_OF_64.
-        places: for each 32 or 16 columns, the index of its scale among the results of `scales_of`.
-        minima: the same for the minima; empty if there are none.
-        stored: the form of the results of `quants`: BYTES, ...
-        kind: HALVES or 0 (`panels.py`).
+        write: function that writes the scales of the blocks at a byte offset of 8 rows to an address: scale 0 of all
+            rows, then scale 1 of all rows, ..., then likewise the negative minima, if there are any.
+        quants: function that returns quants 64 p to 64 p + 63 of the block at a byte offset, given p: 64 bytes in two
+            halves. With NIBBLES_OF_64 and SIX_BITS_OF_128, it gets only p, and returns the byte offsets in a block of
+            the parts of 16 bytes that have quants 64 p to 64 p + 63, or 128 p to 128 p + 127.
+        stored: the form of quants: BYTES, ...
+        kind: a sum of HALVES and BIASED (`panels.py`), or 0.
+        minus: the number that is subtracted from every quant.
     """
-    kind |= BIASED if minima else 0
-    write, n_sums = _scales_writer(scales_of, minima), 2 if kind & HALVES else 1
-    two_scales = _two_scales(tuple(places), tuple(minima) or tuple(places), bool(minima))
+    n_parts = 8 // _BLOCKS.get(stored, 2)
 
     def make(n: int) -> Any:
         zeros, put = no_sums(n, floats_8), _put_products(n)
-        part = _part(n, stored, kind, quants, two_scales, n_sums)
+        part = _part(n, stored, kind, minus, quants)
 
         @jit
         def multiply(
@@ -605,13 +748,13 @@ def eight_rows_by_parts(
             rows, sums, line = (a, b, c, d, e, f, g, h), zeros(), 0
             places = far_and_near(n_columns // 256 * block_bytes, ahead)
             for i in range(0, n_columns // 256 * block_bytes, block_bytes):
-                write(scratch, raw(a), raw(b), raw(c), raw(d), raw(e), raw(f), raw(g), raw(h), i)
+                write(scratch, rows, i)
                 stored_scales = hidden(scratch)
                 # `hidden`, because LLVM would unroll a loop with a known count.
-                for p in range(hidden(4)):
-                    line = prefetch_lines(rows, line, i + (p + 1) * block_bytes // 4, places)
+                for p in range(hidden(n_parts)):
+                    line = prefetch_lines(rows, line, i + (p + 1) * block_bytes // n_parts, places)
                     sums = part(records, rows, i, p, stored_scales, sums)
-                    records += 2 * RECORD_BYTES * n
+                    records += 8 // n_parts * RECORD_BYTES * n
             put(y, apart, y_row, sums)
 
         return multiply
@@ -619,28 +762,30 @@ def eight_rows_by_parts(
     return EightRows(_for_tokens(make), TOKENS)
 
 
-def _two_scales(places: tuple[int, ...], minima: tuple[int, ...], is_biased: bool) -> Any:
-    """Make the function that returns the scales and the offsets of two adjacent groups of 32 or 16 columns."""
+def _scales_from(n: int, kind: int) -> Any:
+    """Make the function that returns n scales, from scale i on, and their offsets."""
+    load, is_biased, minima = _load_scales(n), kind & BIASED != 0, 16 if kind & HALVES else 8
 
     @jit
-    def load(stored: int, i: int) -> Any:
-        scales = _load_scales(stored, places[i]), _load_scales(stored, places[i + 1])
-        if is_biased:
-            return scales, (_minus(_load_scales(stored, minima[i])), _minus(_load_scales(stored, minima[i + 1])))
-        return scales, scales
+    def scales(stored: int, i: int) -> Any:
+        own = load(stored, i)
+        return own, load(stored, minima + i) if is_biased else own
 
-    return load
+    return scales
 
 
-def _part(n: int, stored: int, kind: int, quants: Any, two_scales: Any, n_sums: int) -> Any:
-    """Make the function that adds 64 columns of 8 rows to the products of n tokens."""
-    step, rows_of = _step(n, stored, kind), _eight(quants)
-    step_of_two = _step(n, stored, kind, together=2)
+def _part(n: int, stored: int, kind: int, minus: int, quants: Any) -> Any:
+    """Make the function that adds a part of a block of 8 rows to the products of n tokens."""
+    step, rows_of, n_sums = _step(n, stored, kind, minus), _eight(quants), 2 if kind & HALVES else 1
+    step_of_two, n_blocks = _step(n, stored, kind, minus, together=2), _BLOCKS.get(stored, 2)
+    n_scales = n_blocks * n_sums
+    scales_from = _scales_from(n_scales, kind)
 
     @inlined
     def at_once(records: int, rows: Any, i: int, p: int, scales: int, sums: Any) -> Any:
-        own, offsets = two_scales(scales, 2 * p)
-        return step(records, rows_of(rows, i, p), own, offsets, sums)
+        own, offsets = scales_from(scales, n_scales * p)
+        a, b, c, d, e, f, g, h = rows
+        return step(records, (a + i, b + i, c + i, d + i, e + i, f + i, g + i, h + i), quants(p), own, offsets, sums)
 
     @inlined
     def twice(records: int, rows: Any, i: int, p: int, scales: int, sums: Any) -> Any:
@@ -649,17 +794,13 @@ def _part(n: int, stored: int, kind: int, quants: Any, two_scales: Any, n_sums: 
             (a[0], b[0], c[0], d[0], e[0], f[0], g[0], h[0]),
             (a[1], b[1], c[1], d[1], e[1], f[1], g[1], h[1]),
         )
-        own, offsets = two_scales(scales, 2 * n_sums * p)
-        if n_sums == 2:
-            then, offsets_then = two_scales(scales, 4 * p + 2)
-            sums = step(records, of_first, own, offsets, sums)
-            return step(records + RECORD_BYTES * n, of_second, then, offsets_then, sums)
-        if TOGETHER == 2:
-            return step_of_two(records, of_first + of_second, own, offsets, sums)
-        sums = step(records, of_first, own[:1], offsets[:1], sums)
-        return step(records + RECORD_BYTES * n, of_second, own[1:], offsets[1:], sums)
+        own, offsets = scales_from(scales, n_scales * p)
+        if TOGETHER == 2 and n_sums == 1:
+            return step_of_two(records, of_first + of_second, (), own, offsets, sums)
+        sums = step(records, of_first, (), own[:n_sums], offsets[:n_sums], sums)
+        return step(records + RECORD_BYTES * n, of_second, (), own[n_sums:], offsets[n_sums:], sums)
 
-    return at_once if stored == NIBBLES_OF_64 else twice
+    return at_once if stored in _BLOCKS else twice
 
 
 def _for_tokens(make: Callable[[int], Any]) -> Any:

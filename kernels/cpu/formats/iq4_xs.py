@@ -12,7 +12,7 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_splat, mul
-from .fixed_rows import eight_rows_by_parts
+from .fixed_rows import eight_rows_by_parts, scales_of_rows
 from .format import ONE_PANEL
 from .iq4_nl import levels, load
 from .panels import load_nibbles, panel_by_parts
@@ -64,4 +64,4 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, quants, range(8))
-eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of, quants, range(8))
+eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of_rows(scales_of), quants)

@@ -170,17 +170,22 @@ def levels_of(levels: Sequence[int]) -> Any:
 # ---- a panel ----
 
 
-def transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Transpose 8 x 8 words: return vector i with word i of each row."""
+def transposed_4(builder: Any, rows: list[Any]) -> list[Any]:
+    """Transpose 4 x 4 words, in both halves of four vectors of 8 words."""
     pairs = []
-    for a, b in zip(rows[::2], rows[1::2], strict=True):
+    for a, b in (rows[:2], rows[2:]):
         pairs.append(shuffled(builder, a, b, [0, 8, 1, 9, 4, 12, 5, 13]))
         pairs.append(shuffled(builder, a, b, [2, 10, 3, 11, 6, 14, 7, 15]))
     fours = []
-    for i in (0, 1, 4, 5):
-        fours.append(shuffled(builder, pairs[i], pairs[i + 2], [0, 1, 8, 9, 4, 5, 12, 13]))
-        fours.append(shuffled(builder, pairs[i], pairs[i + 2], [2, 3, 10, 11, 6, 7, 14, 15]))
-    low, high = fours[:4], fours[4:]
+    for a, b in zip(pairs[:2], pairs[2:], strict=True):
+        fours.append(shuffled(builder, a, b, [0, 1, 8, 9, 4, 5, 12, 13]))
+        fours.append(shuffled(builder, a, b, [2, 3, 10, 11, 6, 7, 14, 15]))
+    return fours
+
+
+def transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Transpose 8 x 8 words: return vector i with word i of each row."""
+    low, high = transposed_4(builder, rows[:4]), transposed_4(builder, rows[4:])
     found = [shuffled(builder, a, b, [0, 1, 2, 3, 8, 9, 10, 11]) for a, b in zip(low, high, strict=True)]
     return found + [shuffled(builder, a, b, [4, 5, 6, 7, 12, 13, 14, 15]) for a, b in zip(low, high, strict=True)]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fms, load_half_splat, load_splat, mul
-from .fixed_rows import eight_rows_by_parts
+from .fixed_rows import eight_rows_by_parts, scales_of_rows
 from .format import ONE_PANEL
-from .panels import HALVES, in_halves, panel_by_parts
+from .panels import BIASED, HALVES, in_halves, panel_by_parts
 from .quants import Field, both, floats_of_bytes, load_fields, load_words_of_4, right, second_right
 from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
@@ -63,4 +63,4 @@ four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part, 2)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part, 2)
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), range(16, 32), HALVES)
-eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), range(16, 32), kind=HALVES)
+eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of_rows(scales_of, 2), in_halves(quants), kind=HALVES | BIASED)

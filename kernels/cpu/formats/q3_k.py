@@ -12,7 +12,7 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_half_splat, load_splat, mul
-from .fixed_rows import eight_rows_by_parts
+from .fixed_rows import eight_rows_by_parts, scales_of_rows
 from .format import ONE_PANEL
 from .panels import HALVES, in_halves, panel_by_parts
 from .quants import (
@@ -80,4 +80,4 @@ four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), kind=HALVES)
-eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), kind=HALVES)
+eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of_rows(scales_of), in_halves(quants), kind=HALVES)

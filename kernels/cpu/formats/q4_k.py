@@ -12,9 +12,9 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import load_splat, mul
-from .fixed_rows import NIBBLES_OF_64, eight_rows_by_parts
+from .fixed_rows import NIBBLES_OF_64, eight_rows_by_parts, put_scales_of_6
 from .format import ONE_PANEL
-from .panels import in_halves, load_32, panel_by_parts
+from .panels import BIASED, in_halves, panel_by_parts
 from .quants import (
     both,
     load_halves_of_4,
@@ -71,9 +71,10 @@ panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i
 
 
 @jit
-def packed(blocks: Any, at: int, p: int) -> Any:
-    """Return the 32 bytes with quants 64 p to 64 p + 63 of the block at byte `at`."""
-    return load_32(blocks, at + QUANTS + 32 * p)
+def parts(p: int) -> Any:
+    """Return the byte offsets in a block of the two times 16 bytes with quants 64 p to 64 p + 63."""
+    low = QUANTS + 32 * p
+    return low, low + 16
 
 
-eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of, packed, PLACES, [4 + i for i in PLACES], stored=NIBBLES_OF_64)
+eight_rows = eight_rows_by_parts(BLOCK_BYTES, put_scales_of_6, parts, NIBBLES_OF_64, BIASED)

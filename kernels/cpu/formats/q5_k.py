@@ -11,9 +11,9 @@ from typing import Any
 
 from ..build.jit import jit
 from ..build.vectors import fms, load_splat
-from .fixed_rows import UNSIGNED_BYTES, eight_rows_by_parts
+from .fixed_rows import UNSIGNED_BYTES, eight_rows_by_parts, put_scales_of_6
 from .format import ONE_PANEL
-from .panels import in_halves, panel_by_parts
+from .panels import BIASED, in_halves, panel_by_parts
 from .q4_k import PLACES, scales_of
 from .quants import both, either, floats_of_bytes, left, load_words_of_4, right, second_right
 from .rows import dequantize_by_parts, four_rows_by_parts
@@ -55,6 +55,4 @@ four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i for i in PLACES])
-eight_rows = eight_rows_by_parts(
-    BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i for i in PLACES], UNSIGNED_BYTES
-)
+eight_rows = eight_rows_by_parts(BLOCK_BYTES, put_scales_of_6, in_halves(quants), UNSIGNED_BYTES, BIASED)

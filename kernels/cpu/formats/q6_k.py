@@ -11,9 +11,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..build.jit import jit
+from ..build.jit import inlined, jit
 from ..build.vectors import load_half_splat, load_int8, load_splat, mul
-from .fixed_rows import eight_rows_by_parts
+from .fixed_rows import (
+    SIX_BITS_OF_128,
+    eight_rows_by_parts,
+    halves_of_rows,
+    put_four_scales,
+    words_of_rows,
+)
 from .panels import HALVES, in_halves, panel_by_parts
 from .quants import (
     both,
@@ -67,4 +73,24 @@ four_rows = four_rows_by_parts(BLOCK_BYTES, scales_of, part)
 dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 
 panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), kind=HALVES)
-eight_rows = eight_rows_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), kind=HALVES)
+
+
+@inlined
+def put_scales(to: int, rows: Any, at: int) -> None:
+    """Write the 16 products `d * scale` of the blocks at byte `at` of 8 rows to address `to`."""
+    first, second, third, fourth = words_of_rows(rows, at + SCALES)
+    factor = halves_of_rows(rows, at + FACTOR)
+    put_four_scales(to, first, factor)
+    put_four_scales(to + 128, second, factor)
+    put_four_scales(to + 256, third, factor)
+    put_four_scales(to + 384, fourth, factor)
+
+
+@jit
+def parts(p: int) -> Any:
+    """Return the byte offsets in a block of weights 128 p to 128 p + 127: four of low bits and two of high bits."""
+    low, high = 64 * p, HIGH + 32 * p
+    return low, low + 16, low + 32, low + 48, high, high + 16
+
+
+eight_rows = eight_rows_by_parts(BLOCK_BYTES, put_scales, parts, SIX_BITS_OF_128, HALVES, minus=32)

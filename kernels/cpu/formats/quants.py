@@ -135,14 +135,15 @@ def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
 
 
 def _with_number(operation: str) -> Any:
-    """Make the function that applies an operation of LLVM to each of 16 words and one number."""
+    """Make the function that applies an operation of LLVM to each of 8 or 16 words and one number."""
 
     @intrinsic
     def apply(typing: Any, words: Any, n: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, operation)(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
+            number = everywhere(builder, builder.trunc(args[1], _I32), args[0].type.count)
+            return getattr(builder, operation)(args[0], number)
 
-        return lanes(lanes, types.int64), generate
+        return words(words, types.int64), generate
 
     return apply
 

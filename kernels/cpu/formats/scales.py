@@ -42,7 +42,7 @@ def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any
     return found
 
 
-def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
+def gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
     """Load a float16, `offset` bytes after each of 8 addresses; return them as a vector of float32.
 
     Integer instructions put the float16 together, because the vector units are busy with products.
@@ -57,9 +57,8 @@ def _gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
     return builder.fpext(builder.bitcast(pair, ir.VectorType(_F16, ROWS)), _FLOATS)
 
 
-def _both_halves(builder: Any, addresses: list[Any], kind: str) -> list[Any]:
-    """Load two 16-bit floats at each address; return a float32 vector of the first ones and one of the second ones."""
-    words = _gathered(builder, addresses, 0, _I32)
+def both_halves(builder: Any, words: Any, kind: str) -> list[Any]:
+    """Return a float32 vector of the first 16-bit float in each of 8 words, and one of the second ones."""
     sixteen = ir.Constant(_SUMS, [16] * ROWS)
     if kind == "bf16":
         upper = builder.and_(words, ir.Constant(_SUMS, [0xFFFF0000] * ROWS))
@@ -94,11 +93,11 @@ def scales_of(kind: str, *, has_offset: bool) -> Scales:
     def gather(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             if not has_offset:
-                found = [_gathered_halves(builder, list(args), 0)] * 2
+                found = [gathered_halves(builder, list(args), 0)] * 2
             elif kind == "f32":
                 found = [_gathered(builder, list(args), offset, _F32) for offset in (0, 4)]
             else:
-                found = _both_halves(builder, list(args), kind)
+                found = both_halves(builder, _gathered(builder, list(args), 0, _I32), kind)
             return context.make_tuple(builder, signature.return_type, found)
 
         return types.UniTuple(floats_8, 2)(*[types.int64] * ROWS), generate

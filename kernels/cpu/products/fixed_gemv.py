@@ -26,7 +26,18 @@ from ..build.layout import (
 )
 from ..build.memory import floats, ints, invoke, shorts
 from ..build.vectors import get, lanes, put
-from ..formats.fixed_rows import DIGITS, HALF_TOTALS, PAIR, RECORD_BYTES, SCALE, TOTAL, WHOLE_HALVES, WHOLE_TOTAL
+from ..formats.fixed_rows import (
+    DIGITS,
+    HALF_TOTALS,
+    PAIR,
+    RECORD_BYTES,
+    SCALE,
+    TIMES_OF_HALVES,
+    TIMES_OF_WHOLE,
+    TOTAL,
+    WHOLE_HALVES,
+    WHOLE_TOTAL,
+)
 from ..formats.format import FORMAT_SCRATCH, row_bytes
 from .fixed import quantize_rows
 from .fixed_numpy import BLOCK
@@ -81,9 +92,9 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
             put(words, TOTAL // 4, np.float32(low + high) * scale)
             put(words, HALF_TOTALS // 4, np.float32(low) * scale)
             put(words, HALF_TOTALS // 4 + 1, np.float32(high) * scale)
-            whole[WHOLE_TOTAL // 4] = low + high
-            whole[WHOLE_HALVES // 4] = low
-            whole[WHOLE_HALVES // 4 + 1] = high
+            whole[WHOLE_TOTAL // 4] = TIMES_OF_WHOLE * (low + high)
+            whole[WHOLE_HALVES // 4] = TIMES_OF_HALVES * low
+            whole[WHOLE_HALVES // 4 + 1] = TIMES_OF_HALVES * high
 
 
 @task
