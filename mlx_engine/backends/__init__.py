@@ -52,13 +52,13 @@ class Entry:
     Attributes:
         summary: a short description.
         create: creates the backend.
-        unavailable: a fast function that returns why this machine cannot run the backend, or None if it can.
+        needs: a fast function that returns why this machine cannot run the backend, or None if it can.
         activations: the types of activations that the backend can compute with.
     """
 
     summary: str
     create: Callable[[Settings], Backend]
-    unavailable: Callable[[], str | None] = lambda: None
+    needs: Callable[[], str | None] = lambda: None
     activations: tuple[str, ...] = (EXACT,)
 
 
@@ -78,7 +78,7 @@ def unavailable(name: str) -> str | None:
     Raises:
         BackendUnavailableError: there is no backend of this name.
     """
-    return _entry(name).unavailable()
+    return _entry(name).needs()
 
 
 def auto() -> str:

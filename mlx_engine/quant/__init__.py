@@ -104,7 +104,7 @@ def requantize(
     blocks = _in_rows_of(from_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))
     n_weights = len(blocks) * from_.block_size
     if n_weights % to.block_size:
-        raise ValueError(f"{n_weights:,} weights do not fill blocks of {to.block_size}")
+        raise ValueError(f"{n_weights:,} weights are not a multiple of the block size, {to.block_size}")
     out = np.empty((n_weights // to.block_size, to.block_bytes), dtype=np.uint8)
 
     def convert(start: int) -> None:
@@ -138,7 +138,7 @@ def _writer(type_: GGMLType, where: str) -> Quantize:
 
 def _in_rows_of(length: int, array: NDArray[Any]) -> NDArray[Any]:
     if array.size % length:
-        raise ValueError(f"{array.size:,} elements do not fill blocks of {length}")
+        raise ValueError(f"{array.size:,} elements are not a multiple of the block size, {length}")
     return array.reshape(-1, length)
 
 

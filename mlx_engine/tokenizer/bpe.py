@@ -79,7 +79,7 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
         TokenizerError: a merge does not join two tokens into a third.
     """
     try:
-        with refusals(vocabulary.where, f"expected {_KEY} to join two tokens into a third"):
+        with refusals(vocabulary.where, f"expected {_KEY} to join two tokens into a third, found others"):
             pairs = without_control(vocabulary, ids, merges)
             core = tokenizers.Tokenizer(models.BPE(ids, pairs, ignore_merges=split.whole_words))
             core.pre_tokenizer = split.pre_tokenizer()
@@ -297,7 +297,7 @@ def character_bpe(
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     unknown = None if unknown_id is None else tokens[unknown_id]
     try:
-        with refusals(vocabulary.where, f"expected {_KEY} to join two tokens into a third"):
+        with refusals(vocabulary.where, f"expected {_KEY} to join two tokens into a third, found others"):
             pairs = without_control(vocabulary, ids, merges)
             model = models.BPE(ids, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes)
             core = tokenizers.Tokenizer(model)

@@ -94,5 +94,5 @@ def test_equal_weights_stay_nearly_equal_to_what_they_were(name, value):
 def test_rows_that_do_not_fill_blocks_are_refused(name, n):
     size = BY_NAME[name].block_size
     if n % size:
-        with pytest.raises(ValueError, match=f"do not fill blocks of {size}"):
+        with pytest.raises(ValueError, match=f"not a multiple of the block size, {size}"):
             quant.quantize(np.zeros(n, np.float32), BY_NAME[name])

@@ -131,7 +131,7 @@ def test_settings_that_are_no_mapping_are_refused(folder):
         ({"group_size": 32}, "4 bits, groups of 32, affine"),
         ({"group_size": 32, "mode": "mxfp4"}, "expected scales of type U8 and no biases"),
         ({NAME: {"bits": 3, "group_size": 64}}, f"{NAME}: expected .*quantization.{NAME} of config.json asks for 3"),
-        ({NAME: False}, f"{NAME}: expected no scales, because config.json"),
+        ({NAME: False}, f"{NAME}: expected no scales, as config.json"),
     ],
 )
 def test_settings_that_do_not_fit_the_tensors_are_refused(folder, settings, found):

@@ -111,7 +111,7 @@ def test_the_experts_that_are_not_in_memory_are_said():
 def test_a_file_of_tensors_alone_does_not_run():
     run = json.loads(cli("inspect", DATA / "qwen3-gqa" / "model.safetensors", "--json").out)["run"]
     assert run == {"supported": False, "reason": run["reason"]}
-    assert "name the folder" in run["reason"]
+    assert "give the folder" in run["reason"]
 
 
 def test_bandwidth_is_a_rate_or_unknown(monkeypatch):
