@@ -76,10 +76,11 @@ class OrderError(EmulatorError):
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:
-    """Repeat a failed run in the build "undefined". If an index is beyond a private array, return that error.
+    """Repeat a failed run in the build "undefined". Return its error if an index is beyond a private array.
 
-    Otherwise return `error`. Only the build "undefined" checks indices of private arrays (variables of a thread). In
-    other builds, a write beyond a private array damages other variables, and `error` may be a consequence.
+    Otherwise return `error`, the error of the first run. Only the build "undefined" checks indices of private arrays
+    (variables of a thread). In other builds, a write beyond a private array damages other variables, and `error` may be
+    a consequence.
 
     Args:
         error: the error of a run.
@@ -125,7 +126,8 @@ class Finding:
 
     Attributes:
         kind: "fault", "race", "divergence", "undefined", "tensor", "hang" or "stopped"; for notes "same value",
-            "truncation", "unwritten", "not written", "shifted", "writer", "barrier" or "address space".
+            "truncation", "unwritten" (a read of memory that no thread has written), "not written" (elements of an
+            output that no thread has written), "shifted", "writer", "barrier" or "address space".
         is_note: whether this is only a possible mistake, so that the kernel may be right.
         text: the description, several lines.
         place: the first thread and line with this mistake.
@@ -149,7 +151,7 @@ _CAUSES_FIRST = ("fault", "race", "divergence", "unwritten", "undefined")
 
 
 def severity(finding: Finding | None) -> int:
-    """Return the rank of a finding, or of a wrong value (None). Rank 0 is the most severe: it may cause all others."""
+    """Return the rank of a finding; None is a wrong value without a finding. Rank 0 may cause all others."""
     if finding is None:
         return len(_CAUSES_FIRST) + 1
     return _CAUSES_FIRST.index(finding.kind) if finding.kind in _CAUSES_FIRST else len(_CAUSES_FIRST)

@@ -448,7 +448,7 @@ def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """Return the median for q = 0.5; for another q, the smallest value that a share q of the values does not exceed."""
+    """Return the median for q = 0.5; for another q, the smallest value that is at least a share q of the values."""
     if not values:
         return None
     if q == 0.5:

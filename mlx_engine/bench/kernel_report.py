@@ -35,8 +35,9 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 # The tests of a model: prefill and decode.
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
-# The 16-bit types of activations. With these, one of two kernels multiplies prompts. The variable `MLX_ENGINE_TENSORS`
-# selects the kernel; WAYS has, by value of this variable, the Metal operation that the kernel uses.
+# The 16-bit types of activations. With these, one of two kernels multiplies prompts. The environment
+# variable `MLX_ENGINE_TENSORS` selects the kernel. WAYS maps each value of the variable to the Metal operation of the
+# selected kernel.
 ROUNDED = ("f16", "bf16")
 WAYS = {"on": "matmul2d", "off": "simdgroup_matrix"}
 # The backends to time, by executor: MLX alone, and this project's kernels.
@@ -211,8 +212,9 @@ def _prompts(found: Row) -> str:
     heads += [[row["kernel"], row["activations"], f"{row['seconds'] * 1e6:.1f}"] for row in found["attention"]]
     has = "has" if found["accelerators"] else "has no"
     return (
-        f"A prompt of {found['prompts'][0]['vectors']} tokens; by MLX's rule this GPU {has} accelerators for "
-        f"`matmul2d`:\n\n{aligned(cells)}\n\n{aligned(heads)}"
+        f"A prompt of {found['prompts'][0]['vectors']} tokens; by the rule with which MLX detects accelerators "
+        f"for `matmul2d` (macOS version and GPU architecture), this GPU {has} accelerators:\n\n"
+        f"{aligned(cells)}\n\n{aligned(heads)}"
     )
 
 

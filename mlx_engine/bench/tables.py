@@ -160,7 +160,7 @@ def save(folder: Path, stem: str, found: Sequence[dict[str, Any]], page: str) ->
 
 Key = tuple[Any, ...]
 
-# The fields that identify a cell: a test of a model on a backend with its settings.
+# The fields that identify a row: one test of one model on one backend with its settings.
 KEY = ("model_name", "backend", "activations", "kv_type", "jit", "overlap", "kv", "quant", "test")
 # Defaults for rows that were written before these fields existed.
 DEFAULT = {"activations": EXACT, "kv_type": "f32", "jit": True, "overlap": True}

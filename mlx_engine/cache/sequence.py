@@ -36,8 +36,8 @@ class KVSequence:
         pending: number of tokens that were begun, and neither committed nor rolled back.
         capacity: the largest number of tokens.
         state: the recurrent states of layers that have one.
-        tables: the page table of each group of layers: the first slot of each page, -1 for a page that is not
-            allocated.
+        tables: a page table for each group of layers with the same window. An entry is the first slot of the page in
+            the KV store, or -1 if the page is not allocated.
         adapter: the number of the LoRA adapter with which the tokens are computed, an index of a row of
             `Adapters.masks`; 0 for the model without adapter.
     """
@@ -76,7 +76,7 @@ class KVSequence:
             raise ValueError(f"begin: expected at least one token, found {n}")
         first = self.length + self.pending
         if first and not self.pool.stores.are_kept:
-            raise ValueError("begin: expected one pass over a pool whose stores are not kept, found a second one")
+            raise ValueError("begin: found a second pass over a pool whose stores are not kept (kept=False)")
         if first + n > self.capacity:
             raise CacheFullError(length=first, wanted=n, capacity=self.capacity)
         if self._has_state and not self.pool.states.make_room(n if each else 1):
@@ -254,7 +254,7 @@ class KVSequence:
         """Copy the last, partly used page of a group to a free page, and give back the old page."""
         table, last, n = self.tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
-        if source[0] >= 0:  # -1 if no later token reads the page: a window of one token, or a chunk that ends here
+        if source[0] >= 0:  # -1 if no later token reads the page: with a window of 1, or at the end of Llama 4's chunk
             self.pool.copy(group, int(source[0]), int(target[0]), n)
             self.pool.give_back(group, source)
         table[last] = target[0]

@@ -46,7 +46,8 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
     except (OSError, RuntimeError, ValueError) as error:
         raise SourceError(f"{str(source)[:80]!r}: neither a path nor a hub id ({error})") from error
     name = None if isinstance(source, Path) else hub_name(source)
-    # "models/qwen3.gguf" has the form of a hub id, but means a file. So does a name in an existing folder.
+    # "models/qwen3.gguf" has the form of a hub id, but means a file. "models/NAME" is not a hub id
+    # either, if the folder "models" exists.
     means_file = name is not None and source == name.repo and path.suffix in (".gguf", ".safetensors")
     if name is None or means_file or path.parent.is_dir():
         raise SourceError(f"{source}: no such file or folder; give {KINDS}")

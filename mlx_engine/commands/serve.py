@@ -565,7 +565,7 @@ def answer_requests(
     fault = asyncio.run(run())
     if isinstance(fault, EngineError):
         raise fault
-    if fault is not None:  # not `raise fault`: as a SystemExit, it could end the process with exit code 0
+    if fault is not None:  # not `raise fault`: a SystemExit could end the process with exit code 0
         raise RuntimeError("the engine thread has died") from fault
 
 

@@ -49,7 +49,8 @@ def think_markers(template: str | None) -> ThinkMarkers | None:
 
 
 MARK = "\udc00"
-"""Stands before the text of a control token in marked text. As a lone surrogate, it is never part of valid text."""
+"""Marked text has MARK before each control token that the model generated, which tells the control token from ordinary
+text with the same spelling. As a lone surrogate, MARK is never part of valid text."""
 
 # A part of a regular expression: a character or class, the beginning or end of a group, "|", or a quantifier.
 PART = re.compile(

@@ -118,7 +118,7 @@ class ModelParts:
     Attributes:
         tables: embedding tables, and other arrays that compute the hidden states before the first layer.
         layers: one part per layer.
-        head: the norm and the matrix of the head; a tied head is an array of the tables.
+        head: the norm and the matrix of the head; the matrix of a tied head is the embedding table of `tables`.
         left: bytes of embedding tables that stay in the file; a pass reads a few of their rows.
         total: bytes of the weights that one process holds in memory, without `left`.
         hidden: floats per token that one layer passes to the next.
@@ -605,8 +605,9 @@ class Timing:
 
         In a pipeline, each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
         parallelism, each exchange of a layer (`Part.exchanges`) is a gather, which takes one step of the ring per other
-        rank. The first of them waits for the last rank, which begins when it gets rank 0's message about the pass. If
-        sampling needs only the largest logits, only these and their token ids are sent.
+        rank. The first gather of a pass ends only after the last rank has begun the pass, and this rank begins when it
+        has rank 0's message about the pass. If sampling needs only the largest logits, only
+        these and their token ids are sent.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens

@@ -62,7 +62,8 @@ class NextTokens:
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
         """Return the ids that the layer predicts after the settled ids: see `PassDrafter`.
 
-        `budget` is ignored, because the layer reads at most `READ` tokens of a prompt.
+        `budget`, which limits the settled ids that a call reads, is ignored: of a prompt, the layer reads at most the
+        last `READ` tokens.
         """
         be, found = self._backend, dict[Sequence, list[Token]]()
         inputs: dict[Sequence, SequenceInput] = {}
@@ -129,8 +130,8 @@ class NextTokens:
     ) -> dict[Sequence, np.ndarray]:  # fmt: skip
         """Run a pass of the layer, append the chosen tokens to `found`, and return the layer's new hidden states.
 
-        Sequences for which the pool has too few pages are removed, see `begin_fitting`. If such a sequence has no
-        proposed token yet, its pages are freed.
+        If the pool has too few pages for all sequences, `begin_fitting` removes the last sequences from `inputs`. It
+        removes them from `found`, too, if they have no proposed token yet; then their pages are freed.
 
         Args:
             inputs: the tokens of each sequence.
@@ -143,7 +144,8 @@ class NextTokens:
         all_inputs, batch = list(inputs), begin_fitting(inputs, found)
         for one in all_inputs:
             if one not in found:
-                # This also drops the hidden states, so the layer can only read tokens that the model runs later.
+                # `release` also drops the hidden states. So the layer begins again with tokens that the model runs
+                # later.
                 self.release(one)
         if batch is None:
             return {}

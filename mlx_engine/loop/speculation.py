@@ -9,7 +9,8 @@ proposals if the bits of a row do not depend on the other rows of its pass (`fix
 
 The number of proposed tokens is chosen for each pass, so that the expected number of tokens per second is highest. The
 estimate uses the measured time of passes by their number of rows, and the share of earlier proposals that were right.
-This share is counted by the length of the n-gram match, or by the drafter. The first proposed token is compared with
+This share is counted separately for ranges of the length of the n-gram match, and for each drafter with passes of its
+own. The first proposed token is compared with
 the next token of the answer even if no pass has run the proposal. So the share is known before a wrong proposal costs
 time. Each sequence has a budget in tokens. Accepted tokens are added to the budget, and the time that proposals cost is
 subtracted. When the budget is used up, nothing is proposed.
@@ -301,8 +302,9 @@ class Draft:
         acceptance: how often proposals were right.
         account: number of tokens that proposals have gained, minus the number that they have cost.
         trust: number of tokens that is added to the budget, because recent proposals were right.
-        under_way: three numbers about the last pass with proposals of this sequence: of the rows that the pass would
-            have without proposals, of the sequences that could get proposals, and of the planned proposed tokens.
+        under_way: three numbers of the last pass that ran proposals of this sequence: the number of rows that the
+            pass would have without proposals, the number of sequences that could get proposals, and the number of
+            proposed tokens planned for all of them.
     """
 
     drafter: Drafter | None
@@ -380,8 +382,8 @@ class Speculation:
             return
         drafts = [self.look(chunk.sequence) for chunk in asking]
         n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
-        # Propose nothing if the time of a pass without proposals must be measured, and this pass can be measured: the
-        # time of a pass with tokens of prompts never is.
+        # Propose nothing if the time of a pass without proposals must be measured, and this pass has no tokens of
+        # prompts. Passes with tokens of prompts are not measured.
         if n_rows == len(chunks) and (self.costs.lacks(n_rows) or n_since >= PLAIN_EACH):
             return
         for drafter in self.passes:
@@ -545,9 +547,9 @@ class Speculation:
                 draft.account -= cost
 
     def measure(self, n_rows: int, seconds: float, *, is_decode: bool) -> None:
-        """Record the time of a step of `n_rows` rows, minus the time of drafters.
+        """Record the time of a step of `n_rows` rows, minus the time of drafters, if `is_decode` is true.
 
-        Record nothing unless `is_decode`, that is if all rows of the step continued answers.
+        `is_decode` is whether all rows of the step continued answers.
         """
         seconds, self._drafting = seconds - self._drafting, 0.0
         if is_decode and seconds > 0:

@@ -30,8 +30,8 @@ def decoder_layers(
     """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
     If layers have per-layer inputs of width I (as in Gemma 4), x is (T, D + L*I): the hidden states, then the inputs of
-    all L layers. With LoRA adapters, the columns [first, end) = `masked` of x are each row's adapter mask: which
-    columns of the stacked adapters the row uses.
+    all L layers. With LoRA adapters, `masked` is (first, end): in each row of x, the numbers from first to
+    end - 1 are the row's adapter mask, which says which columns of the stacked adapters the row uses.
     """
     views, masks = dict[int, KVView](), None
     if masked[1]:

@@ -70,7 +70,8 @@ class AttentionScale(Setting):
     """The setting of the attention scale. config.json has `query_pre_attn_scalar`, which is `scale**-2`.
 
     `layers_of_27b` is the number of layers of the 27B model, whose scale differs. No GGUF key is written, because
-    llama.cpp reads none for Gemma: `plan` scales the query weights (Gemma 2) or the norm of queries (Gemma 3) instead.
+    llama.cpp reads none for Gemma. Instead, GGUF files contain the query weights (Gemma 2) or the norm of queries
+    (Gemma 3) times a factor, which `plan` sets as `Row.times`.
     """
 
     layers_of_27b: int

@@ -79,9 +79,9 @@ class KVHeads(Setting):
 class FeedForward(Setting):
     """The setting of the FFN size.
 
-    config.json has a size under `block_ff_dim` or `intermediate_size`. If `block_auto_adjust_ff_dim` is false, this is
-    the FFN size. If not, the FFN size follows the rule of the first Llama: 2/3 of this size, times
-    `block_ffn_dim_multiplier`, rounded up to a multiple of `block_multiple_of`.
+    config.json has a size under `block_ff_dim` or `intermediate_size`. If `block_auto_adjust_ff_dim` is false, this
+    size is the FFN size. If it is true (the default), the FFN size is 2/3 of this size, times
+    `block_ffn_dim_multiplier`, rounded up to a multiple of `block_multiple_of`, as in the first Llama.
     """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:

@@ -58,7 +58,10 @@ class GroupType(GGMLType):
 
     @property
     def in_halves(self) -> bool:
-        """Whether the quants of a block are in halves (GGUF's order, `packing.py`), and not in MLX's order."""
+        """Whether a block stores 4-bit quants in GGUF's order: byte j has quants j and j + 16 of each 32.
+
+        In MLX's order, byte j has quants 2 j and 2 j + 1.
+        """
         return self.has_biases and self.bits == 4
 
     @property

@@ -100,10 +100,10 @@ def has_tiles() -> bool:
     return TILES in cpu_target.target_context.codegen()._tm_features
 
 
-# When rows are expanded for register tiles (`tile.py`), a row is stored in parts: first the first PART of each 16
-# columns, then the next PART of each 16 columns. With AVX2, PART is the 8 columns of one register. A register of
-# AVX-512 holds all 16. On NEON, PART is also 16: if it were smaller, LLVM would load the columns of two steps at once,
-# and no registers would be left for sums.
+# When rows are expanded for register tiles (`tile.py`), a row is stored in 16 / PART parts: the first part has the
+# first PART columns of every 16 columns, the second part the next PART columns of every 16. With AVX2, PART is the 8 columns
+# of one register. A register of AVX-512 holds all 16. On NEON, PART is also 16: if it were smaller, LLVM would load the
+# columns of both steps of the unrolled loop in `tile.py` at once, and no registers would be left for sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 
@@ -242,7 +242,7 @@ def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_half_bits(typing: Any, data: Any, at: Any) -> Any:
-    """Load the 16 bits at byte `at` as an unsigned int64, for the index of a table."""
+    """Load the 16 bits at byte `at` as an int64 from 0 to 65,535, to index a table."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.zext(load_as(context, builder, signature, args, _I16), ir.IntType(64))

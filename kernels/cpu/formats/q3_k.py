@@ -54,7 +54,8 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     bits = at + LOW + 32 * (p // 2)
     low = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     low = both(right(low, 4 * (p % 2)), 0x03030303)
-    # Bit 2 p of the block's first 32 bytes is the third bit of the first 32 of these weights, bit 2 p + 1 of the last.
+    # In the first 32 bytes of the block, bit 2 p is the third bit of the first 32 of these 64 weights, and bit 2 p + 1
+    # is the third bit of the other 32.
     third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)
     third = left(both(right(third, 2 * p), 0x01010101), 2)
     return bytes_minus(either(low, third), 4)
