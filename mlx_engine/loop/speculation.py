@@ -10,10 +10,9 @@ proposals if the bits of a row do not depend on the other rows of its pass (`fix
 The number of proposed tokens is chosen for each pass, so that the expected number of tokens per second is highest. The
 estimate uses the measured time of passes by their number of rows, and the share of earlier proposals that were right.
 This share is counted separately for ranges of the length of the n-gram match, and for each drafter with passes of its
-own. The first proposed token is compared with
-the next token of the answer even if no pass has run the proposal. So the share is known before a wrong proposal costs
-time. Each sequence has a budget in tokens. Accepted tokens are added to the budget, and the time that proposals cost is
-subtracted. When the budget is used up, nothing is proposed.
+own. The first proposed token is compared with the next token of the answer even if no pass has run the proposal. So the
+share is known before a wrong proposal costs time. Each sequence has a budget in tokens. Accepted tokens are added to
+the budget, and the time that proposals cost is subtracted. When the budget is used up, nothing is proposed.
 
 Lookup in earlier text (`lookup.py`) takes hardly any time. A drafter that runs passes of its own (`draft.py`, `mtp.py`)
 proposes tokens only for sequences for which its proposals are more likely to be right than those of lookup. The number

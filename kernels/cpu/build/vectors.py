@@ -101,9 +101,9 @@ def has_tiles() -> bool:
 
 
 # When rows are expanded for register tiles (`tile.py`), a row is stored in 16 / PART parts: the first part has the
-# first PART columns of every 16 columns, the second part the next PART columns of every 16. With AVX2, PART is the 8 columns
-# of one register. A register of AVX-512 holds all 16. On NEON, PART is also 16: if it were smaller, LLVM would load the
-# columns of both steps of the unrolled loop in `tile.py` at once, and no registers would be left for sums.
+# first PART columns of every 16 columns, the second part the next PART columns of every 16. With AVX2, PART is the 8
+# columns of one register. A register of AVX-512 holds all 16. On NEON, PART is also 16: if it were smaller, LLVM would
+# load the columns of both steps of the unrolled loop in `tile.py` at once, and no registers would be left for sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 
