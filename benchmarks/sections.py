@@ -9,7 +9,18 @@ from benchmarks.bits import distinct
 from benchmarks.concurrency import fastest as fastest_setting
 from benchmarks.crossover import crossover
 from benchmarks.log import Row
-from benchmarks.peers.contests import ENGINES, ERRORS, FORMATS, LLAMA, MEASURED, OURS, PASSES, START, TRANSFORMERS
+from benchmarks.peers.contests import (
+    ENGINES,
+    ERRORS,
+    FORMATS,
+    LLAMA,
+    MEASURED,
+    OPENVINO,
+    OURS,
+    PASSES,
+    START,
+    TRANSFORMERS,
+)
 from benchmarks.rows import DEPTH, limit
 from benchmarks.server import N_ANSWERS, N_PROMPT, high
 from mlx_engine.bench.ladder import EARLY, LATE, growth_of
@@ -280,12 +291,20 @@ ACTIVATIONS_INTRO = """A model with the shape of Qwen3 0.6B, quantised by llama.
 `--activations i16`, and llama.cpp with its fastest setting, are measured in the same rounds. The first factor is the
 rate of `i16` divided by that of `f32`, the second is the rate of `i16` divided by llama.cpp's. "haswell" is AVX2 code
 on the same processor; the last column has the instructions for which llama.cpp was built. `affine4` is MLX's format,
-which llama.cpp does not read. If there are several sequences, each has a prompt of 128 tokens, and the rate is that of
-all together."""
+which llama.cpp does not read. OpenVINO rounds the weights again, to 8 bits (`q8_0`) or 4 bits (`q4_0`), and activations
+to 8 bits. If there are several sequences, each has a prompt of 128 tokens, and the rate is that of all together."""
 
 
 def activations(rows: Sequence[Row]) -> str:
-    """Return the rates of float32, of fixed point and of llama.cpp, by test, processor and file."""
+    """Return for each machine the rates of float32, fixed point and other engines, by test, processor and file."""
+    machines: dict[str, list[Row]] = {}
+    for row in rows:
+        machines.setdefault(row["machine"]["processor"], []).append(row)
+    tables = [f"{source(of[-1])}\n\n{_activations(of)}" for of in machines.values()]
+    return "\n\n".join([ACTIVATIONS_INTRO, *tables]) + "\n"
+
+
+def _activations(rows: Sequence[Row]) -> str:
     cells: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         cells.setdefault((row["contest"], row["processor"], row["file"]), []).append(row)
@@ -295,9 +314,9 @@ def activations(rows: Sequence[Row]) -> str:
         exact, rounded = (row for row in of if row["engine"] == OURS)
         theirs = fastest(of, LLAMA)
         factors = [factor(rounded, exact), rate(theirs), factor(rounded, theirs), built_for(theirs)]
-        lines.append([file, test, processor, rate(exact), rate(rounded), *factors])
-    head = ["file", "test", "code for", "f32", "i16", "factor", f"{LLAMA}, fastest", "factor", "its code"]
-    return f"{source(rows[-1])}\n\n{ACTIVATIONS_INTRO}\n\n{table(head, lines, n_words=3)}\n"
+        lines.append([file, test, processor, rate(exact), rate(rounded), *factors, rate(fastest(of, OPENVINO))])
+    head = ["file", "test", "code for", "f32", "i16", "factor", f"{LLAMA}, fastest", "factor", "its code", OPENVINO]
+    return table(head, lines, n_words=3)
 
 
 def built_for(row: Row | None) -> str:
