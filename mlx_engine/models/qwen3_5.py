@@ -105,14 +105,16 @@ class RotaryDim(Setting):
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number; raise an error unless it is even, at least 2, and at most the head dim."""
+        key = "partial_rotary_factor"
         if naming == "gguf":
-            found = s.whole("rope.dimension_count", int(known.head_dim) // 4)
+            key = "rope.dimension_count"
+            found = s.whole(key, int(known.head_dim) // 4)
         else:
             nested = s.mapping("rope_parameters") or s.mapping("rope_scaling")
-            share = s.number("partial_rotary_factor", 0.25)
-            found = int(known.head_dim * (share if nested is None else nested.number("partial_rotary_factor", share)))
+            share = s.number(key, 0.25)
+            found = int(known.head_dim * (share if nested is None else nested.number(key, share)))
         if found < 2 or found % 2 or found > known.head_dim:
-            raise s.error("partial_rotary_factor", f"an even number of at most {known.head_dim} elements", found)
+            raise s.error(key, f"an even number of at most {known.head_dim} elements", found)
         return int(found)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:

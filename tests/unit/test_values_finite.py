@@ -23,6 +23,12 @@ def test_the_file_is_read_with_progress():
     assert values == f"the values of all {n:,} tensors are finite"
 
 
+def test_tensors_of_unreadable_types_do_not_count_as_finite(monkeypatch):
+    monkeypatch.setattr("mlx_engine.convert.verify.readable_types", lambda: [BY_NAME["Q8_0"]])
+    (values,) = [finding.detail for finding in verify(MICRO) if finding.check == "values"]
+    assert values == "the values of 22 of 35 tensors are finite"
+
+
 @pytest.mark.parametrize("type_name", [type_.name for type_ in readable_types()])
 def test_a_bad_scale_is_found_in_every_type(type_name):
     """A block of ones in its bits has a scale that is NaN, if the type has such scales."""
