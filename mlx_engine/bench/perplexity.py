@@ -359,7 +359,9 @@ def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np
         line = file.readline(MOST_HEADER)
     try:
         header = json.loads(line)
-    except ValueError as error:
+        if not isinstance(header, dict):
+            raise ValueError(f"no object, but {type(header).__name__}")
+    except (ValueError, RecursionError) as error:
         raise FormatError(
             where=str(path), expected="a header in JSON", found=str(error), hint="make it again"
         ) from error

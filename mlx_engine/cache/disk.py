@@ -81,7 +81,8 @@ PAUSE, TOUCHED = 60.0, 60.0
 # Nanoseconds by which the time of use of a page is earlier than that of the page before it, so that pages are removed
 # from the end of a prefix.
 STEP_NS = 1_000_000_000
-# Seconds that `close` and the end of the process wait for the writing thread.
+# Seconds that `close` and the end of the process wait for a place in the queue, and then for the writing thread; and
+# the default of `wait`.
 PATIENCE = 20.0
 # The largest number of seconds that the first prompt waits until the folder has been opened.
 BRIEFLY = 0.5

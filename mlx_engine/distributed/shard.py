@@ -199,7 +199,7 @@ def version() -> str:
     hashed, kernels = hashlib.sha256(), PACKAGE.parent / "kernels"
     folders = [PACKAGE, kernels] if (PACKAGE / "kernels.py").exists() else [PACKAGE]
     for file in sorted(file for folder in folders for file in folder.rglob("*")):
-        if file.suffix in {".py", ".metal", ".h"}:
+        if file.suffix in {".py", ".metal", ".cuh", ".h", ".c"}:
             hashed.update(f"{file.relative_to(PACKAGE.parent)}\n".encode() + file.read_bytes())
     return f"MLX {metadata.version('mlx')}, source {hashed.hexdigest()[:12]}"
 

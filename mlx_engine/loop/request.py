@@ -226,7 +226,7 @@ class ScheduledChunk:
             are subtracted.
         samplers: the samplers that choose a token from the logits of the chunk's last token, not counting proposed
             tokens. The first one is the sequence's own. Empty if the sequence has more unread tokens after the chunk,
-            or generates no tokens.
+            or if the request reads hidden states.
         row: the index of the row of the chunk's last token, not counting proposed tokens, among the rows (of logits or
             hidden states) that the pass returns.
         n_wanted: the number of last tokens of the chunk for which the pass returns a row.

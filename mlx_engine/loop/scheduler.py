@@ -1,7 +1,7 @@
 """The scheduler: decides which requests run, and which tokens each forward pass computes.
 
-The scheduler does no input or output. It reads the clock to record times. Its decisions depend only on the order of
-calls, with one exception: the number of proposed tokens (`speculation.py`) depends on measured times.
+The scheduler reads the clock to record times. Its decisions depend only on the order of calls, with two exceptions: the
+number of proposed tokens (`speculation.py`) depends on measured times, and a prefix cache on disk reads its files.
 
 A step runs one forward pass. The pass computes the next token of every answer that is being generated, and runs chunks
 of prompts. While answers are being generated, a pass has few tokens of prompts, so that no answer waits long for the

@@ -568,7 +568,7 @@ class Speculation:
         self.n_accepted += n_right
         request.n_proposed += n
         request.n_accepted += n_right
-        # The scheduler calls `measure` first, so `_extra` already uses the measured time of this pass.
+        # The scheduler has called `measure` for this pass; the curve that `_extra` reads is renewed only at times.
         cost = self._extra(*draft.under_way) * n / draft.under_way[-1]
         draft.account = min(MOST_SAVED, draft.account + n_right - cost)
         # The first proposed token is counted by `look`.

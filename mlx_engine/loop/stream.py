@@ -192,7 +192,7 @@ class Stream:
     def n_read(self) -> int:
         """The largest number of tokens that the run may put into the KV cache, not the number so far.
 
-        It counts the tokens of the prompt and `max_tokens` - 1 new tokens, because no pass runs the last new token.
+        It counts the tokens of the prompt, and all new tokens except the last, because no pass runs the last one.
         """
         return self.request.longest
 

@@ -129,9 +129,9 @@ def lacking() -> str | None:
 def features() -> str:
     """Return the features of the processor to compile for, as LLVM names them.
 
-    If NUMBA_CPU_FEATURES is set, return its value. Otherwise return the features of this processor, or "" if
-    NUMBA_CPU_NAME is set, because the name implies the features. AMX is disabled in both cases if the system does not
-    permit it.
+    The features are the value of NUMBA_CPU_FEATURES. If it is not set, they are those of this processor, or "" if
+    NUMBA_CPU_NAME is set, because the name implies the features. If they list AMX and the system does not permit it,
+    the result disables AMX.
     """
     from llvmlite import binding
 

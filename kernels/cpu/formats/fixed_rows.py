@@ -55,7 +55,8 @@ TOGETHER = 2 if _REGISTERS == 2 else 1
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
 # The most tokens that a kernel multiplies at a time.
 PAIR = 2
-# The most tokens that are multiplied with rows as they are stored; for more tokens, tiles (`fixed_tile.py`) are faster.
+# The most tokens that are multiplied with rows as they are stored; for more tokens, tiles (`fixed_tile.py`) are faster,
+# except for Q4_K with VNNI.
 # Measured on a Xeon, CPU time of one thread, tile divided by stored rows, for Q8_0, Q4_K and Q6_K. With VNNI: 0.67,
 # 1.02 and 0.66 for 8 tokens, 0.75, 1.24 and 0.86 for 5 tokens. With AVX2: 0.66, 0.88 and 0.69 for 8 tokens, 0.73, 0.98
 # and 0.85 for 5 tokens; Q8_0 1.23 for 4 tokens.
@@ -517,7 +518,7 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
         n: number of tokens.
         stored: how quants are stored: BYTES, ...
         kind: a sum of HALVES and BIASED (`panels.py`), or 0.
-        minus: the number that is subtracted from every quant.
+        minus: the number that is subtracted from every quant, a multiple of 8.
         together: number of blocks of 32 columns per call, if the form does not have several blocks.
     """
     n_blocks, per_block = _BLOCKS.get(stored, together), 2 if kind & HALVES else 1
@@ -619,7 +620,7 @@ def eight_rows_of_groups(
         quants: function that returns quants 32 p to 32 p + 31 of the block at a byte offset, given p.
         stored: the form of the results of `quants`: BYTES, ...
         kind: BIASED or 0 (`panels.py`).
-        minus: the number that is subtracted from every quant.
+        minus: the number that is subtracted from every quant, a multiple of 8, with HALVES of 32.
     """
     n_groups, at_once = block // 32, _blocks_at_once(block_bytes, scales.words) if block == 32 else 0
     together = TOGETHER if n_groups % TOGETHER == 0 else 1

@@ -348,8 +348,9 @@ def dots_of(read: Read, size: int) -> Any:
     `tile_vectors()` vectors, in the order of `add_dots`. Rows are `w_row` bytes apart from address w on; vector t
     begins at element `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. Up to three
     more products may be written after the product of the last row. Each element is converted to float32 in a register,
-    once for all vectors; 32 elements are `size` bytes. `ahead` is the prefetch distance of rows in bytes, or 0 for no
-    prefetch. With a prefetch, a second array at address `also` is prefetched at the offsets of the current rows.
+    once for all vectors; 32 elements are `size` bytes. `ahead` is the prefetch distance of rows in bytes; with 0, no
+    other rows are prefetched. If it is not 0, a second array at address `also` is prefetched at the offsets of the
+    current rows.
     """
     widens = size < 4 * 32
 

@@ -132,7 +132,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return True for types without kernels. `embed` then expands only the rows that it returns, to save memory."""
+        """Return True for types that are not multiplied as stored: `embed` expands only the rows that it returns."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:

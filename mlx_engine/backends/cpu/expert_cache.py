@@ -77,7 +77,10 @@ class ExpertCache:
         self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
-        """Before a pass, discard the error of reading a guessed expert. In a forked process, start a new thread."""
+        """Before a pass, discard the error of reading a guessed expert.
+
+        In a forked process, start a new thread, without experts in memory.
+        """
         if self._process == os.getpid():
             self._reader.take_error()
         else:

@@ -23,7 +23,8 @@ WIDTH = 22
 def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) -> Library | None:
     """Return the library of kernels. If it cannot be compiled or loaded on this machine, warn and return None.
 
-    Kernels that are not in the disk cache are compiled, all in parallel: those that every model needs, those in `needs`
+    Unless the package has machine code for this processor, kernels that are not in the disk cache are compiled, all in
+    parallel: those that every model needs, those in `needs`
     (see `backends.Settings`), and with `fixed` those of fixed-point products.
     """
     try:
@@ -51,7 +52,8 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
 def load_formats(library: Library, formats: Collection[str], *, fixed: bool = False) -> None:
     """Load the kernels of storage formats, and with `fixed` also their kernels of fixed-point products.
 
-    Kernels that are not in the disk cache are compiled, all in parallel.
+    Unless the package has machine code for this processor, kernels that are not in the disk cache are compiled, all in
+    parallel.
 
     Raises:
         BackendUnavailableError: a format cannot be compiled.
