@@ -38,13 +38,13 @@ class HostOptions:
     )
     bandwidth: str | None = option(
         None,
-        "Memory bandwidth, such as 120GB/s: of all machines, or one per machine.",
+        "Memory bandwidth of a machine, such as 120GB/s: one value for all machines, or one per machine.",
         metavar="RATE",
         unset="measured here",
     )
     compute: str | None = option(
         None,
-        "Arithmetic rate of products, such as 3TFLOP/s: of all machines, or one per machine.",
+        "Arithmetic rate of products of a machine, such as 3TFLOP/s: one value for all machines, or one per machine.",
         metavar="RATE",
         unset="measured here",
     )

@@ -72,7 +72,8 @@ Speculate: TypeAlias = Annotated[
     typer.Option(
         "--speculate",
         metavar="HOW",
-        help="Speculative decoding: off, lookup, draft, mtp or auto. With a fixed order of sums, answers do not change.",
+        help="Speculative decoding: off, lookup, draft, mtp or auto. Answers do not change, with the exceptions of "
+        "docs/exactness.md.",
         rich_help_panel=MODEL_PANEL,
     ),
     RARE,
