@@ -154,8 +154,7 @@ def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 # Q6_K in GPU memory: quants of six bits, and for each 256 weights a float16 d and 16 signed bytes, the scales.
 #
 # `weight = (d * scale) * (q - 32)`; 16 weights share a scale. The quants of 16 weights take three uint32: two with the
-# low four bits, one with the high two. In `ws`, d and the 16 bytes of
-# its scales take the space of HALVES float16.
+# low four bits, one with the high two. In `ws`, d and the 16 bytes of its scales take the space of HALVES float16.
 #
 # MLX's affine format has no groups of 16. So if a GPU refuses our kernels, `_values_q6_k` expands the matrix to floats.
 

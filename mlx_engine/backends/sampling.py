@@ -10,9 +10,9 @@ draw, so that the same seed gives the same text on every backend.
 Ranks (processes that share a model) send logits to each other: slices of the vocabulary with tensor parallelism, and in
 a pipeline the logits of the last rank. If all samplers of a pass are greedy or have top-k, without bias, penalties,
 constraints, processors and log-probabilities, and no request reads the logits of its prompt, ranks send only the
-largest logits (`packed`, `unpacked`). An unpacked row has the
-largest logits of all ranks, and a smaller value in all other columns. So its k largest logits are the k largest of the
-whole row; among equal logits, those in the first columns count as larger, as in `largest`.
+largest logits (`packed`, `unpacked`). An unpacked row has the largest logits of all ranks, and a smaller value in all
+other columns. So its k largest logits are the k largest of the whole row; among equal logits, those in the first
+columns count as larger, as in `largest`.
 """
 
 from __future__ import annotations

@@ -606,8 +606,8 @@ class Timing:
         In a pipeline, each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
         parallelism, each exchange of a layer (`Part.exchanges`) is a gather, which takes one step of the ring per other
         rank. The first gather of a pass ends only after the last rank has begun the pass, and this rank begins when it
-        has rank 0's message about the pass. If sampling needs only the largest logits, only
-        these and their token ids are sent.
+        has rank 0's message about the pass. If sampling needs only the largest logits, only these and their token ids
+        are sent.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens

@@ -169,8 +169,8 @@ class Lookups:
 
     Args:
         keeps_others: whether to search sequences that have ended, too. A client can then find out from the latency of
-            its answer whether other requests had the same text. So use this only if the
-            latency of the scheduler's prefix cache reveals it anyway.
+            its answer whether other requests had the same text. So use this only if the latency of the scheduler's
+            prefix cache reveals it anyway.
     """
 
     def __init__(self, *, keeps_others: bool = False) -> None:

@@ -55,11 +55,10 @@ TOGETHER = 2 if _REGISTERS == 2 else 1
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
 # The most tokens that a kernel multiplies at a time.
 PAIR = 2
-# The most tokens that are multiplied with rows as they are stored; for more tokens, tiles (`fixed_tile.py`) are faster,
-# except for Q4_K with VNNI.
-# Measured on a Xeon, CPU time of one thread, tile divided by stored rows, for Q8_0, Q4_K and Q6_K. With VNNI: 0.67,
-# 1.02 and 0.66 for 8 tokens, 0.75, 1.24 and 0.86 for 5 tokens. With AVX2: 0.66, 0.88 and 0.69 for 8 tokens, 0.73, 0.98
-# and 0.85 for 5 tokens; Q8_0 1.23 for 4 tokens.
+# The most tokens that are multiplied with rows as they are stored. For more tokens, tiles (`fixed_tile.py`) are faster,
+# except for Q4_K with VNNI. Measured on a Xeon, CPU time of one thread, tile divided by stored rows, for Q8_0, Q4_K and
+# Q6_K. With VNNI: 0.67, 1.02 and 0.66 for 8 tokens, 0.75, 1.24 and 0.86 for 5 tokens. With AVX2: 0.66, 0.88 and 0.69
+# for 8 tokens, 0.73, 0.98 and 0.85 for 5 tokens; Q8_0 1.23 for 4 tokens.
 TOKENS = PAIR if QUADS else 4
 RECORD_BYTES = 96
 # Byte offsets in a record: as floats the scale, the total and the totals of each 16 columns; as integers the sum of the

@@ -24,8 +24,8 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
     """Return the library of kernels. If it cannot be compiled or loaded on this machine, warn and return None.
 
     Unless the package has machine code for this processor, kernels that are not in the disk cache are compiled, all in
-    parallel: those that every model needs, those in `needs`
-    (see `backends.Settings`), and with `fixed` those of fixed-point products.
+    parallel: those that every model needs, those in `needs` (see `backends.Settings`), and with `fixed` those of
+    fixed-point products.
     """
     try:
         from mlx_engine.kernels.cpu.build import library
