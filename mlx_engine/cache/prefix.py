@@ -258,7 +258,7 @@ def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> i
 class HeldPages:
     """Counts the references of a tree's nodes to pages of a pool. Several nodes may refer to the same page.
 
-    The methods take the first slots (n,) of different pages; items that are -1 are skipped.
+    The methods take the first slots (n,) of different pages. `add` and `drop` skip items that are -1.
 
     Attributes:
         n_pages: the number of different pages that are held in each group.
@@ -369,7 +369,6 @@ class PrefixCache:
 
     Attributes:
         max_nbytes: the bound of `nbytes`; None for no bound.
-        whole_pages: whether only whole pages are kept and reused.
         disk: the prefixes on disk, which later processes can reuse; or None.
     """
 
@@ -452,15 +451,10 @@ class PrefixCache:
     def attach(self, kv: KVSequence, ids: Sequence[int], most: int | None = None, *, is_busy: bool = False) -> Match:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
-        If no page is free for the copy of a partly used page, the prefix ends before that page.
-
-        Args:
-            kv: the sequence.
-            ids: the tokens of the prompt.
-            most: the largest number of tokens to reuse; None for all. With `whole_pages`, the page in which these
-                tokens end can be reused only if all ids of the page agree, so the later ids of the page are needed.
-            is_busy: whether other requests wait for this thread. If so, only a part of the prefix is read from files.
-                If `Match.has_more` is then true, a later call reads the next part.
+        At most `most` tokens are reused. With `whole_pages`, the page in which these tokens end can be reused only if
+        all ids of the page agree, so `ids` must also have the later ids of this page. If no page is free for the copy
+        of a partly used page, the prefix ends before that page. With `is_busy` (other requests wait for this thread),
+        only a part of the prefix is read from files. If `Match.has_more` is then true, a later call reads the next part.
         """
         self._check(kv)
         first, end, has_more = 0, 0, False
@@ -513,12 +507,8 @@ class PrefixCache:
     def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence, *, on_disk: bool = True) -> None:
         """Add the first tokens of a sequence to the cache, by sharing its pages and the slots of its states.
 
-        The sequence may continue. Several calls with growing prefixes of a sequence cost little more than one call.
-
-        Args:
-            ids: (N,) the first N tokens of the sequence, all committed.
-            kv: the sequence.
-            on_disk: whether to write the whole pages and the states to `disk`, too.
+        `ids` (N,) are the sequence's first N tokens, all committed. With `on_disk`, the whole pages and the states are
+        also written to `disk`. Several calls with growing prefixes of a sequence cost little more than one call.
         """
         self._check(kv)
         ids = _of_adapter(ids[: len(ids) - len(ids) % self._step], kv.adapter)
@@ -630,10 +620,9 @@ class PrefixCache:
     def snapshot(self, most: int | None = None) -> list[dict[str, Any]]:
         """Return the `most` most recently used nodes as dictionaries, each after its parent.
 
-        Keys: `parent`, the parent's index in this list, or -1; `start`, the position of the node's first token;
-        `n_tokens`, its number of tokens; `ids`, its first token ids, at most 8; `pages`, the number of held pages of
-        each group; `in_use`, the number of these pages that sequences hold, too; `references`, the largest reference
-        count of its pages; `last_use`.
+        Keys: `parent`, the parent's index in this list, or -1; `start`; `n_tokens`; `ids`, the first token ids, at most
+        8; `pages`, the number of held pages of each group; `in_use`, the number of these pages that sequences hold,
+        too; `references`, the largest reference count of the node's pages; `last_use`.
         """
         found: list[dict[str, Any]] = []
         index: dict[Node, int] = {}

@@ -120,7 +120,7 @@ MAX_DEPTH = 8  # the deepest nesting of arrays that is read; no known file nests
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 
-# Arrays of strings are decoded in pieces of so many bytes: only one is copied at a time. Longer strings must be UTF-8.
+# Bytes of the pieces in which arrays of strings are copied and decoded. Longer strings must be UTF-8.
 _PIECE = 1 << 15
 _OBJECT_BYTES = 256  # an upper bound on the bytes of a str or array without its data, and of its entry in a dict
 # Counted allocations may exceed 8 * file size by these bytes. The rest of the 1 MB is for allocations not counted.
