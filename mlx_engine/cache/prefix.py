@@ -454,7 +454,7 @@ class PrefixCache:
         At most `most` tokens are reused. With `whole_pages`, the page in which these tokens end can be reused only if
         all ids of the page agree, so `ids` must also have the later ids of this page. If no page is free for the copy
         of a partly used page, the prefix ends before that page. With `is_busy` (other requests wait for this thread),
-        only a part of the prefix is read from files. If `Match.has_more` is then true, a later call reads the next part.
+        only a part of the prefix is read from files. If `Match.has_more`, a later call reads the next part.
         """
         self._check(kv)
         first, end, has_more = 0, 0, False
