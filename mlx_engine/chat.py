@@ -25,8 +25,7 @@ class Answer(Generation):
     """An answer to a conversation. `text` is the answer without reasoning and tool calls.
 
     Attributes:
-        reasoning: the reasoning; "" if there is none.
-        tool_calls: the calls of tools, in their order.
+        reasoning: "" if there is none.
         message: the whole answer as a message of OpenAI's API, to be appended to the conversation.
     """
 

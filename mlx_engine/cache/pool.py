@@ -1,12 +1,9 @@
 """The KV pool: the memory for the keys and values of all sequences, divided into pages.
 
 Layers with the same attention window form a group, and each group has its own pages. A page is a number of consecutive
-slots, one per token, in the KV store of every layer of the group. Sequences allocate and free pages. Keys and values
-are never moved. Layers that have a recurrent state in place of keys and values have no pages; their states are in the
-slots of a `StatePool` (`states.py`).
-
-Each page has a reference count, because several sequences and a prefix cache may hold the same page. A page without a
-reference is free.
+slots, one per token, in the KV store of every layer of the group. Several sequences and a prefix cache may hold the
+same page, so pages are reference-counted; a page without a reference is free. Recurrent states are not in pages, but in
+the slots of a `StatePool` (`states.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +24,9 @@ from mlx_engine.quant.key_values import row_nbytes
 
 # Default number of tokens per page.
 PAGE = 64
-# Default for the largest number of new tokens of a sequence in one forward pass. For each sequence, a group with a
-# window needs pages for the window and for these tokens.
+# Default for the largest number of new tokens of a sequence in one forward pass; `pages_for` depends on it.
 LONGEST_PASS = 512
-# The default limit on the result of `tokens_that_fit`. If all layers have windows, a pool stops growing with the number
-# of tokens, so any number would fit.
+# The default limit of `tokens_that_fit`. If all layers have windows, the pool stops growing: any number would fit.
 MOST_TOKENS = 1 << 24
 
 
@@ -40,8 +35,6 @@ class KVLayer:
     """The properties of one layer's KV cache.
 
     Attributes:
-        n_kv_heads: the number of KV heads.
-        head_dim: the dimension of a head.
         window: the attention window, see `first_visible` in `backends/batch.py`; None for all tokens.
         type: the type of keys and values.
         n_arrays: 2 for keys and values. 1 for multi-head latent attention, which stores only keys (the latents). The
@@ -62,8 +55,8 @@ class KVLayer:
         return self.n_arrays * self.n_kv_heads * row_nbytes(self.head_dim, self.type)
 
 
-# What a layer keeps of a sequence: keys and values (perhaps with a recurrent state), or only a recurrent state. For a
-# layer without a token mixer, this is a `StateLayer` without arrays.
+# The cache of a layer: keys and values (perhaps with a recurrent state), or only a recurrent state. A layer without a
+# token mixer has a `StateLayer` without arrays.
 CacheLayer: TypeAlias = KVLayer | StateLayer
 
 
@@ -71,20 +64,14 @@ class KVPool:
     """The memory for the keys, values and states of up to `n_sequences` sequences, with `n_tokens` tokens in total.
 
     Attributes:
-        stores: the KV stores and states of all layers, for forward passes.
-        states: the slots of recurrent states; no slots if no layer has a state.
         windows: the window of each group of layers.
         n_pages: the number of pages of each group, free or in use.
-        page_nbytes: bytes of a page of each group.
+        page_nbytes: bytes of a page of each group, in all its layers.
         reclaim: a function that the prefix cache sets, or None. If fewer than n pages of a group are free,
             `reclaim(group, n)` is called to free cached pages.
 
     Args:
-        backend: allocates the KV stores.
-        layers: the cache of each layer: keys and values, or a state.
-        n_tokens: tokens of all sequences in total.
-        n_sequences: the largest number of sequences at the same time. Layers with a window get pages for this many
-            sequences. While fewer sequences run, a prefix cache can use the other pages.
+        n_sequences: while fewer sequences run, a prefix cache can use the pages of the others.
         page: tokens per page.
         longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
         kept: whether later passes read the keys and values of earlier passes. If not, layers with the same `KVLayer`
@@ -169,10 +156,7 @@ class KVPool:
         return all(free >= need for free, need in zip(self._n_free, needs, strict=True))
 
     def take(self, group: int, n: int) -> np.ndarray:
-        """Allocate n pages of a group and return the first slot of each, (n,). The group must have n free pages.
-
-        The caller holds one reference to each page.
-        """
+        """Allocate n of a group's free pages, with one reference each, and return their first slots (n,)."""
         last = self._n_free[group]
         self._n_free[group] = last - n
         pages = self._free[group][last - n : last][::-1].copy()
@@ -186,9 +170,7 @@ class KVPool:
     def give_back(self, group: int, pages: np.ndarray) -> None:
         """Remove one reference from each of several different pages, and free the pages whose count is then 0.
 
-        Args:
-            group: the group of layers.
-            pages: their first slots (n,), in the order of the page table.
+        `pages` has their first slots (n,), in the order of the page table.
 
         Raises:
             ValueError: one of the pages is free. Then nothing has changed.
@@ -204,10 +186,7 @@ class KVPool:
         self._n_free[group] = first + len(freed)
 
     def copy(self, group: int, source: int, target: int, n: int) -> None:
-        """Copy the keys and values of a page's first n tokens to another page, in all layers of a group.
-
-        `source` and `target` are the first slots of the two pages.
-        """
+        """Copy a page's first n tokens to another page, in all layers of a group, given the pages' first slots."""
         layers = self.stores.layers
         for i, of in enumerate(self.stores.group_of):
             if of == group:
@@ -228,12 +207,10 @@ def kv_layers(layers: Sequence[CacheLayer]) -> list[KVLayer]:
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:
     """Return the number of pages that a group of layers needs for sequences with `n_tokens` tokens in all.
 
-    Without a window, the last page of each sequence may be almost empty. So the sequences need at most
-    `n_sequences - 1` pages more than one sequence of `n_tokens` tokens.
-
-    With a window of W tokens, or chunks of W tokens (stored as the window -W, see `first_visible`), a sequence keeps at
-    most `W - 1 + longest_pass` tokens. The first of these tokens may be anywhere in its page, so each sequence needs
-    one page more than the number that these tokens fill.
+    Without a window, each sequence may have a partly filled last page. So the sequences need at most `n_sequences - 1`
+    pages more than one sequence of `n_tokens` tokens. With a window of W tokens, or chunks of W tokens (stored as the
+    window -W, see `first_visible`), a sequence keeps at most `W - 1 + longest_pass` tokens. The first of these tokens
+    may be anywhere in its page, so each sequence needs one page more than the number that these tokens fill.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:
@@ -273,10 +250,7 @@ def tokens_that_fit(
     *,
     most: int = MOST_TOKENS,
 ) -> int:
-    """Return the number of tokens that fit into a `KVPool` of `nbytes`: whole pages, but at most `most` tokens.
-
-    Return 0 if not even one page of tokens fits.
-    """
+    """Return the number of tokens that fit into a `KVPool` of `nbytes`: whole pages, but at most `most` tokens."""
     pages = range(-(-most // page) + 1)
     n = bisect_right(pages, nbytes, key=lambda n: pool_nbytes(layers, n * page, n_sequences, page, longest_pass)) - 1
     return min(max(n, 0) * page, most)
@@ -284,13 +258,7 @@ def tokens_that_fit(
 
 @dataclass(frozen=True)
 class CacheSize:
-    """The size of keys and values, and of the state, of one sequence of up to `n_tokens` tokens.
-
-    Attributes:
-        layers: the cache of each layer.
-        page: tokens per page.
-        longest_pass: the largest number of new tokens in one pass.
-    """
+    """The size of the cache of one sequence of up to `n_tokens` tokens; the fields are as in `KVPool`."""
 
     layers: Sequence[CacheLayer]
     n_tokens: int
@@ -299,12 +267,12 @@ class CacheSize:
 
     @property
     def whole(self) -> int:
-        """Bytes of the keys, values and state if every layer kept every token, and no page had unused slots."""
+        """Bytes of the keys, values and states if every layer kept every token, and no page had unused slots."""
         return sum(layer.token_nbytes * self.n_tokens for layer in kv_layers(self.layers)) + self.state
 
     @property
     def state(self) -> int:
-        """Bytes of the recurrent state, which do not grow with the sequence."""
+        """Bytes of the recurrent states, which do not grow with the sequence."""
         return state_nbytes(self.layers)
 
     @property

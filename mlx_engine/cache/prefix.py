@@ -1,9 +1,8 @@
 """The prefix cache: keeps keys and values of earlier prompts and answers for sequences with the same first tokens.
 
 The cache is a `RadixTree` over token ids. A node has a run of tokens, which follow the tokens of its parent, and holds
-the pages of these tokens. A node may begin inside a page. Its first page then also has the last tokens of its parent.
-So if several nodes on a path hold pages for the same positions, the page of the deepest node is used: it has the tokens
-of all these nodes.
+the pages of these tokens. If a node begins inside a page, its first page also has the last tokens of its parent. So if
+several nodes on a path hold a page for the same positions, the page of the deepest node has the tokens of all of them.
 
 The longest common prefix is found exactly, to the token. Its whole pages are shared, and a partly used page is copied
 to a page of the new sequence. With `whole_pages`, only full pages are kept and reused. Without `whole_pages`, a client
@@ -12,8 +11,7 @@ a prompt is always computed, because its logits are needed. If this token is the
 tokens of the page are reused, even with `whole_pages`.
 
 When the pool has too few free pages, or the cache exceeds its bound, the cache drops its references to pages, least
-recently used first. A page that no sequence holds is then free; a page that a sequence also holds stays allocated. The
-order of uses is recorded with a counter, not with the clock.
+recently used first. Pages that sequences also hold stay allocated.
 
 In layers with a window, a sequence frees the pages that have left the window. So a prefix can be reused only if the
 tree still holds the pages just before the prefix's end. The caller must therefore call `insert` after each chunk of a
@@ -21,9 +19,8 @@ prompt.
 
 A model with recurrent states can reuse a prefix only if the state at exactly the end of the prefix is cached. `insert`
 keeps the states that the sequence has: the state after its last token, and the state at the last page boundary in its
-last chunk. So a prefix can only end where a prompt chunk or an answer ended, or at such a boundary. States are shared,
-not copied; `nbytes` includes them. When slots for states run out, states whose node also holds a state of a longer
-prefix are freed before the others. In both groups, the least recently used states are freed first.
+last chunk. When slots for states run out, states whose node also holds a state of a longer prefix are freed before the
+others. In both groups, the least recently used states are freed first.
 """
 
 from __future__ import annotations
@@ -52,12 +49,11 @@ class Node:
         ids: (n,) int64 token ids.
         pages: for each group of layers an array (P,): the first slots of pages number `start // page` to
             `(end - 1) // page`. In groups with a window, -1 stands for a page that is not held.
-        parent: the node of the tokens before; None for the root, and for a node that was removed.
+        parent: None for the root, and for a node that was removed.
         children: the following nodes, by their first token id.
-        last_use: the value of the prefix cache's counter at the last use.
-        evicted: the first id of the tokens that followed this node and were evicted last; None if none were evicted.
-        states: the slots of the held states, by the length of the prefix after which a sequence has this state: from
-            start + 1 to end.
+        last_use: the value of the prefix cache's counter of uses at the last use.
+        evicted: the first token id of the last eviction directly after this node; None if there was none.
+        states: the slot of each held state, by the length of its prefix, from start + 1 to end.
     """
 
     start: int
@@ -76,12 +72,7 @@ class Node:
 
 
 class RadixTree:
-    """The nodes of the prefix cache, and their references to pages and states.
-
-    Attributes:
-        root: the root, which has no tokens.
-        held: counts the references of all nodes to pages.
-    """
+    """The nodes of the prefix cache, and their references to pages and states. The root has no tokens."""
 
     def __init__(self, pool: KVPool) -> None:
         self.held, self._page = HeldPages(pool), pool.page
@@ -89,10 +80,7 @@ class RadixTree:
         self.root = Node(0, np.empty(0, dtype=np.int64), [np.empty(0, dtype=np.int64) for _ in pool.windows], None)
 
     def walk(self, ids: np.ndarray) -> tuple[list[Node], int]:
-        """Return the path of nodes that agree with ids (n,), and the number of agreeing tokens.
-
-        Perhaps only the first tokens of the last node agree.
-        """
+        """Return the path of nodes that agree with ids (n,), the last perhaps in part, and how many tokens agree."""
         node, path, n = self.root, list[Node](), 0
         while n < len(ids) and (child := node.children.get(int(ids[n]))) is not None:
             path.append(child)
@@ -105,10 +93,11 @@ class RadixTree:
     def usable(
         self, path: Sequence[Node], n: int, step: int, most: int
     ) -> tuple[int, list[np.ndarray], Snapshot | None]:
-        """Return the longest prefix of a path's n tokens that can be reused: its length, its pages and its state.
+        """Return the longest reusable prefix of a path: its length, pages and state.
 
         All pages that later tokens read must be held. In a group with a window, these are only the pages of the last
-        tokens. If the model has recurrent states, the state after the prefix must be held, too.
+        tokens. The pages are the first slots (P,) for each group of layers, -1 for a page that is not held. The state
+        after the prefix must be held, too; it is None for models without states.
 
         Args:
             path: the nodes, from a child of the root on.
@@ -116,10 +105,6 @@ class RadixTree:
             step: 1; or the number of tokens per page, to reuse only whole pages. The returned length is a multiple of
                 `step`. It can also be `most`, inside a page, if all tokens of this page agree and are held.
             most: the largest length.
-
-        Returns:
-            The length; for each group of layers the first slots (P,) of the pages, -1 for a page that is not held; and
-            the state, None for models without states.
         """
         n = min(n - n % step, most)
         tables = [self.table(group, path, n) for group in range(len(self._windows))]
@@ -135,10 +120,7 @@ class RadixTree:
         return length, [pages[: -(-length // self._page)] for pages, _ in tables], state
 
     def _reaches(self, n: int, tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        """Return the longest length, at most n tokens, for which every group holds all pages that are needed.
-
-        `tables` has the result of `table` for each group.
-        """
+        """Return the largest number of tokens, at most n, for which the `table` of each group has all needed pages."""
         length, before = n, -1
         while length != before:
             before = length
@@ -150,7 +132,7 @@ class RadixTree:
         """Return the pages of a group for the first n tokens of a path, as two arrays (P,).
 
         The first array has the first slot of each page, -1 for a page that is not held. The second array, `reach`, has
-        the position after the last of the n tokens that the page has; for a page that is not held, its first position.
+        the position after the last of the n tokens in the page; for a page that is not held, its first position.
         """
         size = -(-n // self._page)
         pages, starts = np.full(size, -1, dtype=np.int64), np.arange(size) * self._page
@@ -184,7 +166,7 @@ class RadixTree:
         return parent.children[first]
 
     def _extend(self, leaf: Node, more: np.ndarray, pages: Sequence[np.ndarray]) -> None:
-        """Append tokens to a leaf. A new page, which also has the old tokens, replaces a partly filled last page."""
+        """Append tokens to a leaf. A new page with old and new tokens replaces a partly filled last page."""
         n_whole = leaf.end // self._page - leaf.start // self._page
         for group, new in enumerate(pages):
             new = new[leaf.end // self._page :]
@@ -194,10 +176,7 @@ class RadixTree:
         leaf.ids, leaf.evicted = np.concatenate((leaf.ids, more)), None
 
     def _split(self, node: Node, at: int) -> Node:
-        """Split a node at a position inside it, and return the new upper node.
-
-        If the position is inside a page, both nodes hold this page.
-        """
+        """Split a node at a position inside it; return the new upper node. Both nodes hold a page that is split."""
         first, parent = node.start // self._page, node.parent
         upper = Node(node.start, node.ids[: at - node.start], [], parent, {int(node.ids[at - node.start]): node})
         for group, pages in enumerate(node.pages):
@@ -228,7 +207,7 @@ class RadixTree:
         for group, window in enumerate(self._windows):
             for node in path if window is not None else ():
                 first = node.start // self._page
-                # If the node continues after the n tokens, leave out the page that they fill in part: it may lack
+                # If the node continues after the n tokens, leave out a page that the n tokens fill in part: it may lack
                 # tokens of the node.
                 of_node = node.pages[group] if node.end <= n else node.pages[group][: n // self._page - first]
                 new = pages[group][first : first + len(of_node)]
@@ -244,7 +223,7 @@ class RadixTree:
                 node.states[state.length] = state.slot
 
     def cut(self, leaf: Node) -> None:
-        """Drop the last page of a leaf, and the leaf's tokens in this page. If no token is left, remove the leaf."""
+        """Drop a leaf's last page and the tokens in this page. If no token is left, remove the leaf."""
         for group, pages in enumerate(leaf.pages):
             self.held.drop(group, pages[-1:])
             leaf.pages[group] = pages[:-1]
@@ -266,14 +245,7 @@ def _agreeing(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> int:
-    """Return the largest number of tokens, at most `length`, for which a group holds all pages that are needed.
-
-    Args:
-        length: the largest allowed result.
-        window: the group's window.
-        reach: (P,) the position after the last token that each page has, from `RadixTree.table`.
-        page: tokens per page.
-    """
+    """Return `RadixTree._reaches` for one group: `reach` (P,) is from `RadixTree.table`, `length` is the limit."""
     while True:
         first = first_visible(window, length)
         numbers = np.arange(first // page, -(-length // page) if first < length else first // page)
@@ -286,10 +258,9 @@ def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> i
 class HeldPages:
     """Counts the references of a tree's nodes to pages of a pool. Several nodes may refer to the same page.
 
-    The methods take the first slots (n,) of different pages; items that are -1 are skipped.
+    The methods take the first slots (n,) of different pages. `add` and `drop` skip items that are -1.
 
     Attributes:
-        pool: the pool of the pages.
         n_pages: the number of different pages that are held in each group.
         generations: for each group and page, how often the last reference of a node to the page has been removed. While
             this count is the same, the contents of a held page are unchanged.
@@ -315,7 +286,7 @@ class HeldPages:
         self.pool.retain(group, pages)
 
     def drop(self, group: int, pages: np.ndarray) -> None:
-        """Remove a reference from each page. A page that no node and no sequence refers to any more is free."""
+        """Remove a reference from each page."""
         pages = pages[pages >= 0]
         counts, numbers = self._counts[group], pages // self.pool.page
         counts[numbers] -= 1
@@ -324,7 +295,7 @@ class HeldPages:
         self.pool.give_back(group, pages)
 
     def in_use(self, group: int, pages: np.ndarray) -> np.ndarray:
-        """Return for each of some held pages (n,) whether a sequence holds the page, too."""
+        """Return for each page whether a sequence holds it, too. The tree must hold the pages."""
         held: np.ndarray = self._counts[group][pages // self.pool.page]
         return np.asarray(self.pool.references(group, pages) > held)
 
@@ -340,8 +311,7 @@ End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
 # The number of token ids that `Match.expected` and a node of `snapshot` show.
 SHOWN = 8
-# An id in the tree has the token id in its low 32 bits, which this mask selects, and the number of the LoRA adapter in
-# the bits above.
+# The mask of the token id in an id of the tree, see `_of_adapter`.
 ID = (1 << 32) - 1
 
 
@@ -353,15 +323,15 @@ class Match(NamedTuple):
         agreeing: number of first tokens that the tree has in common with the ids. This is more than `length` if needed
             pages or the state are not held, if `whole_pages` rounds `length` down, or if no page was free for a copy.
         pages: for each group of layers an array (P,): the first slot of each page of the `length` tokens.
-        expected: the ids, at most 8, with which the tree continues after `agreeing` tokens. If it continues with
-            several branches, these are the ids of the most recently used branch.
+        expected: the ids, at most 8, with which the most recently used branch of the tree continues after `agreeing`
+            tokens.
         end: the reason why not more tokens can be reused. "whole": all ids are cached. "new": the tree has no
             token after the agreeing ones. "differs": the tree continues with other tokens. "evicted": the next token
             was cached, and has been evicted. "window": pages that a window needs are not cached. "state": no state
             after more tokens is cached. "memory": no page was free for a copy.
         state: the state after `length` tokens, for models that have one.
         from_disk: number of the `length` tokens that this look-up has read from files.
-        has_more: whether files have more tokens, which the next look-up will read.
+        has_more: whether files have more tokens, which the next look-up reads.
     """
 
     length: int
@@ -382,9 +352,9 @@ class PrefixStats:
         queries: calls of `attach`.
         hits: calls of `attach` that found at least one token.
         queried_tokens: number of tokens that were looked up.
-        cached_tokens: number of tokens that were found, and so are not computed again.
+        cached_tokens: number of tokens that were found.
         evicted_pages: number of pages, of all groups, that the cache has dropped because the pool had too few free
-            pages or `max_nbytes` was exceeded. Sequences may still hold some of them.
+            pages or `max_nbytes` was exceeded.
     """
 
     queries: int = 0
@@ -398,11 +368,7 @@ class PrefixCache:
     """The prefix cache of a pool. When the pool's free pages run out, the cache gives pages back to the pool.
 
     Attributes:
-        pool: the pool.
-        max_nbytes: the largest number of bytes of pages and states that the cache holds, including pages that sequences
-            hold, too; None for no bound.
-        whole_pages: whether only whole pages are kept and reused.
-        stats: counters of look-ups, hits and evictions.
+        max_nbytes: the bound of `nbytes`; None for no bound.
         disk: the prefixes on disk, which later processes can reuse; or None.
     """
 
@@ -433,12 +399,12 @@ class PrefixCache:
 
     @property
     def n_nodes(self) -> int:
-        """Number of nodes in the tree, without the root."""
+        """Number of nodes without the root."""
         return len(self._nodes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pages and states that the cache holds, whether or not sequences hold them too."""
+        """Bytes of the pages and states that the cache holds, including those that sequences hold, too."""
         return self._tree.held.nbytes + self.n_states * self.pool.states.nbytes_each
 
     @property
@@ -447,7 +413,7 @@ class PrefixCache:
         return sum(len(node.states) for node in self._nodes) if self.pool.states.n_slots else 0
 
     def held_pages(self, group: int) -> int:
-        """Return the number of pages of a group that the cache holds, whether or not sequences hold them too."""
+        """Return the number of pages of a group that the cache holds, including those that sequences hold, too."""
         return self._tree.held.n_pages[group]
 
     def evictable_pages(self, group: int) -> int:
@@ -459,7 +425,7 @@ class PrefixCache:
         return self._match(ids)[0]
 
     def _match(self, ids: Sequence[int] | np.ndarray, most: int | None = None) -> tuple[Match, list[Node]]:
-        """Return the match of ids, with a length of at most `most`, and the nodes of its `length` tokens."""
+        """Return the match of ids of the tree, with a length of at most `most`, and the nodes of its tokens."""
         most = len(ids) if most is None else most
         path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
         length, pages, state = self._tree.usable(path, n, self._step, most)
@@ -485,17 +451,10 @@ class PrefixCache:
     def attach(self, kv: KVSequence, ids: Sequence[int], most: int | None = None, *, is_busy: bool = False) -> Match:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
-        If nothing is found, the sequence stays empty. If no page is free for the copy of a partly used page, the prefix
-        ends before that page.
-
-        Args:
-            kv: the sequence.
-            ids: the tokens of the prompt.
-            most: the largest number of tokens to reuse; None for all. The last token of a prompt must not be reused,
-                because logits are not cached. With `whole_pages`, the page in which the first `most` tokens end can be
-                reused only if the whole page agrees and is held. So the other ids of this page are compared, too.
-            is_busy: whether other requests wait for this thread. If so, only a part of the prefix is read from files.
-                If `Match.has_more` is then true, a later call reads the next part.
+        At most `most` tokens are reused. With `whole_pages`, the page in which these tokens end can be reused only if
+        all ids of the page agree, so `ids` must also have the later ids of this page. If no page is free for the copy
+        of a partly used page, the prefix ends before that page. With `is_busy` (other requests wait for this thread),
+        only a part of the prefix is read from files. If `Match.has_more`, a later call reads the next part.
         """
         self._check(kv)
         first, end, has_more = 0, 0, False
@@ -520,14 +479,8 @@ class PrefixCache:
     def _load(self, disk: DiskPrefixes, ids: np.ndarray, most: int, *, is_busy: bool) -> tuple[int, int, bool]:
         """Find the longest prefix of ids that can be reused with files, and read the missing pages into the tree.
 
-        Return the range [first, end) of the tokens that were read, and whether the files have more tokens.
-
-        Args:
-            disk: the prefixes on disk.
-            ids: the tokens.
-            most: the largest number of tokens that will be reused.
-            is_busy: whether to read only one piece of the prefix. If the model has windows or states, a prefix can end
-                at few positions, so it is always read as a whole.
+        Return the range [first, end) of the tokens that were read, and whether the files have more tokens. `most` and
+        `is_busy` are as in `attach`. If `is_busy`, at most `DiskPrefixes.piece` pages are read.
         """
         page, chain = self.pool.page, disk.chain(ids)
         path, n = self._tree.walk(ids)
@@ -554,12 +507,8 @@ class PrefixCache:
     def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence, *, on_disk: bool = True) -> None:
         """Add the first tokens of a sequence to the cache, by sharing its pages and the slots of its states.
 
-        The sequence may continue. Several calls with growing prefixes of a sequence cost little more than one call.
-
-        Args:
-            ids: (N,) the first N tokens of the sequence, all committed.
-            kv: the sequence.
-            on_disk: whether to write the whole pages and the states to the disk, if there is one.
+        `ids` (N,) are the sequence's first N tokens, all committed. With `on_disk`, the whole pages and the states are
+        also written to `disk`. Several calls with growing prefixes of a sequence cost little more than one call.
         """
         self._check(kv)
         ids = _of_adapter(ids[: len(ids) - len(ids) % self._step], kv.adapter)
@@ -570,7 +519,7 @@ class PrefixCache:
             self._cut(next(iter(self._nodes)))
 
     def _share(self, ids: np.ndarray, kv: KVSequence) -> list[Node]:
-        """Add the first tokens (n,) of a sequence to the tree, and return their path."""
+        """Add the first tokens (n,) of a sequence, as ids of the tree, to the tree, and return their path."""
         path = self._tree.insert(ids, kv.lend(len(ids)))
         self._use(path)
         for state in kv.state.snapshots(len(ids)):
@@ -614,8 +563,8 @@ class PrefixCache:
             self._thin(group, n)
             return
         held = self._tree.held
-        # The first round keeps pages that sequences use. The second round also removes nodes with such pages from the
-        # tree, to reach their ancestors, whose pages may be unused.
+        # The first round keeps pages that sequences use. The second round also drops such pages from leaves, to reach
+        # the leaves' ancestors, whose pages may be unused.
         for spared in (True, False):
             for node in list(self._nodes):
                 while self.pool.free_pages(group) < n and len(node.ids) and not node.children:
@@ -640,7 +589,7 @@ class PrefixCache:
     def _thin(self, group: int, n: int) -> None:
         """Drop pages of a group with a window until n pages are free, but keep the nodes.
 
-        Within a node, the pages at its end are dropped last, because reuse needs the last pages of a prefix.
+        A node's last pages are dropped last, because reuse needs the last pages of a prefix.
         """
         for node in self._nodes:
             pages = node.pages[group]
@@ -653,7 +602,7 @@ class PrefixCache:
                 self.stats.evicted_pages += 1
 
     def _cut(self, leaf: Node) -> None:
-        """Drop the last page of a leaf."""
+        """Drop the last page of a leaf, see `RadixTree.cut`."""
         before = sum(self._tree.held.n_pages)
         self._tree.cut(leaf)
         self.stats.evicted_pages += before - sum(self._tree.held.n_pages)
@@ -671,10 +620,9 @@ class PrefixCache:
     def snapshot(self, most: int | None = None) -> list[dict[str, Any]]:
         """Return the `most` most recently used nodes as dictionaries, each after its parent.
 
-        Keys: `parent`, the parent's index in this list, or -1; `start`, the position of the node's first token;
-        `n_tokens`, its number of tokens; `ids`, its first token ids, at most 8; `pages`, the number of held pages of
-        each group; `in_use`, the number of these pages that sequences hold, too; `references`, the largest reference
-        count of its pages; `last_use`.
+        Keys: `parent`, the parent's index in this list, or -1; `start`; `n_tokens`; `ids`, the first token ids, at most
+        8; `pages`, the number of held pages of each group; `in_use`, the number of these pages that sequences hold,
+        too; `references`, the largest reference count of the node's pages; `last_use`.
         """
         found: list[dict[str, Any]] = []
         index: dict[Node, int] = {}
@@ -699,7 +647,7 @@ class PrefixCache:
 
 
 def _of_adapter(ids: Sequence[int] | np.ndarray, adapter: int) -> np.ndarray:
-    """Return the tree's ids (n,) of tokens: the token id, and in the high bits the number of the adapter.
+    """Return ids (n,) of the tree: a token id in the low 32 bits, and above the number of the LoRA adapter.
 
     Keys and values depend on the adapter that computed them, so two adapters must not share pages.
     """

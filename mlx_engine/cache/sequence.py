@@ -6,9 +6,9 @@ continues with other tokens. Several passes may begin before the first is commit
 pass before the token of the previous pass has reached the host.
 
 A page may have several holders: sequences and a prefix cache. `lend` returns pages for another holder, and `adopt`
-begins a sequence with pages of another holder. `fork` lends all committed tokens to a new sequence. Before a token in a
-shared page is overwritten, the page is copied. After `lend`, the sequence still writes new tokens into its partly
-filled last page, because no other holder reads the free slots of this page.
+begins a sequence with pages of another holder. Before a token in a shared page is overwritten, the page is copied.
+After `lend`, the sequence still writes new tokens into its partly filled last page, because no other holder reads the
+free slots of this page.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ class KVSequence:
     """The KV cache of one sequence. Made by `KVPool.sequence`.
 
     Attributes:
-        pool: the pool that has the sequence's pages.
         length: number of committed tokens, which is the position of the next token.
         pending: number of tokens that were begun, and neither committed nor rolled back.
         capacity: the largest number of tokens.
-        state: the recurrent states of layers that have one.
         tables: a page table for each group of layers with the same window. An entry is the first slot of the page in
             the KV store, or -1 if the page is not allocated.
         adapter: the number of the LoRA adapter with which the tokens are computed, an index of a row of
@@ -53,8 +51,7 @@ class KVSequence:
         self.tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
         self._firsts, self._end = [0] * len(pool.windows), 0
-        # Other holders of the pages may read the tokens before this position. A shared page is copied before one of
-        # these tokens is overwritten.
+        # Other holders of the pages may read the tokens before this position.
         self._lent = 0
 
     @property
@@ -148,10 +145,7 @@ class KVSequence:
         self.length = self._lent = 0
 
     def fork(self) -> KVSequence:
-        """Return a new sequence with the same committed tokens.
-
-        Whole pages are shared, and a partly used last page is copied. A recurrent state is shared, because no pass
-        writes to its slot again.
+        """Return a new sequence that has adopted all committed tokens, see `adopt`.
 
         Raises:
             CacheFullError: the pool has no free page for the copy. Then nothing has changed.
@@ -173,14 +167,11 @@ class KVSequence:
         return [table[: -(-length // self.pool.page)].copy() for table in self.tables]
 
     def adopt(self, pages: Sequence[np.ndarray], length: int, state: Snapshot | None = None) -> None:
-        """Begin with the first `length` tokens of another holder.
-
-        Whole pages are shared, and a partly used last page is copied.
+        """Begin with the first `length` tokens of another holder; share whole pages, copy a partly filled last page.
 
         Args:
-            pages: for each group of layers, the first slot (P,) of each of P pages, as `lend` returns them. A page that
-                no later token reads may be -1.
-            length: number of tokens. They fill P pages; the last page may be partly filled.
+            pages: the pages of these tokens, as `lend` returns them. A page that no later token reads may be -1.
+            length: the number of tokens.
             state: the recurrent state after these tokens, for models that have one.
 
         Raises:
@@ -251,7 +242,7 @@ class KVSequence:
         return position // self.pool.page < self._end and bool(self.pool.references(group, page) > 1)
 
     def _replace_last(self, group: int) -> None:
-        """Copy the last, partly used page of a group to a free page, and give back the old page."""
+        """Copy the last, partly filled page of a group to a free page, and give back the old page."""
         table, last, n = self.tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
         if source[0] >= 0:  # -1 if no later token reads the page: with a window of 1, or at the end of Llama 4's chunk
@@ -282,9 +273,8 @@ class SequenceInput(NamedTuple):
 
     Attributes:
         ids: (n,) the tokens, at least one.
-        kv: the KV cache of the sequence.
         wanted: the number of last tokens whose logits are wanted; None for all.
-        each: whether to keep the state after each token, so that any number of the tokens can be committed later.
+        each: as in `KVSequence.begin`.
     """
 
     ids: Sequence[Token]

@@ -1,9 +1,9 @@
 """Recurrent states: the cache of short convolutions, gated delta nets and Mamba2 mixers, in place of keys and values.
 
-A state has a fixed size. A slot of a `StatePool` holds the states of all layers of a sequence after a certain number of
-tokens. A pass reads the newest slot of a sequence and writes another one. No later pass changes a written slot. So a
-pass that fails or is rolled back has not changed a committed state, and sequences and a prefix cache can share a slot.
-Slots are reference-counted; a slot without a reference is free.
+A state has a fixed size. A slot of a `StatePool` holds the states of all layers after some number of a sequence's
+tokens. A pass reads the newest slot of a sequence and writes another one. No later pass changes a written slot, so
+rollback needs no copy, and sequences and a prefix cache can share a slot. Slots are reference-counted; a slot without a
+reference is free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ZERO = 0
 
 @dataclass(frozen=True)
 class StateLayer:
-    """The shapes of the arrays of one layer's recurrent state, which do not depend on the length of the sequence."""
+    """The shapes of the arrays of one layer's recurrent state."""
 
     shapes: tuple[tuple[int, ...], ...]
 
@@ -41,8 +41,8 @@ class StateLayer:
 def n_slots(n_sequences: int, *, kept: bool = True, n_proposed: int = 0) -> int:
     """Return the number of slots of a pool for `n_sequences` sequences, including the slot of zeros.
 
-    A sequence has one slot if states are not kept for later passes. A pass that checks proposed tokens writes a state
-    after each of them: `n_proposed` in total.
+    A sequence has one slot if states are not kept for later passes. A pass that checks proposed tokens also writes a
+    state after each of these tokens, at most `n_proposed` in total.
     """
     return 1 + n_sequences * (SLOTS_PER_SEQUENCE if kept else 1) + n_proposed
 
@@ -51,7 +51,7 @@ class StatePool:
     """The slots of the states of all sequences of a `KVPool`.
 
     Attributes:
-        stores: for each layer of the model, the stores of its arrays; empty for a layer without a state.
+        stores: for each layer, the stores of its arrays; empty for a layer without a state.
         n_slots: the number of slots, free or in use, including the slot of zeros; 0 if no layer has a state.
         generations: for each slot, how often it has been allocated. While this count is the same, the contents of the
             slot are unchanged.
@@ -138,7 +138,7 @@ class StatePool:
 
 
 class Snapshot(NamedTuple):
-    """The state after `length` tokens of a sequence, and its slot."""
+    """The slot of the state after `length` tokens of a sequence."""
 
     length: int
     slot: int
@@ -172,18 +172,14 @@ class SequenceState:
         return self._pending[-1] if self._pending else self.committed
 
     def begin(self, first: int, n: int, inside: int | None = None, *, each: bool = False) -> None:
-        """Take slots for the states of a pass.
+        """Take slots for the states of a pass over n tokens from position `first` on.
 
-        Args:
-            first: the position of the first token.
-            n: the number of tokens.
-            inside: a length of the sequence, reached inside the pass. The state at this length is kept, too, unless
-                only one slot is free.
-            each: whether to keep the state after every token until the pass is committed. This needs n free slots.
+        The state at the length `inside` is kept, too, if the pass goes beyond this length and two slots are free. With
+        `each`, the state after every token is kept until the pass is committed; this needs n free slots.
 
         Raises:
-            ValueError: there is no state after exactly `first` tokens, because only a part of a pass was committed or
-                rolled back.
+            ValueError: the newest state is not that after `first` tokens, because only a part of a pass was committed
+                or rolled back.
         """
         if self.newest.length != first:
             raise ValueError(f"begin: expected the state after {first} tokens, found that after {self.newest.length}")

@@ -1,13 +1,12 @@
 """Read GGUF files, also split ones. A file is memory-mapped: opening it parses the header and reads no tensor data.
 
-Layout: magic, version, counts; the metadata as typed key-value pairs; one record per tensor (name,
-dimensions, type, offset); padding to `general.alignment`; the tensors, each padded likewise. Versions 2 and
-3, little-endian.
+Layout: magic, version, counts; the metadata as typed key-value pairs; one record per tensor (name, dimensions, type,
+offset); padding to `general.alignment`; the tensors, each padded likewise. Versions 2 and 3, little-endian.
 
-Where the specification is ambiguous, this reader follows llama.cpp, because most GGUF files are written for it:
-the alignment is a uint32 and a power of two (default 32); tensors are stored without gaps, in the order of their
-records, and the padding after the last tensor is part of the file; tensor names are shorter than 64 bytes; a
-dimension may be 0. Unlike llama.cpp, this reader accepts arrays of arrays, which the specification allows.
+Where the specification is ambiguous, this reader follows llama.cpp: the alignment is a uint32 and a power of two
+(default 32); tensors are stored without gaps, in the order of their records, and the padding after the last tensor is
+part of the file; tensor names are shorter than 64 bytes; a dimension may be 0. Unlike llama.cpp, this reader accepts
+arrays of arrays, which the specification allows.
 
 If another process truncates the file while it is mapped, reading the lost part ends this process (SIGBUS).
 
@@ -51,8 +50,7 @@ if TYPE_CHECKING:
 
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64, including the terminating zero byte
 MAX_DIMS = 4  # GGML_MAX_DIMS
-# ggml's limit is 2**63 elements. This limit is eight times smaller, because NumPy also limits an array to 2**63 bytes,
-# and a float64 has 8 bytes.
+# ggml's limit is 2**63 elements. NumPy also limits an array to 2**63 bytes, and a float64 has 8 bytes.
 MAX_ELEMENTS = 1 << 60
 
 _RECORD_BYTES = 640  # upper bound on the memory of a TensorInfo with name, shape and dict entry
@@ -60,10 +58,7 @@ _RECORD_BYTES = 640  # upper bound on the memory of a TensorInfo with name, shap
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's record.
-
-    `shape` is row-major, the reverse of the order in the file; `offset` counts from the start of the file.
-    """
+    """A tensor's record. `shape` is row-major, the reverse of the file's order; `offset` is from the file's start."""
 
     name: str
     shape: tuple[int, ...]
@@ -73,7 +68,7 @@ class TensorInfo:
 
 
 def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[int, dict[str, TensorInfo]]:
-    """Return the byte at which tensor data begins, and the tensors by name. All tensors are within the file.
+    """Return the byte at which tensor data begins, and the tensors by name.
 
     Raises:
         FormatError: a record is damaged, there are gaps between tensors, tensors overlap, or the file ends before the
@@ -131,7 +126,7 @@ def _read_shape(cursor: Cursor, field: str) -> tuple[int, ...]:
         raise cursor.error(what, at=at, expected=f"at most {MAX_DIMS}", found=f"{n_dims:,}", hint=FAULTY)
     at = cursor.at
     dims = [cursor.u64(f"{field}, dimension {i},") for i in range(n_dims)]
-    # Dimensions of 0 count as 1 here: an empty tensor is allowed if the product of its other dimensions is in bounds.
+    # Dimensions of 0 count as 1 here, as the other dimensions of an empty tensor must be in bounds, too.
     if math.prod(max(dim, 1) for dim in dims) >= MAX_ELEMENTS:
         expected = f"fewer than 2**{MAX_ELEMENTS.bit_length() - 1} elements"
         raise cursor.error(f"{field}, dimensions,", at=at, expected=expected, found=f"{dims}", hint=FAULTY)
@@ -164,7 +159,7 @@ _MAX_MLX_DIM = (1 << 31) - 1
 
 
 class MappedFile(mmap.mmap):
-    """A mapped file, with its path, and its status when it was mapped."""
+    """A mapped file, with its path, and its `os.stat` result when it was mapped."""
 
     path: Path
     stat: os.stat_result
@@ -209,7 +204,7 @@ class GGUFFile:
 
     @property
     def files(self) -> list[Path]:
-        """The files that the tensors are read from: one, or all parts of a split file."""
+        """The file, or all parts of a split file, in order."""
         return [self.path]
 
     def typed_metadata(self) -> dict[str, Value]:
@@ -217,7 +212,7 @@ class GGUFFile:
         return {key: Value(self.kinds[key], value) for key, value in self.metadata.items()}
 
     def weight(self, name: str) -> Weight:
-        """Return a tensor in its stored type, as a view of the mapped file, even if its type cannot be dequantised.
+        """Return a tensor in its stored type, as a view of the mapped file.
 
         Raises:
             FormatError: the file has no tensor of this name.
@@ -262,7 +257,7 @@ class GGUFFile:
         )
 
     def close(self) -> None:
-        """Close the file. Returned weights stay valid, because the mapping exists as long as a weight refers to it."""
+        """Close the file. Returned weights stay valid: the mapping exists as long as a weight refers to it."""
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -279,11 +274,11 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Map a GGUF file and parse its header; no tensor data is read. All parts of a split file are opened as one.
+    """Open a GGUF file; given any part of a split file, open all parts as one.
 
     Raises:
         SourceError: there is no such file, it cannot be opened, or a part of a split file is missing.
-        FormatError: the file is not valid GGUF; the message says where, what was expected and what was found.
+        FormatError: the file is not valid GGUF.
     """
     opened = _open_part(Path(path))
     try:
@@ -373,9 +368,9 @@ def part_files(path: Path) -> list[Path]:
 class SplitGGUFFile(GGUFFile):
     """All parts of a split GGUF file as one file: the metadata of the first part, and the tensors of all parts.
 
-    The parts are named NAME-00001-of-00005.gguf and so on. The first part has the metadata of the model. Each part has
-    its own number, counted from 0, the number of parts, and the number of tensors in all parts. `data_offset` is the
-    sum of the parts' data offsets. `TensorInfo.offset` counts from the start of the part that has the tensor.
+    The parts are named NAME-00001-of-00005.gguf and so on. The metadata of each part has its own number, counted from
+    0, the number of parts, and the number of tensors in all parts. `data_offset` is the sum of the parts' data offsets.
+    `TensorInfo.offset` counts from the start of the part that has the tensor.
 
     Source: llama.cpp, tools/gguf-split, and `llama_split_path` in src/llama.cpp.
     """
@@ -392,11 +387,11 @@ class SplitGGUFFile(GGUFFile):
 
     @property
     def files(self) -> list[Path]:
-        """The files of all parts, in order."""
+        """The files of all parts."""
         return [part.path for part in self._parts]
 
     def weight(self, name: str) -> Weight:
-        """Return a tensor in its stored type, as a view of the mapped part that has it."""
+        """Return a tensor, as a view of the mapped part that has it."""
         return self._part_of[self._info(name).name].weight(name)
 
     def close(self) -> None:
@@ -406,12 +401,7 @@ class SplitGGUFFile(GGUFFile):
 
 
 def _open_split(named: GGUFFile) -> GGUFFile:
-    """Open all parts of a split file, given any part; return `named` itself if it is the only part.
-
-    Raises:
-        SourceError: a part is missing, or the name of the file does not have the form of a part's name.
-        FormatError: the parts do not fit together.
-    """
+    """Open all parts of a split file, given any part; return `named` itself if it is the only part."""
     count = _part_number(named, COUNT_KEY)
     if count == 1:
         return named
@@ -441,7 +431,7 @@ def _open_split(named: GGUFFile) -> GGUFFile:
 
 
 def _check_parts(parts: Sequence[GGUFFile], count: int) -> None:
-    """Check that the parts are numbered in order, and together have as many tensors as the first part says."""
+    """Check that the parts are in order, and together have as many tensors as the first part says, each once."""
     names = set[str]()
     for number, part in enumerate(parts):
         for key, expected in ((COUNT_KEY, count), (NUMBER_KEY, number)):

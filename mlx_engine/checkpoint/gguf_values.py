@@ -1,15 +1,14 @@
 """Parse the values of a GGUF header: numbers, strings and typed metadata. Every length is checked.
 
-Values become Python types: numbers become int and float, booleans bool, strings str. An array of numbers or booleans
-becomes a read-only NumPy array, an array of strings a list, and an array of arrays a tuple. A string of at most
-32 KiB that is not UTF-8 is decoded with `surrogateescape`, so that it can be written back unchanged: llama.cpp accepts
-any bytes, and its test files contain such strings. A longer string is no token, and must be UTF-8.
+Numbers become int and float, booleans bool, strings str. An array of numbers or booleans becomes a read-only NumPy
+array, an array of strings a list, and an array of arrays a tuple. A string of at most 32 KiB that is not UTF-8 is
+decoded with `surrogateescape`, so that it can be written back unchanged: llama.cpp accepts any bytes, and its test
+files contain such strings. A longer string is no token, and must be UTF-8.
 
 Allocations are counted, so a damaged or malicious header needs at most `8 * file size + 1 MB` of memory.
 
-Source: the layout is that of https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; the checks follow
-`gguf_init_from_reader` of llama.cpp,
-https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
+Source: the layout is that of https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; the checks are those of
+llama.cpp, see `gguf.py`.
 """
 
 from __future__ import annotations
@@ -70,15 +69,13 @@ DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in
 
 
 def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
-    """Decode up to `n` strings from the start of `piece`; return them and the bytes read.
-
-    The positions of the strings are guessed. Return None if the guess is wrong or cannot be verified, or if `piece` has
-    no complete string.
+    """Decode up to `n` strings from the start of `piece`, without a Python loop; return them and the bytes read.
 
     A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A string is stored as a
     length of 8 bytes and a text. A length below 256 is one byte and seven zeros. Texts rarely contain such a sequence,
-    so every such sequence is assumed to be a length. This guess is verified: each string must end where the next one
-    starts. Then the length bytes are set to zero, and one `split` at eight zeros returns all strings.
+    so every such sequence is assumed to be a length. Return None if a string does not end where the next one starts, or
+    if `piece` has no complete string. Then the length bytes are set to zero, and one `split` at eight zeros returns all
+    strings.
     """
     if len(piece) < 8:
         return None
@@ -123,11 +120,10 @@ MAX_DEPTH = 8  # the deepest nesting of arrays that is read; no known file nests
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 
-# Arrays of strings are decoded in pieces of this many bytes, so that only one piece is copied at a time. Longer strings
-# must be UTF-8.
+# Bytes of the pieces in which arrays of strings are copied and decoded. Longer strings must be UTF-8.
 _PIECE = 1 << 15
 _OBJECT_BYTES = 256  # an upper bound on the bytes of a str or array without its data, and of its entry in a dict
-# Counted allocations may exceed 8 * file size by this many bytes. The rest of the 1 MB is for allocations not counted.
+# Counted allocations may exceed 8 * file size by these bytes. The rest of the 1 MB is for allocations not counted.
 _SPARE_BYTES = 1 << 18
 
 
@@ -221,7 +217,7 @@ class Cursor:
         """Read `n` consecutive strings, decoding a piece of the file at a time."""
         out: list[str] = []
         while len(out) < n:
-            # 64 bytes per remaining string, so that short arrays do not copy a whole piece each
+            # 64 bytes per remaining string, so that a short array does not copy a whole piece
             piece = self.buffer[self.at : self.at + min(_PIECE, 64 * (n - len(out)))]
             texts, n_bytes = short_strings(piece, n - len(out)) or any_strings(piece, n - len(out))
             if not texts:  # the next string is longer than a piece, or than the file

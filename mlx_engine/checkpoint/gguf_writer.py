@@ -1,11 +1,10 @@
 """Write GGUF files. A file that was read can be written back byte for byte.
 
 The stored type of a metadata value follows from its Python type. A bool becomes BOOL, a str STRING, and a float
-FLOAT32. An int gets the first of UINT32, INT32, INT64 and UINT64 that can hold it. NumPy numbers and arrays get the
-type of their dtype. A list of ints gets the first of these types that can hold all of them; a list of ints and floats
-gets FLOAT32. All other lists must have elements of one type. An empty list becomes an array of strings, and an
-empty tuple an array of arrays, because the reader returns arrays of strings as lists and arrays of arrays as tuples.
-`Value` sets another type; `GGUFFile.typed_metadata()` returns all values with the types that they had in the file.
+FLOAT32. An int gets the first of UINT32, INT32, INT64 and UINT64 that can hold it, and a list of ints the first that
+can hold all of them. NumPy numbers and arrays get the type of their dtype. A list of ints and floats gets FLOAT32. All
+other lists must have elements of one type. An empty list becomes an array of strings, and an empty tuple an array of
+arrays, as `gguf_values.py` reads them. `Value` sets another type; `GGUFFile.typed_metadata()` has the types of a file.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ def write_gguf(
 ) -> None:
     """Write metadata and tensors in the given order. The file appears only when it is complete.
 
-    `alignment` is stored as `general.alignment`. If neither `alignment` nor this key is given, tensors are aligned to
-    32 bytes.
+    `alignment` is stored as `general.alignment`. If the metadata has no such key either, tensors are aligned to 32
+    bytes.
 
     Raises:
         OptionError: GGUF cannot store a key, value, name or shape, or the version or alignment is invalid.
@@ -139,16 +138,11 @@ def _pair(key: str, value: object) -> bytes:
 
 
 _KIND_OF = {dtype: kind for kind, dtype in DTYPES.items()}
-# An int without an explicit type gets the first of these types that holds it.
 _INTEGERS = (ValueType.UINT32, ValueType.INT32, ValueType.INT64, ValueType.UINT64)
 
 
 def _kind_of(value: object, option: str) -> ValueType:
-    """Return the stored type of a value without an explicit type.
-
-    Raises:
-        OptionError: GGUF has no type for the value. The error names `option`.
-    """
+    """Return the stored type of a value without an explicit type; raise OptionError if GGUF has none."""
     if isinstance(value, str):
         return ValueType.STRING
     if isinstance(value, np.generic) and value.dtype in _KIND_OF:
@@ -162,11 +156,7 @@ def _kind_of(value: object, option: str) -> ValueType:
 
 
 def _common_kind(values: Sequence[object], option: str) -> ValueType:
-    """Return the stored type of numbers: BOOL, or the first of `_INTEGERS` that holds every int, or FLOAT32.
-
-    Raises:
-        OptionError: there is no such type. The error names `option`.
-    """
+    """Return the stored type of numbers; raise OptionError if GGUF has none."""
     if all(isinstance(value, bool) for value in values):
         return ValueType.BOOL
     integers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
@@ -185,7 +175,7 @@ def _encoded(kind: ValueType, value: object, option: str, depth: int) -> bytes:
     """Return the bytes of a value that is stored as `kind`; `depth` counts the arrays around it.
 
     Raises:
-        OptionError: the type cannot hold the value. The error names `option`.
+        OptionError: the type cannot hold the value.
     """
     if kind == ValueType.ARRAY:
         return _encode_array(value, option, depth + 1)
@@ -218,16 +208,12 @@ def _encode_array(value: object, option: str, depth: int) -> bytes:
     else:
         kind = _common_kind(value, option)
     items = (_encoded(kind, item, f"{option}[{i}]", depth) for i, item in enumerate(value))
-    # The type of the elements is written once, before them. An inner array begins with the type of its own elements.
+    # An array begins with the type of its elements, also an inner array.
     return struct.pack("<IQ", kind, len(value)) + b"".join(items)
 
 
 def _string(text: object, option: str, max_bytes: int = 1 << 30) -> bytes:
-    """Return the bytes of a string: its length, then its text in UTF-8.
-
-    Raises:
-        OptionError: the value is not a string, or is too long.
-    """
+    """Return the bytes of a string: its length, then its text in UTF-8; raise OptionError if that is not possible."""
     if not isinstance(text, str):
         raise OptionError(f"{option} must be a str, not {shown(text)}", option=option, found=text)
     try:

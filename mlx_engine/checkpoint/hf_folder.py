@@ -1,4 +1,4 @@
-"""Open the files of a Hugging Face folder: the shards of its safetensors, and its JSON files, which are not trusted."""
+"""Open the safetensors and JSON files of a Hugging Face folder. The JSON files are not trusted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mlx_engine.errors import FormatError, SourceError, first
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
-# The most bytes of an accepted JSON file, and the most lists and objects in it. The second limit bounds the memory of
-# the parsed value: an empty list has 3 bytes in the file, but 64 in memory. The largest published index has 17 MB.
+# The most bytes of a JSON file, and the most lists and objects in it. The second limit bounds the memory of the parsed
+# value: an empty list has 3 bytes in the file, but 64 in memory. The largest published index has 17 MB.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 1 << 25, 1 << 20
 SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 
@@ -26,9 +26,7 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def shards(folder: Path) -> list[SafetensorsFile]:
-    """Open the safetensors files of a folder.
-
-    These are the files in the index; without an index, model.safetensors; without either, files with names of shards.
+    """Open the files in a folder's index; without an index, model.safetensors; without either, the named shards.
 
     Raises:
         SourceError: a file is missing.
@@ -52,7 +50,7 @@ def shards(folder: Path) -> list[SafetensorsFile]:
 
 def _indexed(folder: Path) -> list[str]:
     weight_map = read_json(folder / INDEX).get("weight_map")
-    # A file name in the index is untrusted: it must not lead out of the folder.
+    # A file name in the index must not lead out of the folder.
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) and SHARD_NAME.fullmatch(name) for name in weight_map.values()
     ):
@@ -66,7 +64,7 @@ def _indexed(folder: Path) -> list[str]:
 
 
 def _named_shards(folder: Path) -> list[str]:
-    """Find a shard by its name, model-I-of-N.safetensors; return the names of all N shards, or [] without a shard."""
+    """Return the names of all N shards if there is a file model-I-of-N.safetensors, otherwise []."""
     for file in sorted(folder.glob("model-*.safetensors")):
         match = NUMBERED.fullmatch(file.name)
         if match:
@@ -91,11 +89,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(content: bytes | str, where: str, hint: str = "download the file again") -> Any:
-    """Return the value of an untrusted JSON text; `where` names its file in errors.
-
-    Raises:
-        FormatError: the text is not JSON, too long, too deep, or has a number of too many digits.
-    """
+    """Return the value of a JSON text, or raise FormatError; `where` names its file in errors."""
     braces, brackets = ("{", "[") if isinstance(content, str) else (b"{", b"[")
     n_values = content.count(braces) + content.count(brackets)  # type: ignore[arg-type]
     if len(content) > MAX_JSON_BYTES or n_values > MAX_JSON_VALUES:

@@ -14,14 +14,12 @@ from mlx_engine.checkpoint.gguf import part_names
 from mlx_engine.checkpoint.sources import HubName, is_type, of_type
 from mlx_engine.errors import SourceError, shown
 
-# Timeout in seconds of the first request to the hub. huggingface_hub's downloads retry for half a minute before they
-# fail, which is too long a wait when there is no network.
+# Timeout in seconds of the first request to the hub.
 TIMEOUT = 5.0
 
-# Errors with which the hub refuses a request. They are OSErrors, but not every OSError is a refusal: it may be a full
-# disk or, in older versions of huggingface_hub, a missing network.
+# Errors with which the hub refuses a request. Other OSErrors are a full disk or a missing network, for example.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
-# Errors of the file system, with which a download cannot be written to the cache.
+# Errors of the file system when a download is written to the cache.
 _LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -31,9 +29,9 @@ FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "toke
 def download(repo: str, file: str | None) -> Path:
     """Download a GGUF file of `repo`, or its safetensors folder, unless it is cached. Return the path.
 
-    `file` is the name of a file, or a type such as Q4_K_M, which chooses the only GGUF file with this type in its name.
-    Without `file`, choose the only GGUF file of the repository, or its only Q8_0 file; if it has no GGUF files, choose
-    the safetensors folder. Without a network, return the model in the cache.
+    `file` is the name of a file, or a type such as Q4_K_M, for the only GGUF file with this type in its name. Without
+    `file`, choose the only GGUF file of the repository, or its only Q8_0 file; if it has no GGUF files, choose the
+    safetensors folder. Without a network, return the model in the cache.
 
     Raises:
         SourceError: no network and no cached model, no such repository or file, or several candidate files.
@@ -41,8 +39,8 @@ def download(repo: str, file: str | None) -> Path:
     name = HubName(repo, file)
     _check_file_name(repo, file)
     try:
-        # The list of files is requested even if `file` is given: without a network this request fails at once, but a
-        # download fails only after retries.
+        # The list of files is requested even if `file` is given: without a network, this request fails within
+        # `TIMEOUT`, but a download of huggingface_hub only after retries for half a minute.
         files = _remote_files(repo)
         return _fetch(repo, _choose(repo, files, file), offline=False)
     except HFValidationError as error:
@@ -89,8 +87,8 @@ def _network() -> Iterator[None]:
     except (OSError, HFValidationError):
         raise
     except Exception as error:
-        # All other exceptions are connection failures. Their classes belong to the HTTP library, and huggingface_hub
-        # has changed its HTTP library more than once.
+        # All other exceptions are connection failures. Their classes depend on huggingface_hub's HTTP library, which
+        # has changed more than once.
         raise ConnectionError(_first_line(error)) from error
 
 
@@ -111,16 +109,16 @@ def _fetch(repo: str, file: str | None, *, offline: bool) -> Path:
     with _network():
         if file is None:
             return Path(snapshot_download(repo, allow_patterns=FOLDER_FILES, local_files_only=offline))
-        # All parts of a split file are downloaded; the first part represents them.
+        # All parts of a split file are downloaded, and the path of the first is returned.
         paths = [Path(hf_hub_download(repo, name, local_files_only=offline)) for name in part_names(file)]
         return paths[0]
 
 
 def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
-    """Return the GGUF file to download, or None for the safetensors folder. `wanted` is a file or a type, if given."""
+    """Return the GGUF file to download, or None for the safetensors folder. `wanted` is the `file` of `download`."""
     if wanted is not None and not is_type(wanted):
         return wanted
-    # Of a split file, only the first part can be chosen. Files with encoders of images or audio are left out.
+    # Leave out all but the first part of split files, and files with encoders of images or audio (mmproj).
     ggufs = [name for name in files if name.lower().endswith(".gguf") and name == part_names(name)[0]]
     ggufs = [name for name in ggufs if not PurePosixPath(name).name.lower().startswith("mmproj")]
     if not ggufs:

@@ -1,6 +1,6 @@
 """Compute digests of a checkpoint's files: `identity`, a quick one over some of the bytes, and `digest` over all bytes.
 
-They tell whether two processes, or a cache on disk and a process, have the same model.
+They show whether two processes, or a cache on disk and a process, have the same model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from mlx_engine.checkpoint.gguf import part_files
 from mlx_engine.errors import SourceError
 from mlx_engine.kernels.files import draft
 
-# `identity` reads 256 evenly spaced pieces of 16 KiB of each file, 4 MiB in all.
 PIECES, PIECE_BYTES = 256, 16 << 10
 
 
@@ -25,9 +24,8 @@ def identity(path: Path) -> str:
     """Return a SHA-256, in hex, of the sizes and some bytes of a checkpoint's files.
 
     The files are the parts of a GGUF file, or a folder's weights and config.json; in a folder, names are hashed, too.
-    Files of at most 4 MiB are read completely. Of larger files, 256 pieces and up to 255 bytes at the end are read.
-    Models of different training runs, quantisations or sizes have different pieces. Models that differ only in a few
-    edited weights may have the same pieces, and so the same digest.
+    Files of at most 4 MiB are read completely. Of larger files, 256 evenly spaced pieces of 16 KiB and up to 255 bytes
+    at the end are read. So models that differ only in a few edited weights may have the same digest.
 
     Raises:
         SourceError: a file cannot be read.
@@ -37,7 +35,7 @@ def identity(path: Path) -> str:
         try:
             with file.open("rb") as opened:
                 size = opened.seek(0, 2)
-                # The name of a GGUF file is not part of the digest, because users rename these files.
+                # The name of a GGUF file is not hashed, because users rename these files.
                 hashed.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
                 step = max(PIECE_BYTES, size // PIECES)
                 for at in range(0, size, step):
@@ -49,7 +47,7 @@ def identity(path: Path) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a model file with all its parts, or of a folder's safetensors files in order of names."""
+    """Return the SHA-256, in hex, of all bytes of a checkpoint's weight files."""
     total = hashlib.sha256()
     for file in _weight_files(path):
         with file.open("rb") as stream:
@@ -61,7 +59,7 @@ def digest(path: Path) -> str:
 def signature(path: Path) -> str:
     """Return a text with the paths, sizes, inodes and times of a checkpoint's weight files; "" if `stat` fails for one.
 
-    The text changes when a file is written again, because programs cannot set the change time (ctime) of a file.
+    The text changes with every write to a file, because programs cannot set the change time (ctime) of a file.
     """
     try:
         about = [(str(file.resolve()), file.stat()) for file in _weight_files(path)]
@@ -71,15 +69,9 @@ def signature(path: Path) -> str:
 
 
 def kept_digest(path: Path, folder: Path, loaded: str | None = None) -> str:
-    """Return the `digest` of a checkpoint, and keep it in a file for later calls, because computing it reads all bytes.
+    """Return the `digest` of a checkpoint; keep it in a file in `folder`, for later calls with unchanged files.
 
-    If an earlier call has kept the digest and no weight file has changed since that call, return the kept digest.
-
-    Args:
-        path: the checkpoint.
-        folder: the folder in which the digest is kept.
-        loaded: the `signature` of the files when their weights were loaded. If the files have been replaced since
-            then, their digest would be that of another model, so an error is raised.
+    `loaded` is the `signature` of the files when their weights were loaded.
 
     Raises:
         SourceError: the files have changed since they were loaded, or while they were read.

@@ -20,8 +20,8 @@ from mlx_engine.quant.weight import Weight
 class TensorRow:
     """One tensor of a listing.
 
-    `type` is spelled as in the file; for a matrix that MLX has quantised it is the name of its `GroupType`. `nbytes` is
-    None for a tensor that is in a folder and has a type that cannot be read.
+    `type` is spelled as in the file; for a matrix that MLX has quantised, it is the name of its `GroupType`. `nbytes`
+    is None if the type of a tensor in a folder cannot be read.
     """
 
     name: str
@@ -49,14 +49,13 @@ class Listing:
     """The contents of a GGUF file, a Hugging Face folder or a single safetensors file.
 
     Attributes:
-        path: the file or folder.
         format: "GGUF" or "safetensors".
         header: file_bytes and n_tensors; n_metadata except for a single safetensors file; for GGUF also version,
             alignment and data_offset.
         metadata: GGUF metadata, in the file's order; for a folder `Checkpoint.settings`; empty for a safetensors file.
         kinds: the GGUF type of each metadata value; empty for safetensors.
         tensors: in the file's order.
-        weight: a function that returns a stored tensor by name.
+        weight: returns a stored tensor by name.
     """
 
     path: Path
@@ -162,8 +161,8 @@ def _row(checkpoint: Checkpoint, name: str) -> TensorRow:
     return TensorRow(name, weight.shape, weight.type.name, weight.nbytes)
 
 
-# The sizes in the summary, by name. Each has its GGUF keys, without the architecture's prefix, and its keys in
-# config.json. The first key that a file has is used.
+# The sizes in the summary: GGUF keys without the architecture's prefix, and keys in config.json. The first key that a
+# file has is used.
 _SIZES = {
     "n_layers": (("block_count",), ("num_hidden_layers", "n_layer")),
     "hidden_size": (("embedding_length",), ("hidden_size", "n_embd")),
@@ -202,8 +201,8 @@ def summary(listing: Listing) -> dict[str, object]:
 def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return config.json with the nested settings of RoPE, and of a multimodal model's text model, on the top level.
 
-    Transformers 5 writes the settings of RoPE to `rope_parameters`. If kinds of layers differ, this has a mapping per
-    kind; the mapping of full attention is used.
+    Transformers 5 writes the settings of RoPE to `rope_parameters`, with a mapping per kind of layer if these differ;
+    the mapping of full attention is used.
     """
     text = config.get("text_config")
     if isinstance(text, Mapping):

@@ -21,15 +21,15 @@ from mlx_engine.quant.groups import AFFINE_BITS, AFFINE_GROUPS, BYTE, FIXED, FLO
 
 KEYS = ("quantization", "quantization_config")
 WEIGHT, SCALES, BIASES = ".weight", ".scales", ".biases"
-# Bits of the words that hold quants.
+# Bits of the uint32 words that hold quants.
 WORD_BITS = 32
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How matrices are quantised; `group` is the group size, in columns. Error messages name `where` and `key`.
+    """How matrices are quantised; `group` is the group size, in columns.
 
-    `where` is the path of config.json, and `key` the place in it.
+    For error messages, `where` is the path of config.json, and `key` the place in it.
     """
 
     where: str
@@ -53,7 +53,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """A quantised matrix in a folder. `tensors` has the file and name of its quants, scales and biases (if any)."""
+    """A quantised matrix in a folder. `tensors` has the files and names of its quants, scales and biases (if any)."""
 
     shape: tuple[int, ...]
     type: GroupType
@@ -69,9 +69,9 @@ class GroupEntry:
 
 
 def read_quantization(config: Mapping[str, object], where: str) -> Quantization | None:
-    """Return the settings of MLX's quantisation, or None if the folder has none.
+    """Return the settings of MLX's quantisation; None if the folder has none.
 
-    If `quantization_config` has a "quant_method", another program has quantised the folder: return None.
+    A `quantization_config` with a "quant_method" is of another program, such as GPTQ: return None.
 
     Raises:
         UnsupportedConfigError: a setting is unknown or invalid.
@@ -115,10 +115,6 @@ def _setting(values: Mapping[str, object], where: str, key: str) -> Setting:
 
 def group_entries(files: Mapping[str, SafetensorsFile], quantization: Quantization) -> dict[str, GroupEntry]:
     """Return the quantised matrices of a folder, by the names of their quants (NAME.weight).
-
-    Args:
-        files: the file of each tensor.
-        quantization: the folder's settings.
 
     Raises:
         FormatError: the tensors of a matrix do not fit together, or do not fit the settings.

@@ -24,16 +24,16 @@ class Checkpoint:
 
     Attributes:
         where: the file or folder, for error messages.
-        naming: the convention of the names of tensors and settings: "gguf", or "hf" (Hugging Face transformers).
+        naming: the names of tensors and settings: those of GGUF, or of Hugging Face transformers ("hf").
         architecture: GGUF's general.architecture, or config.json's model_type.
         settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json, without those
             settings of quantisation that `shapes` and `weight` already take into account.
         metadata: all GGUF metadata; empty for a folder.
         shapes: every tensor's row-major shape. A quantised matrix has the shape of its weights, not of its quants.
-        weight: a function that returns a stored tensor by name; its bytes are read from disk when they are first used.
+        weight: returns a stored tensor by name; its bytes are read from disk when they are first used.
         notes: lines for the user about settings that are ignored.
-        is_converted: whether quantised layers of GPTQ, AWQ or a similar program are converted to weights when they are
-            read. The types of these weights are unknown before.
+        is_converted: whether layers that GPTQ, AWQ or a similar program has quantised are converted when they are read.
+            The types of these weights are unknown before.
     """
 
     where: str
@@ -57,8 +57,8 @@ class Checkpoint:
 def open_checkpoint(path: Path, *, expand: bool = True) -> Checkpoint:
     """Open a GGUF file, or a Hugging Face folder with config.json and safetensors.
 
-    With `expand`, the tensors of a layer that GPTQ, AWQ or similar programs have quantised become one weight. Without
-    it, they are listed as they are stored.
+    With `expand`, the tensors of a layer that GPTQ, AWQ or a similar program has quantised become one weight; without
+    it, they stay as they are stored.
 
     Raises:
         SourceError: there is no such file or folder, or it cannot be read.
@@ -139,8 +139,7 @@ def _expanded(checkpoint: Checkpoint, layers: Mapping[str, Layer]) -> Checkpoint
     )
 
 
-# Kinds of GGUF files that have no model, each with a description and a hint for the user. A file's kind is its
-# `general.type` if this is a key here, otherwise its `general.architecture`.
+# Descriptions and hints for GGUF files that have no model. The key is `general.type`, or else `general.architecture`.
 GGUF_KINDS = {
     "adapter": (
         "a LoRA adapter, which changes a model's weights and has none of its own",
@@ -158,7 +157,7 @@ GGUF_KINDS = {
     "controlvector": ("a control vector, which steers a model", "name the file of the model"),
 }
 GGUF_KINDS["clip"] = GGUF_KINDS["mmproj"]
-# Commands that convert other folders to safetensors, for hints. OUT stands for a folder that the user chooses.
+# Commands for hints, which convert other folders to safetensors. The user replaces OUT by the name of a new folder.
 FROM_TORCH = (
     'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
     "[kind.from_pretrained({folder!r}).save_pretrained('OUT') for kind in (M, T)]\""

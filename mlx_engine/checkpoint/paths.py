@@ -1,7 +1,4 @@
-"""Check a path before a model file is opened, so that errors can say what is there instead.
-
-For example: a folder, a pipe, a pickle of PyTorch, or a Git-LFS pointer.
-"""
+"""Check a path before a model file is opened, so that errors can say what is there, such as a Git-LFS pointer."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from pathlib import Path
 
 from mlx_engine.errors import FormatError, SourceError
 
-# Kinds of paths that are not regular files. They are refused, because reading a pipe would block until another process
-# writes to it, and a device may have no end.
+# Files that are not regular are refused: reading a pipe would block until another process writes to it, and a device
+# may have no end.
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
@@ -80,21 +77,18 @@ def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
     return next((kind for magic, kind in _SIGNATURES.items() if head.startswith(magic)), None)
 
 
-# A Git-LFS pointer has fewer bytes than this, by its specification. It begins with a version line; no model file does.
+# A Git-LFS pointer has fewer bytes than this, by its specification.
 POINTER_BYTES = 1024
 _VERSION = b"version https://git-lfs.github.com/spec/"
 _SIZE = re.compile(rb"^size (\d{1,18})\r?$", re.MULTILINE)
 
 
 def refuse_pointer(path: Path, head: bytes, expected: str) -> None:
-    """Raise an error if `head`, the first bytes of the file at `path`, shows that the file is a Git-LFS pointer.
+    """Raise FormatError if `head`, the first bytes of the file at `path`, is a Git-LFS pointer.
 
     A Git-LFS pointer is a short text file. A repository that was cloned without Git LFS has one for each large file.
 
     Source: https://github.com/git-lfs/git-lfs/blob/v3.5.1/docs/spec.md
-
-    Raises:
-        FormatError: the file is a Git-LFS pointer; the message has the size of the real file.
     """
     if not head.startswith(_VERSION):
         return
