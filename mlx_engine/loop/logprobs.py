@@ -72,15 +72,9 @@ def token_logprobs(
 def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top: float, log_sum: float) -> float:
     """Return the sum of the probabilities of the tokens that a mask (V,) allows.
 
-    If the mask allows most tokens, compute 1 minus the probabilities of the other tokens, because these are fewer. The
-    error is then at most 1e-12; otherwise the sum is exact to float64.
-
-    Args:
-        backend: computes sums of exponentials.
-        logits: (V,).
-        mask: (V,), True for an allowed token.
-        top: the largest logit.
-        log_sum: the logarithm of the sum of exp(logits - top).
+    `top` is the largest logit, `log_sum` the logarithm of the sum of exp(logits - top). If the mask allows most tokens,
+    compute 1 minus the probabilities of the other tokens, because these are fewer. The error is then at most 1e-12;
+    otherwise the sum is exact to float64.
     """
     is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
     some = logits[np.flatnonzero(~mask if is_most else mask)]

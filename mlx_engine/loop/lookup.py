@@ -1,4 +1,4 @@
-"""N-gram lookup, for speculative decoding: find the last tokens of a sequence in earlier text, propose what followed.
+"""N-gram lookup, for speculative decoding: find a sequence's last tokens in earlier text, propose the tokens after it.
 
 A `Text` is a list of token ids with an index, as in LZ77 with hash chains: each pair of neighbouring ids belongs to a
 hash bucket, and each bucket has a chain of the places of its pairs. A search compares the last ids of a sequence with
@@ -37,14 +37,9 @@ class Match(NamedTuple):
 
 
 class Text:
-    """A list of token ids, to which ids can be appended, with an index of the places of each pair of ids.
-
-    Attributes:
-        ids: the ids.
-    """
+    """A list of token ids, to which ids can be appended, with an index of the places of each pair of ids."""
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
-        """Make a text with these ids, and index them."""
         self.ids = array("i", ids)
         self._index()
 
@@ -168,9 +163,8 @@ class Lookups:
     """Makes the drafters of a scheduler's sequences. Answers of one request share the index of their prompt.
 
     Args:
-        keeps_others: whether to search sequences that have ended, too. A client can then find out from the latency of
-            its answer whether other requests had the same text. So use this only if the latency of the scheduler's
-            prefix cache reveals it anyway.
+        keeps_others: whether to search ended sequences, too. The latency of an answer then reveals to a client whether
+            other requests had the same text. So use this only if the scheduler's prefix cache reveals it anyway.
     """
 
     def __init__(self, *, keeps_others: bool = False) -> None:

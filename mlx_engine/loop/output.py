@@ -50,8 +50,8 @@ class NoText:
 class Output:
     """The tokens and the text of one answer.
 
-    An answer ends at an end-of-text or stop token, at a stop string, at the token limit, or when its constraint allows
-    no more text. The scheduler may also end it (`end`), for example after a timeout.
+    An answer ends at an end-of-text or stop token, at a stop string, at the token limit, when its constraint allows no
+    more text, or when `end` is called, for example after a timeout.
 
     Attributes:
         token_ids: the tokens so far, including the end-of-text or stop token.
@@ -87,15 +87,10 @@ class Output:
         return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
-        """Append the token that a sampler has chosen last.
+        """Append the token that a sampler has chosen last. If `max_tokens` is 0, end without the token.
 
-        If the output's token limit is 0, the output ends without the token.
-
-        Args:
-            token: the token id.
-            sampler: the sequence's sampler, which computes log-probabilities.
-            n_logprobs: the number of most likely tokens to list with the token's log-probability; None for no list and
-                no log-probability.
+        If the options ask for log-probabilities, and `n_logprobs` is not None, the sampler computes those of the token
+        and of the `n_logprobs` most likely tokens.
         """
         if not self.max_tokens:
             self.end("length")
