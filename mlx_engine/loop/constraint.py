@@ -161,14 +161,12 @@ class Matcher:
     def mask(self) -> Mask:
         """Return the mask (V,) of the tokens that may come next.
 
-        If the text is complete, the mask allows all tokens: it is not used, because the answer ends.
-
         Raises:
             ConstraintError: no token may come next.
         """
         grammars, reasoning = self._grammars, self._reasoning
         if self.is_complete:
-            return np.ones(grammars.n_logits, dtype=np.bool_)
+            return np.ones(grammars.n_logits, dtype=np.bool_)  # not used: the answer ends
         if reasoning is not None and self._part == "reasoning":
             return self._free_mask(reasoning.closing)
         if reasoning is not None and self._part == "opening" and self._at:

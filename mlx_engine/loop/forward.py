@@ -1,7 +1,6 @@
 """Run single forward passes without a scheduler, and search for the first non-finite value of a pass.
 
-Sessions, benchmarks and `Engine.logits` run single passes. The search runs after `Backend.bad_rows` has found a row of
-logits that is not finite.
+The search runs after `Backend.bad_rows` has found a row of logits that is not finite.
 """
 
 from __future__ import annotations

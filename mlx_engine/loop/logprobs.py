@@ -28,8 +28,7 @@ class TokenLogprobs:
     """The log-probability of a token, and of the most likely tokens at its position.
 
     Attributes:
-        token_id: the token.
-        logprob: the natural logarithm of its probability, a float32 value.
+        logprob: the natural logarithm of the token's probability, a float32 value.
         top: the most likely tokens as pairs (token id, log-probability), most likely first; of equally likely tokens,
             the lower id first.
         rank: 1 plus the number of tokens that are more likely; None if it was not asked for.
@@ -88,9 +87,8 @@ def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top:
 def natural_log(x: float) -> float:
     """Return the natural logarithm of x > 0.
 
-    Only additions, multiplications and divisions are used, because IEEE 754 fixes how they are rounded.
-    x = m * 2**e with m between sqrt(1/2) and sqrt(2), and log(m) = 2 (s + s**3 / 3 + s**5 / 5 + ...) with
-    s = (m - 1) / (m + 1).
+    Only additions, multiplications and divisions are used, because IEEE 754 fixes how they are rounded: x = m * 2**e
+    with sqrt(1/2) <= m < sqrt(2), and log(m) = 2 (s + s**3 / 3 + s**5 / 5 + ...) with s = (m - 1) / (m + 1).
     """
     m, e = math.frexp(x)
     if m < _SQRT_HALF:

@@ -65,9 +65,9 @@ class Text:
     def longest(self, tail: Sequence[int]) -> tuple[int, int]:
         """Find the longest match of the end of `tail` in this text; return the match's end and its length.
 
-        A match counts only if another id comes after it, because that id is proposed. Of several matches with the same
-        length, return the most recent one. Only the `CANDIDATES` most recent places in the hash bucket of the last two
-        ids of `tail` are compared; return (0, 0) if none of them is a match. `tail` has at least two ids.
+        A match counts only if an id to propose comes after it. Of several matches with the same length, return the most
+        recent one. Only the `CANDIDATES` most recent places in the hash bucket of the last two ids of `tail` are
+        compared; return (0, 0) if none of them is a match. `tail` has at least two ids.
         """
         ids, n = self.ids, len(self.ids)
         a, b = tail[-2], tail[-1]
@@ -137,8 +137,7 @@ class Lookup:
         if not length:
             return (), 0
         found = text.ids[end : end + most].tolist()
-        # If the occurrence is near the end of the answer, fewer than `most` ids follow it. Then assume that the answer
-        # repeats these ids.
+        # If fewer than `most` ids follow the occurrence in the answer, assume that the answer repeats them.
         if text is self._answer:
             period = len(found)
             found += [found[i % period] for i in range(period, most)]

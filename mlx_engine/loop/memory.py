@@ -111,10 +111,7 @@ class Traffic:
 
 
 def linears(value: Any) -> list[Linear]:
-    """Return all linear layers in an attribute of a model.
-
-    The matrices of experts are included only if the backend has a `Linear` for each expert (`Backend.stack`).
-    """
+    """Return all linear layers in an attribute of a model; of experts, only if each is a `Linear` (`Backend.stack`)."""
     return parts_of(value, (Linear,))
 
 

@@ -60,8 +60,7 @@ class Output:
         logprobs: the log-probabilities of each token; None if the options do not ask for them.
         finish_reason: why the output has ended; None while more tokens follow.
         stop: the stop string or the stop token id that ended the output; None if neither did.
-        has_end_token: whether the last token is an end-of-text or stop token, whose text is omitted.
-        max_tokens: the largest number of tokens.
+        has_end_token: whether the last token is an end-of-text or stop token.
     """
 
     def __init__(self, options: Options, *, max_tokens: int, text: TextDecoder, end_ids: Collection[int]) -> None:
@@ -141,8 +140,8 @@ class Output:
 class StopStrings:
     """Ends a stream of text before the first complete stop string, which may span several pieces.
 
-    If several stop strings end at the same character, the longest one counts. The time per character of the stream does
-    not depend on the length of the stop strings. `found` is the stop string that ended the stream, or None.
+    If several stop strings end at the same character, the longest one counts. The time per character does not depend on
+    the length of the stop strings. `found` is the stop string that ended the stream, or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -166,7 +165,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """End the stream, and return the text that is still held back, which is no complete stop string."""
+        """End the stream, and return the text that is still held back."""
         held, self._held = self._held, ""
         return held
 

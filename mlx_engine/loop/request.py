@@ -48,9 +48,8 @@ class Request:
 
     Attributes:
         prompt_array: the tokens of the prompt as an array (T,) int64.
-        outputs: the output of each answer. The answers share one prefill.
+        outputs: the output of each answer; `output` is the first one. The answers share one prefill.
         matcher: the state of the constraint at the start of an answer; None without a constraint.
-        output: the output of the first answer.
         reader: reads rows of the prompt's logits or hidden states; None for a request that only generates tokens.
         is_hidden: whether the request's passes return hidden states in place of logits. Such a request generates no
             tokens.
@@ -58,8 +57,7 @@ class Request:
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
         n_cached: number of tokens of the prompt that were taken from the prefix cache.
         n_from_disk: number of these cached tokens that were read from files.
-        n_prefilled: number of tokens of the prompt that have been in the KV cache, including those from the prefix
-            cache. A preemption does not reduce it.
+        n_prefilled: number of tokens of the prompt that have been in the KV cache; a preemption does not reduce it.
         n_steps: number of scheduler steps whose passes ran tokens of this request.
         n_rows: number of tokens of all requests in these steps.
         n_bytes: bytes of weights, keys and values that these steps read, if the scheduler counts them.
@@ -110,12 +108,12 @@ class Request:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs] | None:
-        """The log-probabilities of the tokens after the first, as far as the prompt has been run; None if not wanted."""
+        """The log-probabilities of the prompt's tokens after the first that have been run; None if not wanted."""
         return list(self.reader.tokens) if isinstance(self.reader, PromptLogprobs) else None
 
     @property
     def longest(self) -> int:
-        """The largest number of tokens in the KV cache of one answer: without the last new token, which no pass runs."""
+        """The largest number of tokens in the KV cache of an answer: without the last token, which no pass runs."""
         return len(self.prompt_ids) + max(1, *(output.max_tokens for output in self.outputs)) - 1
 
 
