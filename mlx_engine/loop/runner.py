@@ -89,7 +89,7 @@ class ModelRunner:
     """Submits and settles the passes of one model.
 
     Attributes:
-        overlaps: whether, on a lazy backend without ranks, a pass is submitted before the last one is settled.
+        overlaps: whether, on a lazy backend and a single rank, a pass is submitted before the last one is settled.
         depth: the largest number of passes that are in flight (submitted, but not settled).
         n_hidden: the number of last tokens of a sequence whose hidden states are kept for a drafter that reads them.
         n_batches: the number of pipeline stages. The scheduler divides the running sequences into as many groups, and
@@ -165,7 +165,7 @@ class ModelRunner:
         self._flight = deque(submitted for submitted in self._flight if submitted.chunks)
 
     def choose_next(self, chunk: ScheduledChunk, i: int) -> int | None:
-        """Choose and return the token after the first i proposed tokens of a settled chunk.
+        """Choose and return the token after the first i proposed tokens of a settled chunk, which have been accepted.
 
         Return None if the logits are not finite: the next pass will compute them again, and fail.
 

@@ -62,9 +62,9 @@ class Sampler:
     Attributes:
         is_constrained: whether there is a constraint.
         is_checked: whether the token with the largest logit is chosen without a mask, and then compared with the
-            constraint, which usually allows it, so no mask is computed. True for greedy sampling with a constraint,
-            without bias, penalties, processors and log-probabilities (`TokenLogprobs.allowed` needs the mask), and not
-            on a lazy backend, where the id is known only later.
+            constraint, which usually allows the token, so that no mask is computed. True for greedy sampling with a
+            constraint, without bias, penalties, processors and log-probabilities (`TokenLogprobs.allowed` needs the
+            mask), on an eager backend (on a lazy one, the id is known only later).
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class Sampler:
         """Return the inputs with which a drafter should choose the token after the settled tokens and its own `ids`.
 
         The inputs include the random number with which this sampler will choose the token at the same position, but no
-        mask. So a drafter with nearly the same probabilities as the model mostly chooses the same token. Ids from
-        `n_vocabulary` on, for which the drafter has no logits, are left out of penalties and biases.
+        mask and no processors. So a drafter with nearly the model's probabilities mostly chooses the same token. Ids
+        from `n_vocabulary` on, for which the drafter has no logits, are left out of penalties and biases.
         """
         sampling, n = self._sampling, len(self._recent) + len(ids)
         if any(token >= n_vocabulary for token, _ in sampling.logit_bias):
@@ -216,7 +216,7 @@ class Sampler:
     def logprobs(self, n_top: int = 0) -> TokenLogprobs:
         """Return the log-probabilities of the last settled token and of the `n_top` most likely tokens at its position.
 
-        They are the model's, before any sampling option and any mask.
+        The log-probabilities are the model's, before any sampling option and any mask.
 
         Raises:
             ValueError: no token has been settled, or only the largest logits are known.

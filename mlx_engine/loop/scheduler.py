@@ -110,8 +110,8 @@ class Scheduler:
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
         self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
-        # The most rows that one pass computes for requests with a `RowReader`, while none or while an answer is being
-        # generated.
+        # The most rows that one pass computes for requests with a `RowReader`: `_read_budget` while no answer is being
+        # generated, `_shared_read_budget` while one is.
         most = max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
         self._read_budget, self._shared_read_budget = most, min(most, max(1, self._shared_budget // 2))
         if not self._keeps_kv:  # every pass runs whole sequences, so the budget must not cut them
