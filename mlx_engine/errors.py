@@ -62,7 +62,7 @@ def first(names: Sequence[str], most: int = SHOWN) -> str:
 
 
 def size(n_bytes: int | None) -> str:
-    """Format a number of bytes with a binary unit."""
+    """Format a number of bytes with a binary unit; None is "?"."""
     if n_bytes is None:
         return "?"
     number, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -103,17 +103,13 @@ class ModelError(EngineError, ValueError):
 
 
 class UnknownArchitectureError(ModelError):
-    """No model file implements this architecture."""
+    """No model file implements this architecture.
+
+    Args:
+        lacks: the feature that the architecture needs and that is not implemented; None if unknown.
+    """
 
     def __init__(self, *, where: str, architecture: str, supported: Sequence[str], lacks: str | None = None) -> None:
-        """Make the error.
-
-        Args:
-            where: the file.
-            architecture: the unknown architecture.
-            supported: the implemented architectures.
-            lacks: the feature that the architecture needs and that is not implemented; None if unknown.
-        """
         self.where, self.architecture, self.supported, self.lacks = where, architecture, tuple(supported), lacks
         expected = f"expected an architecture among {', '.join(supported)}, found {shown(architecture)}"
         if lacks is not None:
@@ -125,7 +121,14 @@ UNKNOWN_SETTING = "the setting is damaged, or the model needs a feature that is 
 
 
 class UnsupportedConfigError(ModelError):
-    """A setting of the model is not implemented; ignoring it would give wrong results."""
+    """A setting of the model is not implemented; ignoring it would give wrong results.
+
+    Args:
+        where: the file, and for a nested setting the names of the settings around it.
+        expected: the values of the setting that are implemented.
+        name: the name with which `allow_settings` can ignore the setting; None if the model cannot be built without it.
+        hint: a possible cause, or what to do.
+    """
 
     def __init__(
         self,
@@ -137,17 +140,6 @@ class UnsupportedConfigError(ModelError):
         name: str | None = None,
         hint: str = UNKNOWN_SETTING,
     ) -> None:
-        """Make the error.
-
-        Args:
-            where: the file, and for a nested setting the names of the settings around it.
-            key: the name of the setting.
-            expected: the values of the setting that are implemented.
-            found: the value of the setting in the file.
-            name: the name with which `allow_settings` can ignore the setting; None if the model cannot be built without
-                the setting.
-            hint: a possible cause, or what to do.
-        """
         self.where, self.key, self.expected, self.found, self.name = where, key, expected, found, name
         risk = f"; --allow-setting {name} ignores the setting at your own risk" if name else ""
         super().__init__(f"{where}: expected {key} to be {expected}, found {shown(found)}; {hint}{risk}")
@@ -220,8 +212,8 @@ class OptionError(EngineError, ValueError):
 def again(error: E) -> E:
     """Return a copy of an exception, with its traceback so far; `error` itself if it cannot be copied.
 
-    Used for an error that ends several requests, so that each request raises an exception of its own. If several
-    threads or tasks raised the same exception, each would append its frames to the one traceback.
+    Used for an error that ends several requests. If their threads or tasks raised the same exception, each would append
+    its frames to the one traceback.
     """
     try:
         made = type(error).__new__(type(error), *error.args)
@@ -271,18 +263,16 @@ class ProcessorError(EngineError, RuntimeError):
 
 
 class CacheFullError(EngineError, RuntimeError):
-    """The KV cache has no room for the new tokens: too few pages are free, or the sequence is at its limit."""
+    """The KV cache has no room for the new tokens: too few pages are free, or the sequence is at its limit.
+
+    Args:
+        length: number of tokens that the sequence has.
+        wanted: number of new tokens.
+        capacity: the limit of the sequence; with `pool_is_full`, `length` plus the tokens that fit into free pages.
+        pool_is_full: whether the pool has too few free pages. If false, the sequence is at its limit.
+    """
 
     def __init__(self, *, length: int, wanted: int, capacity: int, pool_is_full: bool = False) -> None:
-        """Make the error.
-
-        Args:
-            length: number of tokens that the sequence has.
-            wanted: number of new tokens.
-            capacity: the largest number of tokens that the sequence can have: its own limit; with `pool_is_full`, its
-                tokens and those that fit into the pool's free pages.
-            pool_is_full: whether the pool has too few free pages. If false, the sequence's own limit is reached.
-        """
         self.length, self.wanted, self.capacity = length, wanted, capacity
         remedy = "close another sequence" if pool_is_full else "truncate the sequence"
         room = f"{capacity - length:,} {'in its free pages' if pool_is_full else f'({length:,} of {capacity:,} used)'}"
@@ -297,7 +287,6 @@ class DistributedError(EngineError, RuntimeError):
         where: the rank, or "ring" for MLX's connections.
         expected: if ranks have different values of a setting, the value of rank 0; otherwise None.
         found: the value of the same setting on the rank `where`; otherwise a description of the error, or None.
-        hint: what to do.
     """
 
     def __init__(
@@ -324,21 +313,19 @@ def out_of_memory(where: str, error: MemoryError) -> NotEnoughMemoryError:
 
 
 class NotFiniteError(EngineError, ArithmeticError):
-    """A forward pass gave logits that are NaN or infinite."""
+    """A forward pass gave logits that are NaN or infinite.
+
+    Args:
+        n_tokens: number of tokens before the logits.
+        found: the kind and number of the values that are not finite, such as "NaN (3 of 100 values)".
+        origin: the origin of these values, as far as it is known, and what to do.
+        first: the first intermediate value that is not finite, such as "blk.3.attn_q"; None if it is not known.
+        layer: the index of the layer that computed this value; None outside of the layers.
+    """
 
     def __init__(
         self, *, n_tokens: int, found: str, origin: str, first: str | None = None, layer: int | None = None
     ) -> None:
-        """Make the error.
-
-        Args:
-            n_tokens: number of tokens before the logits.
-            found: the kind and number of the values that are not finite, such as "NaN (3 of 100 values)".
-            origin: the origin of these values, as far as it is known, and what to do.
-            first: the name of the first intermediate value that is not finite, such as "blk.3.attn_q"; None if it is
-                not known.
-            layer: the index of the layer that computed this value; None outside of the layers.
-        """
         self.n_tokens, self.found, self.first, self.layer = n_tokens, found, first, layer
         where = f"logits after {n_tokens:,} token{'' if n_tokens == 1 else 's'}"
         super().__init__(f"{where}: expected finite numbers, found {found}, {origin}")

@@ -1,7 +1,7 @@
 """Import the folder `kernels` as `mlx_engine.kernels`.
 
-In a checkout, the folder `kernels` is next to the package `mlx_engine`, and this module makes it importable as
-`mlx_engine.kernels`. In a wheel, the folder is inside the package, and the wheel does not contain this file.
+In a checkout, the folder is next to the package `mlx_engine`. In a wheel, it is inside the package, and this file is
+left out.
 
 If `import kernels` finds our folder, the names `kernels` and `mlx_engine.kernels` refer to the same module objects. If
 another installed distribution is called `kernels`, `import kernels` still imports that distribution, and our folder is

@@ -5,9 +5,9 @@ returns the mask of the next token and is advanced by each chosen token. A mask 
 constraint and the tokens so far.
 
 Where a grammar allows only one text, llguidance could insert its tokens (forced tokens) without the model. This is
-turned off: the model chooses every token, among those with which the text may continue. So no text has to be encoded,
-and every token has a log-probability. In llguidance, the end of a text is an extra token after the vocabulary. If
-llguidance allows this token, the mask allows all end tokens of the model.
+turned off: the model chooses every token, so no text has to be encoded, and every token has a log-probability.
+llguidance ends a text with an extra token after the vocabulary. Where this token is allowed, the mask allows all end
+tokens of the model.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Mask = NDArray[np.bool_]
 # The number of compiled constraints that are kept for later requests, for example one per set of tools.
 COMPILED = 32
 
-# The first line of every grammar: do not insert tokens without the model.
+# The first line of every grammar turns forced tokens off.
 HEAD = '%llguidance {"no_forcing": true}\n'
 
-# After reasoning, models write one or two line feeds before the text, so one of these tokens is allowed there.
+# Models write one or two line feeds between reasoning and text, so one of these tokens is allowed there.
 LINE_FEEDS = (b"\n", b"\n\n")
 
 
@@ -60,7 +60,6 @@ class Grammars:
     """Makes matchers for the vocabulary of one tokenizer. Thread-safe.
 
     Args:
-        tokenizer: the tokenizer.
         n_logits: the number of the model's logits, which is the length V of the masks.
     """
 
@@ -104,10 +103,7 @@ class Grammars:
         return LLTokenizer(vocabulary)
 
     def crossing(self, rest: bytes) -> NDArray[np.int64]:
-        """Return the ids of the tokens that begin with `rest`, the missing end of a marker, and then have text.
-
-        White space alone does not count as text.
-        """
+        """Return the ids of tokens that begin with `rest`, the end of a marker, and then have more than white space."""
         if rest not in self._crossing:
             found = [i for i, piece in enumerate(self.pieces) if piece.startswith(rest) and piece[len(rest) :].strip()]
             self._crossing[rest] = np.array([i for i in found if i < self.n_logits], dtype=np.int64)
@@ -165,14 +161,12 @@ class Matcher:
     def mask(self) -> Mask:
         """Return the mask (V,) of the tokens that may come next.
 
-        If the text is complete, the mask allows all tokens: it is not used, because the answer ends.
-
         Raises:
             ConstraintError: no token may come next.
         """
         grammars, reasoning = self._grammars, self._reasoning
         if self.is_complete:
-            return np.ones(grammars.n_logits, dtype=np.bool_)
+            return np.ones(grammars.n_logits, dtype=np.bool_)  # not used: the answer ends
         if reasoning is not None and self._part == "reasoning":
             return self._free_mask(reasoning.closing)
         if reasoning is not None and self._part == "opening" and self._at:
@@ -235,10 +229,7 @@ class Matcher:
         self._found, self.is_complete = None, False
 
     def _words(self) -> NDArray[np.uint8]:
-        """Return an array with 1 for each token that may continue the text, else 0.
-
-        The array has one more item at its end: 1 if the text may end here, else 0.
-        """
+        """Return an array with 1 for each token that may continue the text; the last item is 1 if it may end here."""
         if self._found is None:
             with self._grammars.computing:
                 found = np.frombuffer(self._compiled.compute_bitmask(), dtype=np.uint8)
@@ -248,7 +239,7 @@ class Matcher:
         return self._found
 
     def _text_mask(self) -> Mask:
-        """Return which tokens (V,) continue or end the text."""
+        """Return the mask (V,) of the tokens that continue or end the text."""
         grammars, found = self._grammars, self._words()
         mask = found[: grammars.n_logits].astype(np.bool_)
         if found[-1]:
@@ -283,7 +274,7 @@ class Matcher:
     def _is_next(self, token: int) -> bool:
         """Return whether the text may continue with a token id; for `Grammars.end`, whether the text may end here.
 
-        This is the item of `_words`. If the array is not computed yet, compute only this item, which is faster.
+        This is an item of `_words`. If the array is not computed yet, compute only this item, which is faster.
         """
         if self._found is None:
             with self._grammars.computing:

@@ -66,15 +66,14 @@ class DraftModel:
     """Proposes tokens for all sequences of a scheduler, with a draft model: a `PassDrafter`.
 
     Attributes:
-        prefix: the draft model's prefix cache, which has the keys and values of earlier sequences.
+        prefix: the draft model's own prefix cache.
 
     Args:
-        model: the draft model.
         pool: the draft model's KV pool, made for as many sequences as the scheduler has slots. If the draft model has
             recurrent states, the pool also has slots for the states after proposed tokens.
         share: the number of parameters of the draft model, divided by that of the large model. This is the assumed
             ratio of the times of their passes, see `PassDrafter`.
-        whole_pages: whether only whole pages of earlier sequences are reused, see `PrefixCache`.
+        whole_pages: see `PrefixCache`.
     """
 
     name, most, n_hidden = DRAFT, MOST, 0
@@ -92,7 +91,7 @@ class DraftModel:
         self._held: dict[Sequence, _Held] = {}
 
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
-        """Return the ids that the draft model chooses after the settled ids: see `PassDrafter`."""
+        """Return the ids that the draft model chooses after the settled ids, see `PassDrafter`."""
         found: dict[Sequence, list[Token]] = {}
         inputs: dict[Sequence, SequenceInput] = {}
         for sequence, n in wanted.items():
@@ -149,8 +148,7 @@ class DraftModel:
     def _settle(held: _Held, ids: abc.Sequence[int]) -> None:
         """Commit the pending ids that became part of the answer, and roll back the others.
 
-        Also roll back the last id of the sequence: it must be run again, because the logits after it give the next
-        proposal.
+        The last id of the sequence is rolled back, too: it is run again, because its logits give the next proposal.
         """
         kv, n = held.kv, 0
         following = ids[kv.length : len(ids) - 1]

@@ -1,7 +1,6 @@
 """Run single forward passes without a scheduler, and search for the first non-finite value of a pass.
 
-Sessions, benchmarks and `Engine.logits` run single passes. The search runs after `Backend.bad_rows` has found a row of
-logits that is not finite.
+The search runs after `Backend.bad_rows` has found a row of logits that is not finite.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from mlx_engine.weights.model import Model
 def forward(model: Model, *parts: SequenceInput) -> Array | None:
     """Run one forward pass, and return the logits (R, V) of its R wanted tokens (`SequenceInput.wanted`).
 
-    Return None if no token is wanted. The new tokens are then committed to the KV cache, on a lazy backend before the
-    device has run the pass. If this call fails or is interrupted, every sequence is unchanged.
+    Return None if no token is wanted. The new tokens are committed to the KV cache, on a lazy backend before the device
+    has run them. If this call fails or is interrupted, every sequence is unchanged.
 
     Raises:
         CacheFullError: there are too few pages for the new tokens.
@@ -57,13 +56,10 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
-    """Check the logits (R, V) of the last R tokens of `ids`.
-
-    `ids` are all tokens of the sequence. If a row is not finite, the tokens up to this row are run again, to find the
-    first intermediate value that is not finite. They are run with the default adapter, so the sequence must have it.
+    """Check the logits (R, V) of the last R tokens of `ids`, all tokens of a sequence with the default adapter.
 
     Raises:
-        NotFiniteError: a row has NaN or infinities.
+        NotFiniteError: a row has NaN or infinities. The error is made by `not_finite`.
     """
     be = model.backend
     for r, row in be.bad_rows(logits, be.row_sums(logits)).items():
@@ -71,9 +67,9 @@ def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
 
 
 def not_finite(model: Model, ids: Sequence[int], row: np.ndarray, adapter: int | None = None) -> NotFiniteError:
-    """Search for the first intermediate value that is not finite, and return the error that names this value.
+    """Run all tokens again to find the first intermediate value that is not finite; return the error that names it.
 
-    All tokens are run again for the search, with every operation in its composed (unfused) form.
+    Every operation is run in its composed (unfused) form.
 
     Args:
         model: the model.

@@ -28,8 +28,7 @@ class TokenLogprobs:
     """The log-probability of a token, and of the most likely tokens at its position.
 
     Attributes:
-        token_id: the token.
-        logprob: the natural logarithm of its probability, a float32 value.
+        logprob: the natural logarithm of the token's probability, a float32 value.
         top: the most likely tokens as pairs (token id, log-probability), most likely first; of equally likely tokens,
             the lower id first.
         rank: 1 plus the number of tokens that are more likely; None if it was not asked for.
@@ -72,15 +71,9 @@ def token_logprobs(
 def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top: float, log_sum: float) -> float:
     """Return the sum of the probabilities of the tokens that a mask (V,) allows.
 
-    If the mask allows most tokens, compute 1 minus the probabilities of the other tokens, because these are fewer. The
-    error is then at most 1e-12; otherwise the sum is exact to float64.
-
-    Args:
-        backend: computes sums of exponentials.
-        logits: (V,).
-        mask: (V,), True for an allowed token.
-        top: the largest logit.
-        log_sum: the logarithm of the sum of exp(logits - top).
+    `top` is the largest logit, `log_sum` the logarithm of the sum of exp(logits - top). If the mask allows most tokens,
+    compute 1 minus the probabilities of the other tokens, because these are fewer. The error is then at most 1e-12;
+    otherwise the sum is exact to float64.
     """
     is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
     some = logits[np.flatnonzero(~mask if is_most else mask)]
@@ -94,9 +87,8 @@ def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top:
 def natural_log(x: float) -> float:
     """Return the natural logarithm of x > 0.
 
-    Only additions, multiplications and divisions are used, because IEEE 754 fixes how they are rounded.
-    x = m * 2**e with m between sqrt(1/2) and sqrt(2), and log(m) = 2 (s + s**3 / 3 + s**5 / 5 + ...) with
-    s = (m - 1) / (m + 1).
+    Only additions, multiplications and divisions are used, because IEEE 754 fixes how they are rounded: x = m * 2**e
+    with sqrt(1/2) <= m < sqrt(2), and log(m) = 2 (s + s**3 / 3 + s**5 / 5 + ...) with s = (m - 1) / (m + 1).
     """
     m, e = math.frexp(x)
     if m < _SQRT_HALF:

@@ -1,4 +1,4 @@
-"""N-gram lookup, for speculative decoding: find the last tokens of a sequence in earlier text, propose what followed.
+"""N-gram lookup, for speculative decoding: find a sequence's last tokens in earlier text, propose the tokens after it.
 
 A `Text` is a list of token ids with an index, as in LZ77 with hash chains: each pair of neighbouring ids belongs to a
 hash bucket, and each bucket has a chain of the places of its pairs. A search compares the last ids of a sequence with
@@ -37,14 +37,9 @@ class Match(NamedTuple):
 
 
 class Text:
-    """A list of token ids, to which ids can be appended, with an index of the places of each pair of ids.
-
-    Attributes:
-        ids: the ids.
-    """
+    """A list of token ids, to which ids can be appended, with an index of the places of each pair of ids."""
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
-        """Make a text with these ids, and index them."""
         self.ids = array("i", ids)
         self._index()
 
@@ -70,9 +65,9 @@ class Text:
     def longest(self, tail: Sequence[int]) -> tuple[int, int]:
         """Find the longest match of the end of `tail` in this text; return the match's end and its length.
 
-        A match counts only if another id comes after it, because that id is proposed. Of several matches with the same
-        length, return the most recent one. Only the `CANDIDATES` most recent places in the hash bucket of the last two
-        ids of `tail` are compared; return (0, 0) if none of them is a match. `tail` has at least two ids.
+        A match counts only if an id to propose comes after it. Of several matches with the same length, return the most
+        recent one. Only the `CANDIDATES` most recent places in the hash bucket of the last two ids of `tail` are
+        compared; return (0, 0) if none of them is a match. `tail` has at least two ids.
         """
         ids, n = self.ids, len(self.ids)
         a, b = tail[-2], tail[-1]
@@ -142,8 +137,7 @@ class Lookup:
         if not length:
             return (), 0
         found = text.ids[end : end + most].tolist()
-        # If the occurrence is near the end of the answer, fewer than `most` ids follow it. Then assume that the answer
-        # repeats these ids.
+        # If fewer than `most` ids follow the occurrence in the answer, assume that the answer repeats them.
         if text is self._answer:
             period = len(found)
             found += [found[i % period] for i in range(period, most)]
@@ -168,9 +162,8 @@ class Lookups:
     """Makes the drafters of a scheduler's sequences. Answers of one request share the index of their prompt.
 
     Args:
-        keeps_others: whether to search sequences that have ended, too. A client can then find out from the latency of
-            its answer whether other requests had the same text. So use this only if the latency of the scheduler's
-            prefix cache reveals it anyway.
+        keeps_others: whether to search ended sequences, too. The latency of an answer then reveals to a client whether
+            other requests had the same text. So use this only if the scheduler's prefix cache reveals it anyway.
     """
 
     def __init__(self, *, keeps_others: bool = False) -> None:

@@ -26,14 +26,10 @@ def spare_bytes(model: Model) -> int:
 
 
 def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed: int = 0) -> KVPool:
-    """Return a pool of at most `kv_memory` bytes, and at most a full context for each of `slots` sequences.
+    """Return a pool of at most `kv_memory` bytes (default: `spare_bytes`), for at most a full context per slot.
 
-    Args:
-        model: the model.
-        slots: the largest number of sequences.
-        kv_memory: the largest number of bytes; None takes `spare_bytes`.
-        n_proposed: the largest number of proposed tokens in a pass. If the model has recurrent states, the pool has
-            slots for the states after these tokens.
+    If the model has recurrent states, the pool also has slots for the states after `n_proposed` tokens, the largest
+    number of proposed tokens in a pass.
 
     Raises:
         OptionError: `kv_memory` is too small for a page of each sequence, or larger than the free memory of a rank.
@@ -57,8 +53,8 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed:
 def map_pages(model: Model, pool: KVPool) -> None:
     """Run one token before the first request, so that the operating system maps memory of the pool.
 
-    The operating system maps huge pages when they are first written to. With a pool of 10 GiB for a 0.6B model, the
-    first token maps 0.9 GiB, because each KV head of each layer has its own part of the pool. This took 0.2 s.
+    The operating system maps a huge page when it is first written to. With a pool of 10 GiB for a 0.6B model, the first
+    token maps 0.9 GiB in 0.2 s, because each KV head of each layer has its own part of the pool.
     """
     kv = pool.sequence()
     with model.backend.session():
@@ -70,8 +66,8 @@ def map_pages(model: Model, pool: KVPool) -> None:
 class Traffic:
     """The bytes that passes read from memory: weights and chosen experts, and the keys and values of each sequence.
 
-    Recurrent states count twice, because they are read and written. The bytes are computed from sizes, not measured,
-    and do not include embedding lookups.
+    The bytes are computed from sizes, not measured, and do not include embedding lookups. Recurrent states count twice,
+    because they are also written.
 
     Attributes:
         weights: bytes of the matrices of the layers and the head, without experts.
@@ -115,10 +111,7 @@ class Traffic:
 
 
 def linears(value: Any) -> list[Linear]:
-    """Return all linear layers in an attribute of a model.
-
-    The matrices of experts are included only if the backend has a `Linear` for each expert (`Backend.stack`).
-    """
+    """Return all linear layers in an attribute of a model; of experts, only if each is a `Linear` (`Backend.stack`)."""
     return parts_of(value, (Linear,))
 
 

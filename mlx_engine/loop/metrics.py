@@ -25,12 +25,11 @@ class Metrics:
     """The times of one run, in seconds.
 
     Attributes:
-        clock: returns the time in seconds.
         passes: the time of each pass, in order.
-        shares: this run's part of the time of each pass: less than the time in `passes` if other runs shared the pass.
+        shares: this run's part of the time of each pass. The shares of all runs in a pass add up to its time.
         sampling: the time of choosing each token, which is part of its pass; empty if a lazy backend's device chooses.
         phases: the time of each phase outside of passes, by name, such as load, warm_up and tokenize.
-        n_more: number of tokens that passes gave in addition to one token each, because proposed tokens were right.
+        n_more: number of tokens beyond one per pass, which passes gave because proposed tokens were right.
     """
 
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
@@ -43,14 +42,10 @@ class Metrics:
     def record_pass(
         self, seconds: float, *, share: float | None = None, sampling: float | None = None, n_tokens: int = 1
     ) -> None:
-        """Record a pass that took `seconds` and gave `n_tokens` tokens.
+        """Record a pass that gave `n_tokens` new tokens.
 
-        Args:
-            seconds: the time of the pass.
-            share: this run's part of `seconds` if other runs shared the pass; None for all of it. The shares of all
-                runs add up to `seconds`.
-            sampling: the part of `seconds` in which the token was chosen; None if it was not measured.
-            n_tokens: number of new tokens: more than 1 if proposed tokens were right.
+        `share` is this run's part of `seconds`, by default all of it. `sampling` is the part of `seconds` in which the
+        token was chosen; None if it was not measured.
         """
         self.n_more += n_tokens - 1
         self.passes.append(seconds)
@@ -134,9 +129,9 @@ class PassTimer:
 
         If the host had to wait for the id of this pass, the device was busy since the end of the previous pass, and the
         pass took all of this time. Otherwise the device may have been idle while the caller's code ran. The pass is
-        then assumed to have taken as long as the last pass for which the host had to wait. But the result is at least
-        the time since `resumed`, and at most the time since the end of the previous pass. So a slow caller does not
-        change the decode rate.
+        then assumed to have taken as long as the last pass for which the host had to wait, but at least the time since
+        `resumed`, and at most the time since the end of the previous pass. So a slow caller does not change the decode
+        rate.
 
         Args:
             resumed: the time when the caller's code, which runs between two steps, returned to the engine.

@@ -46,7 +46,6 @@ class NextTokens:
     """Proposes tokens for all sequences of a scheduler, with the MTP layer: a `PassDrafter`.
 
     Args:
-        model: the model.
         layer: the model's MTP layer and its head.
         pool: the memory for the layer's keys and values.
         share: the assumed time of layer and head, divided by the time of a pass of the model.
@@ -62,8 +61,7 @@ class NextTokens:
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
         """Return the ids that the layer predicts after the settled ids: see `PassDrafter`.
 
-        `budget`, which limits the settled ids that a call reads, is ignored: of a prompt, the layer reads at most the
-        last `READ` tokens.
+        `budget` is ignored: of a prompt, the layer reads at most the last `READ` tokens.
         """
         be, found = self._backend, dict[Sequence, list[Token]]()
         inputs: dict[Sequence, SequenceInput] = {}
@@ -128,25 +126,18 @@ class NextTokens:
         self, inputs: dict[Sequence, SequenceInput], hidden: Mapping[Sequence, np.ndarray],
         found: dict[Sequence, list[Token]],
     ) -> dict[Sequence, np.ndarray]:  # fmt: skip
-        """Run a pass of the layer, append the chosen tokens to `found`, and return the layer's new hidden states.
+        """Run a pass of the layer, and append each sequence's chosen token to its list in `found`.
+
+        `hidden` has the hidden states (n, D) of the tokens before the n tokens of each sequence. Return the layer's
+        hidden state (1, D) of each sequence's last token.
 
         If the pool has too few pages for all sequences, `begin_fitting` removes the last sequences from `inputs`. It
         removes them from `found`, too, if they have no proposed token yet; then their pages are freed.
-
-        Args:
-            inputs: the tokens of each sequence.
-            hidden: for each sequence (n, D), the hidden state of the token before each of its n tokens.
-            found: for each sequence the list of its proposed tokens so far.
-
-        Returns:
-            For each sequence the layer's hidden state (1, D) of its last token.
         """
         all_inputs, batch = list(inputs), begin_fitting(inputs, found)
         for one in all_inputs:
             if one not in found:
-                # `release` also drops the hidden states. So the layer begins again with tokens that the model runs
-                # later.
-                self.release(one)
+                self.release(one)  # also drops the hidden states, so the layer restarts with later tokens
         if batch is None:
             return {}
         be, began, asking = self._backend, time.perf_counter(), list(inputs)

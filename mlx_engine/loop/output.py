@@ -50,8 +50,8 @@ class NoText:
 class Output:
     """The tokens and the text of one answer.
 
-    An answer ends at an end-of-text or stop token, at a stop string, at the token limit, or when its constraint allows
-    no more text. The scheduler may also end it (`end`), for example after a timeout.
+    An answer ends at an end-of-text or stop token, at a stop string, at the token limit, when its constraint allows no
+    more text, or when `end` is called, for example after a timeout.
 
     Attributes:
         token_ids: the tokens so far, including the end-of-text or stop token.
@@ -60,8 +60,7 @@ class Output:
         logprobs: the log-probabilities of each token; None if the options do not ask for them.
         finish_reason: why the output has ended; None while more tokens follow.
         stop: the stop string or the stop token id that ended the output; None if neither did.
-        has_end_token: whether the last token is an end-of-text or stop token, whose text is omitted.
-        max_tokens: the largest number of tokens.
+        has_end_token: whether the last token is an end-of-text or stop token.
     """
 
     def __init__(self, options: Options, *, max_tokens: int, text: TextDecoder, end_ids: Collection[int]) -> None:
@@ -87,15 +86,10 @@ class Output:
         return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
-        """Append the token that a sampler has chosen last.
+        """Append the token that a sampler has chosen last. If `max_tokens` is 0, end without the token.
 
-        If the output's token limit is 0, the output ends without the token.
-
-        Args:
-            token: the token id.
-            sampler: the sequence's sampler, which computes log-probabilities.
-            n_logprobs: the number of most likely tokens to list with the token's log-probability; None for no list and
-                no log-probability.
+        If the options ask for log-probabilities, and `n_logprobs` is not None, the sampler computes those of the token
+        and of the `n_logprobs` most likely tokens.
         """
         if not self.max_tokens:
             self.end("length")
@@ -146,8 +140,8 @@ class Output:
 class StopStrings:
     """Ends a stream of text before the first complete stop string, which may span several pieces.
 
-    If several stop strings end at the same character, the longest one counts. The time per character of the stream does
-    not depend on the length of the stop strings. `found` is the stop string that ended the stream, or None.
+    If several stop strings end at the same character, the longest one counts. The time per character does not depend on
+    the length of the stop strings. `found` is the stop string that ended the stream, or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -171,7 +165,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """End the stream, and return the text that is still held back, which is no complete stop string."""
+        """End the stream, and return the text that is still held back."""
         held, self._held = self._held, ""
         return held
 

@@ -43,26 +43,21 @@ class Times:
 class Request:
     """A prompt, and one or more answers to it.
 
-    A request has no reference to its sequences, which refer to the scheduler's pool. So a caller who keeps a request
-    does not keep the pool's memory in use.
+    A request does not refer to its sequences, which refer to the scheduler's pool. So a caller who keeps a request does
+    not keep the pool's memory in use.
 
     Attributes:
-        prompt_ids: the tokens of the prompt.
-        prompt_array: the same tokens as an array (T,) int64.
-        options: the options of the run.
-        outputs: the output of each answer. The answers share one prefill.
+        prompt_array: the tokens of the prompt as an array (T,) int64.
+        outputs: the output of each answer; `output` is the first one. The answers share one prefill.
         matcher: the state of the constraint at the start of an answer; None without a constraint.
-        output: the output of the first answer.
         reader: reads rows of the prompt's logits or hidden states; None for a request that only generates tokens.
         is_hidden: whether the request's passes return hidden states in place of logits. Such a request generates no
             tokens.
         metrics: the times of the passes of the first answer.
-        times: when the request reached each stage.
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
         n_cached: number of tokens of the prompt that were taken from the prefix cache.
         n_from_disk: number of these cached tokens that were read from files.
-        n_prefilled: number of tokens of the prompt that have been in the KV cache, including those from the prefix
-            cache. A preemption does not reduce it.
+        n_prefilled: number of tokens of the prompt that have been in the KV cache; a preemption does not reduce it.
         n_steps: number of scheduler steps whose passes ran tokens of this request.
         n_rows: number of tokens of all requests in these steps.
         n_bytes: bytes of weights, keys and values that these steps read, if the scheduler counts them.
@@ -75,7 +70,7 @@ class Request:
         drafters: for each drafter that has proposed tokens, the numbers of proposed and of accepted tokens.
         n_preemptions: number of times that a sequence of this request was preempted, to give its pages to an older one.
         error: the error that ended the request; None if it has not failed.
-        number: the request's place in the order of arrival.
+        number: the request's place in the order in which requests were made, which counts as the order of arrival.
     """
 
     def __init__(
@@ -113,18 +108,12 @@ class Request:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs] | None:
-        """The log-probabilities of the prompt's tokens after the first, as far as the prompt has been run.
-
-        None if the options do not ask for them.
-        """
+        """The log-probabilities of the prompt's tokens after the first that have been run; None if not wanted."""
         return list(self.reader.tokens) if isinstance(self.reader, PromptLogprobs) else None
 
     @property
     def longest(self) -> int:
-        """The largest number of tokens of prompt and answer that the KV cache holds for one answer.
-
-        The last new token is not included, because no pass runs it.
-        """
+        """The largest number of tokens in the KV cache of an answer: without the last token, which no pass runs."""
         return len(self.prompt_ids) + max(1, *(output.max_tokens for output in self.outputs)) - 1
 
 
@@ -133,10 +122,7 @@ class Sequence:
     """One answer to a request while it is being computed: the prompt's tokens and the tokens chosen so far.
 
     Attributes:
-        request: the request.
         output: the output of the request to which the sequence's new tokens are appended.
-        kv: the KV cache.
-        sampler: chooses the tokens.
         unread: the tokens that no pass has run yet. On a lazy backend, the last one may not be computed yet.
         index: the index of `output` among the outputs of the request.
         parallel: the samplers of the request's other outputs (parallel samples). After the pass with the last token of
@@ -164,7 +150,7 @@ class Sequence:
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Sequence:
         """Return the first sequence of a request, which also has the samplers of the request's other outputs."""
         prompt = request.prompt_ids
-        # The log line of a token shows its probability, so the sampler then computes log-probabilities, too.
+        # At the log level INFO, each token is logged with its probability.
         logprobs = request.options.logprobs is not None or LOGGER.isEnabledFor(INFO)
         matcher = None if request.matcher is None else request.matcher.copy()
         sampler = Sampler(
@@ -193,8 +179,8 @@ class Sequence:
     def chunk(self, budget: int, most_rows: int | None = None) -> ScheduledChunk:
         """Return a chunk of the first unread tokens, at most `budget`, for a pass.
 
-        `most_rows` bounds the number of rows that the pass computes for the request's reader. The row from which the
-        next token is chosen is not counted.
+        `most_rows` bounds the rows that the pass computes for the request's reader, not counting the row from which the
+        next token is chosen.
         """
         n, reader, request = min(len(self.unread), budget), self.request.reader, self.request
         first = self.kv.length + self.kv.pending
@@ -221,7 +207,6 @@ class ScheduledChunk:
     """The tokens of a sequence that one forward pass runs.
 
     Attributes:
-        sequence: the sequence.
         n: the number of tokens in the chunk: unread tokens, then proposed ones. After the choice, rejected proposals
             are subtracted.
         samplers: the samplers that choose a token from the logits of the chunk's last token, not counting proposed
@@ -235,7 +220,6 @@ class ScheduledChunk:
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
         proposed: the tokens that a drafter proposes after the unread token. The pass returns a row for each of them.
-        drafter: the name of the drafter.
         hidden: the hidden states (n, D) of the tokens, if a drafter reads them.
         logits: the logits of the pass if tokens are proposed. They are kept because all tokens but the first are chosen
             after the pass has been settled.

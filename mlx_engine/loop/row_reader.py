@@ -37,10 +37,7 @@ class RowReader(ABC):
         self.start, self.end = start, end
 
     def n_wanted(self, first: int, n: int) -> int:
-        """Return how many of the last rows of a chunk must be computed for the reader.
-
-        The chunk has n tokens, from position `first` on.
-        """
+        """Return how many of the last rows of a chunk, n tokens from position `first` on, the reader needs."""
         at = max(first, self.start)
         return first + n - at if at < min(self.end, first + n) else 0
 
@@ -57,9 +54,7 @@ class RowReader(ABC):
 
 
 class PromptLogprobs(RowReader):
-    """Computes the log-probability of each token of a prompt after the first.
-
-    With each token, the `n_top` most likely tokens at its position are listed.
+    """Computes the log-probability of each token of a prompt after the first, and of the `n_top` most likely tokens.
 
     Attributes:
         tokens: the tokens that have been read so far, from the second token of the prompt on.
@@ -97,7 +92,7 @@ class PooledHidden(RowReader):
     """Computes one vector from a prompt's hidden states.
 
     With the pooling "last", the vector is the hidden state of the last token; with "cls", of the first token; with
-    "mean", the mean of all hidden states. The mean is computed as a float64 sum in the order of positions.
+    "mean", the mean of all hidden states, as a float64 sum in the order of positions.
     """
 
     kind = "hidden"

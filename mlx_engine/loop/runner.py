@@ -5,14 +5,13 @@ next tokens; on a lazy backend (MLX), it only hands this work to the device. Set
 tokens are on the host, and commits the tokens that were run to the KV cache. An eager backend settles each pass at
 once. On a lazy backend, the next pass is submitted before the last one is settled, so that the device computes while
 the host works. With N pipeline stages, N passes are submitted before the first one is settled, and the tokens of a pass
-are chosen when the pass is settled. So the passes that are in flight together run different sequences, or successive
-chunks of one prompt.
+are chosen when the pass is settled. So passes that are in flight together run different sequences, or successive chunks
+of one prompt.
 
 The mask of a constraint depends on the previous token. So if a sequence has a constraint, and its last token is not
 settled, its next pass is submitted without choosing tokens. While the device runs this pass, the host settles the
-previous pass, and then chooses the tokens. An eager backend computes masks in a thread, while the next pass runs. If a
-request is greedy and has no log-probabilities, biases, penalties or processors, the eager backend first chooses without
-a mask, and computes the mask only if the constraint does not allow the chosen token.
+previous pass, and then chooses the tokens. An eager backend computes masks in a thread, while the next pass runs. For
+some requests (`Sampler.is_checked`), it chooses without a mask, and computes a mask only if the token is not allowed.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class PassOutput(NamedTuple):
     """The results of the passes that a step has settled.
 
     Attributes:
-        chunks: the chunks of the settled passes.
         chosen: the chunks for which tokens were chosen, each with these tokens, one per sampler.
         failed: the chunks for which no token could be chosen, each with the error: its logits are not finite, its
             constraint allows no token, or a processor has failed.
@@ -69,12 +67,9 @@ class _Pass:
     """A submitted pass.
 
     Attributes:
-        batch: the new tokens of all chunks.
         chunks: the chunks of the pass, without those that were dropped.
         n_rows: the number of rows of the logits or hidden states.
-        started: the time when the pass was submitted.
-        reply: a function that returns the logits, while the tokens of the submitted pass are not chosen; None after the
-            choice. With pipeline stages, the function waits for the logits.
+        reply: returns the logits, with pipeline stages after waiting for them; None once the tokens are chosen.
         check: the logits from which tokens were chosen, and the sums of their rows, for `Backend.bad_rows`.
         rows: the logits or hidden states, if readers of requests get some of these rows.
         sampling: the time of choosing tokens; None if it was not measured.
@@ -94,17 +89,14 @@ class ModelRunner:
     """Submits and settles the passes of one model.
 
     Attributes:
-        overlaps: whether a lazy backend gets a pass before the tokens of the last pass are on the host. False for a
-            model on several ranks.
+        overlaps: whether, on a lazy backend and a single rank, a pass is submitted before the last one is settled.
         depth: the largest number of passes that are in flight (submitted, but not settled).
         n_hidden: the number of last tokens of a sequence whose hidden states are kept for a drafter that reads them.
         n_batches: the number of pipeline stages. The scheduler divides the running sequences into as many groups, and
             each of the passes in flight runs another group.
 
     Args:
-        model: the model.
-        overlap: submit a pass before the last one is settled, if the backend is lazy and not profiled, and the model is
-            not on several ranks.
+        overlap: whether to set `overlaps`. A profiled backend never overlaps passes.
         clock: returns the time in seconds, to measure passes; no decision of the runner depends on it.
     """
 
@@ -173,10 +165,9 @@ class ModelRunner:
         self._flight = deque(submitted for submitted in self._flight if submitted.chunks)
 
     def choose_next(self, chunk: ScheduledChunk, i: int) -> int | None:
-        """Choose and return the token after the first i proposed tokens of a settled chunk.
+        """Choose and return the token after the first i proposed tokens of a settled chunk, which have been accepted.
 
-        These i proposed tokens have been accepted. Return None if the logits are not finite: the next pass will compute
-        them again, and fail.
+        Return None if the logits are not finite: the next pass will compute them again, and fail.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -229,8 +220,7 @@ class ModelRunner:
         """Submit a pass, and choose its tokens. With pipeline stages, or if a mask is missing, do not choose yet."""
         model, profiler = self._model, self._model.backend.profiler
         if self._last_had_no_choice and not model.is_shared:
-            # A lazy backend would otherwise keep the graphs of all chunks of a prompt in memory until the last chunk is
-            # evaluated.
+            # Without this, a lazy backend would keep the graphs of all chunks of a prompt until the last is evaluated.
             model.backend.wait(chunks[0].sequence.kv.pool.stores.arrays)
             self._last_had_no_choice = False
         start, inputs, n_rows = self._clock(), [], 0
@@ -300,13 +290,10 @@ class ModelRunner:
             chunk.sequence.unread = [*chunk.sequence.unread, *_next_token(chunk)]
 
     def _choose(self, submitted: _Pass, rows: Array) -> None:
-        """Choose the tokens of a pass from its rows of logits. If this fails, no sampler has a new token.
-
-        If readers get some of the rows, keep the rows until the pass is settled.
-        """
+        """Choose the tokens of a pass from its rows of logits. If this fails, no sampler has a new token."""
         be, start, logits = self._model.backend, self._clock(), rows
         if any(chunk.n_read for chunk in submitted.chunks):
-            submitted.rows = rows
+            submitted.rows = rows  # for `_read`, when the pass is settled
         pairs = [(chunk, sampler) for chunk in submitted.chunks for sampler in chunk.samplers]
         if not pairs:
             (be.begin if self.overlaps else be.wait)([rows])
@@ -317,8 +304,7 @@ class ModelRunner:
         sums = be.row_sums(logits)
         submitted.check = logits, sums
         if not be.lazy and be.bad_rows(logits, sums):
-            # The chunks of these rows fail when the pass is settled. Until then they need some valid token, which
-            # cannot be chosen from NaN.
+            # The chunks of these rows fail when the pass is settled. Until then they need some valid token.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         draws: list[Draw] = []
         for chunk, sampler in pairs:
@@ -347,8 +333,8 @@ class ModelRunner:
     ) -> tuple[list[tuple[ScheduledChunk, list[int]]], list[tuple[ScheduledChunk, EngineError]]]:
         """Wait for the oldest pass and commit its tokens; return the chosen tokens, and the chunks that have failed.
 
-        Failed chunks are committed, too, which has no effect, because the scheduler drops their sequences. Chunks with
-        proposed tokens are not committed here: the scheduler calls `choose_next` and `keep` for them.
+        Failed chunks are committed, too: the scheduler drops their sequences. Chunks with proposed tokens are not
+        committed: the scheduler calls `choose_next` and `keep` for them.
         """
         if submitted.reply is not None:
             self._choose_late(submitted)
@@ -384,8 +370,7 @@ class ModelRunner:
         if constrained:
             self._prepare_masks(constrained)
         if self._flight and self._flight[0].reply is not None and not self._is_staged:
-            # An error here must not lose the tokens of the settled pass. The next step tries again.
-            with suppress(Exception):
+            with suppress(Exception):  # keeps the tokens of the settled pass; the next step tries again
                 self._choose_late(self._flight[0])
         return chosen, failed
 
@@ -427,15 +412,9 @@ def _next_token(chunk: ScheduledChunk) -> list[Token]:
 def _checked(
     be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], tokens: list[Token]
 ) -> list[Token]:
-    """Return the chosen tokens, after choosing again for each row whose constraint does not allow its token.
+    """Choose again from each row of logits (R, V) whose constraint does not allow the row's token; return all tokens.
 
-    If a constraint allows no token, its chunk fails.
-
-    Args:
-        be: the backend.
-        logits: (R, V).
-        pairs: the chunk and the sampler of each row.
-        tokens: the token that was chosen for each row, without a mask.
+    `tokens` were chosen without a mask. If a constraint allows no token, its chunk fails.
     """
     for row, (chunk, sampler) in enumerate(pairs):
         try:

@@ -34,7 +34,6 @@ class Choice:
     Attributes:
         token: the token, as `Backend.embed` accepts it.
         logits: (R, V), the rows from which the tokens of a pass were chosen, before processors edit them.
-        position: the position of the token in the sequence.
         row: the index of the row of `logits` from which the token was chosen.
         whole: whether the row has all logits. If not, another rank has sent only the largest ones, which suffice for
             the choice.
@@ -61,13 +60,11 @@ class Sampler:
     settled, because the mask of allowed tokens depends on them.
 
     Attributes:
-        choice: the number of the sampler among the samplers of its prompt.
-        is_constrained: whether there is a constraint, so that the mask of the next token depends on all earlier ids.
+        is_constrained: whether there is a constraint.
         is_checked: whether the token with the largest logit is chosen without a mask, and then compared with the
-            constraint. Usually the constraint allows the token, and no mask has to be computed. True only for greedy
-            sampling with a constraint, without bias, penalties and processors. Always false on a lazy backend, where
-            the id is known only later. Always false with log-probabilities: `TokenLogprobs.allowed` needs the mask.
-        processors: the user's functions; None if there are none.
+            constraint, which usually allows the token, so that no mask is computed. True for greedy sampling with a
+            constraint, without bias, penalties, processors and log-probabilities (`TokenLogprobs.allowed` needs the
+            mask), on an eager backend (on a lazy one, the id is known only later).
     """
 
     def __init__(
@@ -148,16 +145,11 @@ class Sampler:
         return Draw(self._sampling, self._recent, u, self._n_prompt, self._mask)
 
     def guess(self, ids: Sequence[Token], n_vocabulary: int) -> Draw:
-        """Return the inputs with which a drafter should choose the token after the settled tokens and `ids`.
+        """Return the inputs with which a drafter should choose the token after the settled tokens and its own `ids`.
 
-        These inputs include the random number with which this sampler will choose the token at the same position, but
-        no mask and no processors. So if the drafter and the model have nearly the same probabilities, both choose the
-        same token. Ids from `n_vocabulary` on, for which the drafter has no logits, are left out of penalties and
-        biases.
-
-        Args:
-            ids: the tokens that the drafter has proposed so far.
-            n_vocabulary: the number of the drafter's logits.
+        The inputs include the random number with which this sampler will choose the token at the same position, but no
+        mask and no processors. So a drafter with nearly the model's probabilities mostly chooses the same token. Ids
+        from `n_vocabulary` on, for which the drafter has no logits, are left out of penalties and biases.
         """
         sampling, n = self._sampling, len(self._recent) + len(ids)
         if any(token >= n_vocabulary for token, _ in sampling.logit_bias):
@@ -173,9 +165,9 @@ class Sampler:
         return Draw(sampling, [*prompt, *answer], u, len(prompt))
 
     def redraw(self, token: Token) -> Draw | None:
-        """Check a token that was chosen without a mask (`is_checked`).
+        """Return the inputs for choosing again with the mask, if the constraint forbids a token; otherwise None.
 
-        If the constraint forbids the token, return the inputs for choosing again with the mask. Otherwise return None.
+        Also return None if the token was chosen with the mask, see `is_checked`.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -224,7 +216,7 @@ class Sampler:
     def logprobs(self, n_top: int = 0) -> TokenLogprobs:
         """Return the log-probabilities of the last settled token and of the `n_top` most likely tokens at its position.
 
-        These are the model's probabilities, before any sampling option and any mask, computed from the kept logits.
+        The log-probabilities are the model's, before any sampling option and any mask.
 
         Raises:
             ValueError: no token has been settled, or only the largest logits are known.
@@ -243,10 +235,7 @@ class Sampler:
 
 
 def best_of(samplers: Sequence[Sampler]) -> int | None:
-    """Return the number of largest logits that all samplers together need; None if a sampler needs all logits.
-
-    Without samplers, return None.
-    """
+    """Return the number of largest logits that the samplers need; None if one needs all, or without samplers."""
     needs = [sampler.best for sampler in samplers]
     known = [n for n in needs if n is not None]
     return max(known) if known and len(known) == len(needs) else None
@@ -256,8 +245,7 @@ def random_number(seed: int, position: int, choice: int = 0) -> float:
     """Return the random number in [0, 1) for one token, which depends only on seed, position and choice.
 
     So a sequence gets the same numbers if it is preempted and computed again, or runs in a batch. `choice` is the
-    number of the answer among several answers to one prompt. Each answer gets its own numbers; answer 0 gets the
-    numbers of a request with a single answer.
+    number of the answer among several answers to one prompt; answer 0 gets the numbers of a request with one answer.
     """
     key = (seed, position, choice) if choice else (seed, position)
     (bits,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
@@ -276,16 +264,15 @@ class Processors:
 
     @classmethod
     def of(cls, options: Options) -> Processors | None:
-        """Return the functions in the options of a run; None if there are none."""
+        """Return the functions in the options; None if there are none."""
         has_any = options.processors or options.sampler is not None
         return cls(options.processors, options.sampler) if has_any else None
 
     def __call__(self, ids: Sequence[int], logits: np.ndarray, mask: NDArray[np.bool_] | None = None) -> np.ndarray:
         """Return the logits (V,) from which the token is drawn: the result of the last processor.
 
-        With a sampler function, only the token that this function has chosen has a finite logit in the result. This
-        function gets logits to which the constraint's mask (V,) has been applied. A processor must leave a finite logit
-        for at least one token that the mask allows.
+        A processor must leave a finite logit for at least one token that the constraint's mask (V,) allows. A sampler
+        function gets logits to which the mask has been applied. Then only its token has a finite logit in the result.
 
         Raises:
             ProcessorError: a function has failed, or has not returned logits or a token.

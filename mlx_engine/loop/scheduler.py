@@ -1,8 +1,5 @@
 """The scheduler: decides which requests run, and which tokens each forward pass computes.
 
-The scheduler reads the clock to record times. Its decisions depend only on the order of calls, with two exceptions: the
-number of proposed tokens (`speculation.py`) depends on measured times, and a prefix cache on disk reads its files.
-
 A step runs one forward pass. The pass computes the next token of every answer that is being generated, and runs chunks
 of prompts. While answers are being generated, a pass has few tokens of prompts, so that no answer waits long for the
 prompt of another request. Requests are admitted in their order of arrival, when a slot and the pages for their prompt
@@ -11,9 +8,10 @@ enough, the newest sequence is preempted: its pages are freed, and it is compute
 do not depend on any of this, see docs/exactness.md.
 
 Without a KV cache (`--no-kv`), all tokens of a sequence are marked as unread after each new token, so each pass runs
-whole sequences again. A comparison with and without the KV cache shows how much time the cache saves.
+whole sequences again. With a `Speculation`, a pass may also run proposed next tokens of a sequence (`speculation.py`).
 
-With a `Speculation`, a pass may also run proposed next tokens of a sequence: see `speculation.py`.
+The scheduler's decisions depend only on the order of calls, with two exceptions: the number of proposed tokens depends
+on measured times, and a prefix cache on disk reads its files.
 """
 
 from __future__ import annotations
@@ -40,8 +38,8 @@ if TYPE_CHECKING:
     from mlx_engine.loop.speculation import Speculation
 
 # The largest number of prompt tokens in a pass: BUDGET while no answer is being generated, SHARED_BUDGET while one is.
-# A small SHARED_BUDGET does not make prefill much slower: on a CPU, the tokens per second of a pass hardly depend on
-# its length from 32 tokens on.
+# On a CPU, the tokens per second of a pass hardly depend on its length from 32 tokens on. So a small SHARED_BUDGET does
+# not make prefill much slower.
 BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
 _INTERRUPTED = "a step of this scheduler was interrupted: make a new scheduler"
 
@@ -54,10 +52,8 @@ class StepOutput(NamedTuple):
         ended: the requests among these that have ended.
         n_decode: number of tokens of answers that the passes ran.
         n_prefill: number of tokens of prompts that the passes ran.
-        seconds: the time of the passes.
         nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
-        drafts: for each answer with proposed tokens: the drafter, the number of proposed tokens and the number of
-            accepted ones.
+        drafts: for each answer with proposed tokens: the drafter, and the numbers of proposed and of accepted tokens.
     """
 
     requests: abc.Sequence[Request] = ()
@@ -79,18 +75,15 @@ class Scheduler:
             have at most `shared_budget` tokens of prompts.
 
     Args:
-        model: the model.
-        pool: the memory for keys and values, made for at least `slots` sequences. If the pool was made with
-            `kept=False`, it keeps nothing between passes, so each pass runs whole sequences again.
+        pool: the memory for keys and values, made for at least `slots` sequences. A pool that was made with
+            `kept=False` keeps nothing between passes, so each pass runs whole sequences again.
         slots: the largest number of sequences that run at the same time.
-        prefix: the prefix cache, which keeps the keys and values of prompts and answers for later requests; None for no
-            prefix cache.
+        prefix: the prefix cache; None for no prefix cache.
         budget: the largest number of prompt tokens in a pass while no answer is being generated.
         shared_budget: the largest number of prompt tokens in a pass while an answer is being generated.
         overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
         traffic: computes the bytes that passes read; None if they are not counted.
-        speculation: proposes tokens; None for no proposals. Without a KV cache, `speculation` is ignored.
-        clock: returns the time in seconds, for the times of requests and passes.
+        speculation: proposes tokens; None for no proposals. It is ignored without a KV cache.
     """
 
     def __init__(
@@ -133,7 +126,7 @@ class Scheduler:
         self._failed: list[Request] = []
         # The waiting sequence that was last refused for lack of pages; None after pages have been freed.
         self._refused: Sequence | None = None
-        # Requests whose streams were garbage-collected, perhaps during a step. They are cancelled after the step.
+        # Requests that `leave` cancels after the running step.
         self._left: deque[Request] = deque()
         self._is_stepping = self._is_broken = False
 
@@ -144,7 +137,7 @@ class Scheduler:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no step was interrupted. After an interrupted step, make a new scheduler."""
+        """Whether no step was interrupted, see `step`."""
         return not self._is_broken
 
     def submit(self, request: Request) -> None:
@@ -194,9 +187,9 @@ class Scheduler:
         If the submission of a pass fails, the passes in flight (submitted, but not settled) are settled, and the pass
         is submitted again. If the submission fails while no pass is in flight, each sequence is run in a pass of its
         own, and a request ends with the error if its own pass fails. If a pass fails while it is settled, the requests
-        of all passes in flight end with the error. A request whose logits are not finite also ends with an error. After
-        a step has been interrupted (KeyboardInterrupt), the state of the scheduler may be inconsistent. The scheduler
-        then refuses further steps, and the caller must make a new one.
+        of all passes in flight end with the error. A request whose logits are not finite also ends with an error. An
+        interrupted step (KeyboardInterrupt) may leave the scheduler inconsistent. The scheduler then refuses further
+        steps, and the caller must make a new one.
 
         Raises:
             RuntimeError: an earlier step was interrupted.
@@ -274,20 +267,16 @@ class Scheduler:
                 first.request.times.admitted = self._clock()
 
     def _schedule(self, only: Sequence | None = None) -> list[ScheduledChunk]:
-        """Return the chunks of the next pass, after making sure that the pages for them are free.
+        """Return the chunks of the next pass, of `only` or of all sequences, once the pages for them are free.
 
         If too few pages are free, evict unused prefixes. If this is not enough, and passes are in flight, return no
         chunks: the tokens of these passes may end a sequence, which frees its pages. If no pass is in flight, preempt
         the newest sequence, and try again.
-
-        Args:
-            only: the only sequence in the pass; None for all sequences.
         """
         while True:
             chunks = self._chunks() if only is None else self._chunk_alone(only)
             n_pages = sum(chunk.sequence.n_pages(chunk.n) for chunk in chunks)
-            # When the pass with the last token of a prompt has ended, the prompt's parallel samples become sequences,
-            # and each of them copies a page.
+            # After the pass with a prompt's last token, its parallel samples become sequences: each copies a page.
             ends = [chunk.sequence for chunk in chunks if chunk.samplers]
             forked = [one for one in self.running if one.parallel and (one in ends or self._runner.n_pending(one))]
             n_copies = sum(len(one.parallel) for one in forked)
@@ -313,7 +302,7 @@ class Scheduler:
             ready = [one for one in ready if one.request.is_hidden != self._was_hidden]
         chunks = [sequence.chunk(1) for sequence in ready if len(sequence.unread) == 1]
         chunks = chunks[: -(-len(self.running) // n_batches)]
-        # A pass that returns hidden states runs no answers. So its budget must be small while answers wait.
+        # A pass that returns hidden states runs no answers, so its budget is small while answers wait.
         is_hidden = bool(ready) and ready[0].request.is_hidden
         is_shared = (
             self.others_answer or bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
@@ -374,7 +363,7 @@ class Scheduler:
         except DistributedError:  # the connection to another rank failed, which ends the run
             raise
         except Exception as error:
-            if not self._runner.is_idle:  # a pass failed while it was settled, so the later passes are invalid, too
+            if not self._runner.is_idle:  # a pass failed while it was settled, so later passes are invalid, too
                 for sequence in self._runner.sequences:
                     self._fail(sequence, again(error))
                 return PassOutput()
@@ -394,10 +383,7 @@ class Scheduler:
     # ---- prefixes ----
 
     def _attach_prefix(self, sequence: Sequence) -> bool:
-        """Begin a sequence with the longest cached prefix of its tokens.
-
-        Return whether files on disk have more of the prefix, which a later call could read.
-        """
+        """Begin a sequence with its longest cached prefix; return whether a later call could read more from disk."""
         if self.prefix is None:
             return False
         ids, request = sequence.ids, sequence.request
@@ -417,7 +403,7 @@ class Scheduler:
             sequence = chunk.sequence
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
             # If only whole pages are reused, or prefixes are kept on disk, reuse needs recurrent states at page
-            # boundaries. An answer seldom ends at a boundary, so keep the states at the boundaries inside the answer.
+            # boundaries. So keep the states at the boundaries inside the answer.
             on_page = kv.length % self.pool.page < (chunk.n if chunk.proposed else 1)
             at_page = (prefix.whole_pages or prefix.disk is not None) and on_page
             if sequence.output.token_ids and at_page and has_states:
@@ -456,10 +442,7 @@ class Scheduler:
         return nbytes
 
     def _accept(self, speculation: Speculation, done: PassOutput) -> list[tuple[ScheduledChunk, Exception]]:
-        """Accept or reject the proposed tokens of the chunks, and append the chosen tokens to the requests' outputs.
-
-        Return the chunks for which this has failed, with the errors.
-        """
+        """Accept or reject proposed tokens of chunks; return the chunks for which this failed, with the errors."""
         failed = []
         if done.chunks:
             is_decode = all(chunk.samplers and chunk.sequence.output.token_ids for chunk in done.chunks)
@@ -476,8 +459,8 @@ class Scheduler:
     def _accept_chunk(self, chunk: ScheduledChunk, token: int) -> None:
         """Append the chosen token to the output. While it equals the proposed one, choose and append the next token.
 
-        A token is chosen from the logits of the token before it, after that token has been appended. So penalties,
-        masks and processors depend only on tokens of the answer, and not on rejected proposals.
+        Each token is appended before the next one is chosen. So penalties, masks and processors depend only on tokens
+        of the answer, and not on rejected proposals.
         """
         output, sampler, n = chunk.sequence.output, chunk.sequence.sampler, 0
         n_logprobs = chunk.sequence.request.options.logprobs
@@ -495,8 +478,8 @@ class Scheduler:
     def _deliver(self, first: Sequence, ids: abc.Sequence[int]) -> None:
         """Append the chosen tokens to the outputs of a sequence and of its parallel samples.
 
-        `ids` has one token for each sampler of the chunk. After the pass with the last token of the prompt, these are
-        the first tokens of all parallel samples, which now become sequences of their own.
+        `ids` has one token for each sampler of the chunk. After the pass with the last token of the prompt, the
+        parallel samples become sequences of their own.
         """
         request, sequences = first.request, [first]
         try:
