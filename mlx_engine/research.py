@@ -2,12 +2,12 @@
 
 `Engine.session`, `Engine.choose`, `Engine.tap_names` and `Engine.hidden_states` use this module. On backends with a
 fixed order of sums (docs/exactness.md), logits and log-probabilities are bit-identical to those of `Engine.logits` and
-`Engine.generate`, however the tokens are divided among passes. Hidden states, the named intermediate values of forward
-passes, are bit-identical to those of ordinary passes, with the exceptions in `observed` (`backends/observed.py`). To
-get them, the layers run op by op, because fused blocks and compiled programs keep some values in registers only.
+`Engine.generate`, and hidden states to those of ordinary passes, with the exceptions in `observed`
+(`backends/observed.py`). The results do not depend on how tokens are divided among passes.
 
-The name of a value is the GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm"), or a name from
-the code in `models/` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out").
+Hidden states are the named intermediate values of forward passes. The layers run op by op to get them, because fused
+blocks and compiled programs keep some values in registers only. The name of a value is the GGUF name of the norm or
+linear layer that computed it ("blk.0.attn_norm"), or a name from the code in `models/` ("blk.0.q_rope").
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Session:
         return mx.array(self.row(next_ids))
 
     def row(self, next_ids: int | Sequence[int] = ()) -> np.ndarray:
-        """Do the same as `logits`, but return a NumPy array that must not be changed: later calls may return it again."""
+        """Do the same as `logits`, but return a NumPy array. Do not change the array: later calls may return it."""
         self._check_open()
         more = self._checked([next_ids] if is_whole(next_ids) else next_ids)  # type: ignore[arg-type]
         n = len(self._ids)

@@ -65,8 +65,8 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
     """Read a request, run it, and respond.
 
     Before the body is parsed, one place in the slots or the queue is reserved; when the number of answers is known, one
-    place per answer. A body is parsed only in a turn (`limits.Turns`), which few requests have at a time, because parsed
-    data takes more memory than the bytes.
+    place per answer. Bodies are parsed only in turns (`limits.Turns`), few at the same time, because parsed data takes
+    more memory than the bytes.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # raises 503 if the engine accepts no requests
@@ -167,9 +167,9 @@ def begun(
     is_free: bool = True,
     check: Callable[[str], None] = unchecked,
 ) -> list[int]:
-    """Append the client's beginning of the answer, `reading.begun`, to the prompt `ids`; generation continues this text.
+    """Append the client's beginning of the answer, `reading.begun`, to the prompt `ids`.
 
-    `check` is called with this text before it is encoded.
+    Generation then continues this text. `check` is called with the text before it is encoded.
 
     Raises:
         ApiError: the answer has a constraint (not `is_free`), which would apply only to the new tokens; or the template

@@ -46,9 +46,9 @@ QUEUE = 1024
 
 
 class Journal:
-    """Appends lines to a file. A line that cannot be written is lost, and is counted in `lost`.
+    """Appends lines to a file. A line that cannot be written is lost.
 
-    The reasons in `lost` are "queue" (the queue was full), "disk" (writing failed) and "error" (making the line failed).
+    `lost` counts these lines by reason: the "queue" was full, the "disk" failed, or an "error" in making the line.
     """
 
     def __init__(self, path: Path, *, warn: Callable[[str], None], queue: int = QUEUE) -> None:
