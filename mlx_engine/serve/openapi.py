@@ -145,7 +145,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, models: Models) -> Limits:
-        """Return the bounds; raise ApiError if the only model, which is never unloaded, is not ready."""
+        """Return the bounds; raise ApiError if `Models.is_alone` and the model is not ready."""
         service = models.default.service
         names = None if service.any_model else [name for model in models for name in model.service.models]
         if not models.is_alone:

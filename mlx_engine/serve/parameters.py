@@ -317,7 +317,7 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         _require(bool(self.stream) or self.stream_options is None, "stream_options", "needs stream: true")
 
 
-# How much the model thinks, if its chat template reads an effort. "none" also turns off the template's switch, if any.
+# How much the model thinks, if its chat template reads an effort. "none" also turns thinking off, if the template can.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
