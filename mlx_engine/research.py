@@ -2,13 +2,12 @@
 
 `Engine.session`, `Engine.choose`, `Engine.tap_names` and `Engine.hidden_states` use this module. On backends with a
 fixed order of sums (docs/exactness.md), logits and log-probabilities are bit-identical to those of `Engine.logits` and
-`Engine.generate`, however the tokens are divided among passes.
+`Engine.generate`, and hidden states to those of ordinary passes, with the exceptions in `observed`
+(`backends/observed.py`). The results do not depend on how tokens are divided among passes.
 
-Hidden states are the named intermediate values of forward passes. On backends with a fixed order of sums, hidden states
-are bit-identical to the values inside ordinary passes; `observed` in `backends/observed.py` lists the exceptions. The
-name of a value is the GGUF name of the norm or linear layer that computed it ("blk.0.attn_norm", "blk.0.ffn_down"), or
-a name from the code in `models/` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The layers run op by op,
-because fused blocks and compiled programs keep some values in registers only.
+Hidden states are the named intermediate values of forward passes. The layers run op by op to get them, because fused
+blocks and compiled programs keep some values in registers only. The name of a value is the GGUF name of the norm or
+linear layer that computed it ("blk.0.attn_norm"), or a name from the code in `models/` ("blk.0.q_rope").
 """
 
 from __future__ import annotations
@@ -46,31 +45,22 @@ from mlx_engine.weights.model import Model
 if TYPE_CHECKING:
     import mlx.core as mx
 
-# In one pass of `choose`, the largest number of texts, and of rows of logits. 128 rows of 152,000 float32 logits take
-# 74 MiB.
+# The most texts, and the most rows of logits, in a pass of `choose`. 128 rows of 152,000 float32 logits take 74 MiB.
 MOST_TEXTS, MOST_ROWS = 32, 128
 
 
 @dataclass(eq=False)
 class _Family:
-    """The objects that a session and its forks share.
-
-    Attributes:
-        model: the model.
-        pool: the memory for keys and values.
-        context: the largest number of tokens of a session.
-        slots: the largest number of sessions.
-        sessions: the open sessions.
-    """
+    """The objects that a session and its forks share."""
 
     model: Model
     pool: KVPool
-    context: int
-    slots: int
+    context: int  # the largest number of tokens of a session
+    slots: int  # the largest number of open sessions
     sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet)
 
     def check_slot(self) -> None:
-        """Check that one more session may be opened; raise OptionError if not."""
+        """Raise OptionError if all slots are in use."""
         if len(self.sessions) >= self.slots:
             message = f"slots: all {self.slots:,} slots for this session and its forks are in use"
             raise OptionError(f"{message}; close a fork, or pass a larger slots", option="slots", found=self.slots)
@@ -92,14 +82,7 @@ class Session:
 
     @classmethod
     def begin(cls, model: Model, ids: Sequence[int], *, slots: int, n_tokens: int | None = None) -> Session:
-        """Return a session with the tokens `ids`.
-
-        The session and its forks share memory for `n_tokens` tokens. The default is a full context, or fewer tokens if
-        half of the free memory is too small for it.
-
-        Raises:
-            OptionError: `slots` or `n_tokens` is no whole number above 0, or the memory is too small for `ids`.
-        """
+        """Return a session with the tokens `ids`; the other arguments and OptionError are as for `Engine.session`."""
         given: dict[str, Any] = {"slots": slots} | ({} if n_tokens is None else {"n_tokens": n_tokens})
         for name, value in given.items():
             if not is_whole(value) or value < 1:
@@ -139,7 +122,7 @@ class Session:
         return mx.array(self.row(next_ids))
 
     def row(self, next_ids: int | Sequence[int] = ()) -> np.ndarray:
-        """Do the same as `logits`, but return a NumPy array. Do not change it: later calls may return it again."""
+        """Do the same as `logits`, but return a NumPy array. Do not change the array: later calls may return it."""
         self._check_open()
         more = self._checked([next_ids] if is_whole(next_ids) else next_ids)  # type: ignore[arg-type]
         n = len(self._ids)
@@ -154,11 +137,11 @@ class Session:
         return self._row
 
     def fork(self) -> Session:
-        """Return another session with the same tokens. The two sessions share the keys and values so far.
+        """Return another session with the same tokens, which shares the keys and values so far.
 
         Raises:
             OptionError: all `slots` are in use.
-            CacheFullError: no page is free. The last page is copied if it is only partly used.
+            CacheFullError: no page is free for a copy of the last page, which is made if that page is not full.
             ClosedError: the session or its engine has been closed.
         """
         self._check_open()
@@ -211,12 +194,7 @@ class Session:
             raise ClosedError("the session has been closed; make another one with engine.session")
 
     def _checked(self, next_ids: Sequence[Any]) -> list[int]:
-        """Return the next tokens as ints.
-
-        Raises:
-            OptionError: a token is not in the vocabulary.
-            ContextLengthError: the tokens exceed the context.
-        """
+        """Return the next tokens as ints; raise OptionError or ContextLengthError as `logits` does."""
         model, context = self._family.model, self._family.context
         values = [i.item() if hasattr(i, "item") else i for i in next_ids]
         expected = f"token ids from 0 to {model.config.vocab_size - 1}"
@@ -256,11 +234,7 @@ class Session:
         self._truncate(length)
 
     def _truncate(self, length: int) -> None:
-        """Discard the keys and values after the first `length` tokens.
-
-        If pages of these first tokens have been freed, or if the model has recurrent states, discard all keys and
-        values.
-        """
+        """Discard the keys and values after the first `length` tokens, or all of them in the cases of `rewind`."""
         if self._kv.length > length:
             try:
                 self._kv.truncate(length)
@@ -318,7 +292,7 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
 
 
 def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list[float]]) -> None:
-    """Append to each list the log-probabilities of a text's second and later tokens. The texts share passes."""
+    """Append to each list of `logprobs` the values of a text's second and later tokens. The texts share passes."""
     model, forks = prompt._family.model, {i: prompt.fork() for i, ids in enumerate(texts) if len(ids) > 1}
     try:
         while forks:
@@ -419,13 +393,9 @@ MEANINGS = {
 
 
 class Tap(NamedTuple):
-    """A named intermediate value.
+    """A named intermediate value, such as "blk.0.attn_out".
 
-    Attributes:
-        name: the name, such as "blk.0.attn_out".
-        shape: the shape of one token's value: (D,), (H, E) for H heads of dimension E, or (C, N) for the N outputs of C
-            chosen experts.
-        meaning: a description of the value.
+    `shape` is that of one token: (D,), (H, E) for H heads of dimension E, or (C, N) for N outputs of C chosen experts.
     """
 
     name: str
@@ -437,7 +407,7 @@ class Tap(NamedTuple):
 
 
 def taps(model: Model) -> list[Tap]:
-    """Run a pass of one token, and return the taps of all its named values in the order of computation.
+    """Run a pass of one token, and return all its named values in the order of computation.
 
     Raises:
         ModelError: several processes share the model.
@@ -488,8 +458,7 @@ def _run(
 ) -> None:
     """Run tokens op by op, in chunks of at most LONGEST_PASS.
 
-    For each chunk, call `note(name, array)` for each value in `names`, or for each value if `names` is None. The array
-    is (chunk length, ...).
+    For each chunk and each value in `names` (None means all values), call `note(name, array (chunk length, ...))`.
     """
     if model.is_shared:
         expected, found = "a model that one process runs alone", "one that several processes share"

@@ -61,9 +61,8 @@ FORMS = {
     "/v1/messages": MESSAGES,
 }
 
-# Functions that answer a request: they call their last argument, `respond`, with the response. The bytes are the body,
-# or, for GET, the path parameters. A Handler gets the service of a loaded model. An About gets all models, and needs no
-# loaded one.
+# Functions that answer a request: they call `respond` with the response. The bytes are the body or, for GET, the path
+# parameters. A Handler gets the service of the loaded model; an About gets all models, which need not be loaded.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
 About = Callable[[Models, bytes, Respond], Awaitable[None]]
 
@@ -123,13 +122,9 @@ def refusal(models: Models, headers: Headers) -> Response | None:
 
 
 class Endpoint:
-    """An ASGI application that runs a handler until the handler has responded or the client has disconnected.
+    """An ASGI application that runs `handler` or `about` until it has responded or the client has disconnected.
 
-    Args:
-        models: the served models.
-        handler: reads the body, and responds; it gets the service of the model that the request names.
-        about: in place of a handler, responds to requests that need no loaded model.
-        is_open: whether requests need no API key.
+    If it `is_open`, requests need no API key.
     """
 
     def __init__(
@@ -207,11 +202,10 @@ class Endpoint:
 
 
 async def refuse(response: Response, receive: Receive, send: Send, wait: Callable[[], Awaitable[None]]) -> None:
-    """Send the response to a request that failed. If the response closes the connection, discard incoming data.
+    """Send the response to a request that failed.
 
-    Closing a socket with unread data resets the connection, and the client may lose the reply. So incoming data is
-    discarded for at most LINGER_SECONDS before the response ends. `wait` is awaited before each piece of data, to limit
-    the rate.
+    If the response closes the connection, discard incoming data for at most LINGER_SECONDS before the response ends:
+    closing a socket with unread data resets the connection, and the client may lose the reply. `wait` limits the rate.
     """
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
@@ -274,10 +268,7 @@ def snapshots_of(models: Models, query: bytes) -> AsyncIterator[Any]:
 async def converted(
     service: Service, body: bytes, respond: Respond, *, convert: Callable[[Service, bytes], Response]
 ) -> None:
-    """Call `convert` with the body in a thread, and respond with the result.
-
-    `limits.Turns` limits how many of these threads run at the same time.
-    """
+    """Call `convert` with the body in one of the few threads of `limits.Turns`, and respond with the result."""
     _ = service.engine  # refuse a request at once if it cannot be answered now
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         response = await turn.run(partial(convert, service, body))

@@ -1,7 +1,7 @@
 """The state of one HTTP call: its requests, and how far their answers are.
 
-The event loop reads this state. After each step of the scheduler, it updates the state with the `Progress` objects that
-the engine thread has sent.
+The event loop reads this state, and after each step of the scheduler updates it with the `Progress` objects that the
+engine thread has sent.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mlx_engine.loop.request import Request
 
 
 class Progress(NamedTuple):
-    """The lengths of an output after a step. The event loop reads the output only up to these lengths.
+    """The lengths of an output after a step.
 
-    The engine thread only appends after these lengths, so no lock is needed.
+    The event loop reads the output only up to these lengths, and the engine thread only appends, so no lock is needed.
     """
 
     n_tokens: int = 0
@@ -37,8 +37,7 @@ class Call:
 
     Attributes:
         requests: the requests, in the order of the prompts.
-        accepted: a future that is done when the scheduler has accepted or refused the requests; if refused, the future
-            has the error.
+        accepted: a future that is done when the scheduler has accepted the requests, or has the error of their refusal.
         error: the error that refused the requests, or ended at least one of them; None if there was none.
         received: the time at which the body had been read and the model was loaded, in seconds of the server's clock.
         tokenized: the time at which all prompts had been encoded.
@@ -83,7 +82,7 @@ class Call:
     def phase(self) -> str:
         """The phase of the call, for the SSE comments of a stream: "queued", "prefill n/m" (tokens) or "decode".
 
-        This is the phase of the first request that has no new token yet, or "decode" if there is none.
+        This is the phase of the first request that has no new token yet, or "decode" if every request has one.
         """
         for request in self.requests:
             if request.times.admitted is None:
@@ -108,11 +107,7 @@ class Call:
         return is_new
 
     async def ended(self) -> None:
-        """Wait until all answers have ended.
-
-        Raises:
-            Exception: the call's `error`.
-        """
+        """Wait until all answers have ended; raise the call's `error` if there is one."""
         while not self.has_ended:
             await self.changed()
         if self.error is not None:

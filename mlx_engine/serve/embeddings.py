@@ -1,7 +1,7 @@
 """The routes /v1/embeddings and /v1/rerank: vectors of texts, and the relevance of documents to a query.
 
-The texts of an HTTP request run in the scheduler, beside requests that generate text. If an HTTP request has more
-texts than the scheduler has slots, the texts run in groups, sequentially; a group has at most one text per slot.
+The texts of an HTTP request run in the scheduler, beside requests that generate text: in groups of at most one text per
+slot, sequentially.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[A
 async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
     """Run the requests of a call.
 
-    `is_begun` says whether earlier texts of the same HTTP request have already run. If the queue is full, wait for room
-    if `is_begun`, else raise ApiError (429).
+    If the queue is full, raise ApiError (429), or wait for room if earlier texts of the HTTP request have already run
+    (`is_begun`).
     """
     while True:
         try:

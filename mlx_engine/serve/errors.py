@@ -44,7 +44,7 @@ MESSAGES_TYPES = {
 # The header in which the API of /v1/messages returns the id of a request.
 REQUEST_ID = "request-id"
 
-# The id of the request that the current asyncio task handles; None for requests of other APIs.
+# The id of the request to /v1/messages that the current asyncio task handles; None for requests of other APIs.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 # The most characters of a value of the request that an error message quotes, and of a whole error message.
@@ -60,12 +60,8 @@ def cut(text: str, most: int = MOST_NAME) -> str:
 class ApiError(Exception):
     """An error that a client gets as JSON.
 
-    Attributes:
-        status: the HTTP status.
-        message: the text, shortened to MOST_MESSAGE characters.
-        param: the parameter of the request that is wrong, or None.
-        code: a short name of the error for programs, or None.
-        headers: further headers of the response.
+    `param` is the request's wrong parameter, `code` a short name of the error for programs, and `headers` are further
+    headers of the response. `message` is shortened to MOST_MESSAGE characters.
     """
 
     def __init__(
@@ -119,8 +115,8 @@ class ClientGoneError(Exception):
 def forget(error: BaseException | None) -> None:
     """Clear the local variables of all frames in the tracebacks of an error and of its causes.
 
-    A local variable may hold a request body of many megabytes. Local variables also refer to the error, and its
-    traceback to them, so all would otherwise stay in memory until the next garbage collection.
+    A local variable may hold a request body of many megabytes. Local variables and the error refer to each other, so
+    all would otherwise stay in memory until the next garbage collection.
     """
     seen = set[int]()
     while error is not None and id(error) not in seen:  # an error may be its own cause
@@ -137,10 +133,7 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 def api_error(error: Exception, prompt: str) -> ApiError:
     """Return any error as an ApiError.
 
-    Args:
-        error: the error.
-        prompt: the name of the request's parameter that contains the prompt: "messages", "prompt", "input", ...; ""
-            if there is none.
+    `prompt` is the name of the parameter that contains the prompt: "messages", "prompt", "input", ...; "" for none.
     """
     if isinstance(error, ApiError):
         return error

@@ -47,17 +47,11 @@ Respond = Callable[[Response], Awaitable[None]]
 
 
 class Form(NamedTuple):
-    """The differences between the routes that generate text.
-
-    Attributes:
-        parse: parses a body, and checks the types of its parameters.
-        reply: the class of the replies.
-        prompt: the name of the parameter that contains the prompt.
-    """
+    """The differences between the routes that generate text."""
 
     parse: Callable[[bytes], Body]
     reply: type[Reply]
-    prompt: str
+    prompt: str  # the name of the parameter that contains the prompt
 
 
 CHAT = Form(lambda body: parse(body, ChatRequest, NOOPS_OF_CHAT), ChatReply, "messages")
@@ -71,8 +65,8 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
     """Read a request, run it, and respond.
 
     Before the body is parsed, one place in the slots or the queue is reserved; when the number of answers is known, one
-    place per answer. Few requests at a time have a turn, the permission to parse and encode (`limits.Turns`). A body is
-    parsed only in a turn, because parsed data takes more memory than the bytes.
+    place per answer. Bodies are parsed only in turns (`limits.Turns`), few at the same time, because parsed data takes
+    more memory than the bytes.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # raises 503 if the engine accepts no requests
@@ -128,13 +122,7 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
 def _requests(service: Service, params: Body, given: dict[str, Any], turn: Turn) -> tuple[list[Request], Reading]:
     """Return an engine request for each prompt, and the `Reading`: the HTTP request in the form that all APIs share.
 
-    Called in a thread, because templates and tokenizers take time.
-
-    Args:
-        service: the served model.
-        params: the parsed body.
-        given: keyword arguments of `Options.of` from the body.
-        turn: the turn in which this function runs.
+    Called in a thread, because templates and tokenizers take time. `given` are keyword arguments of `Options.of`.
 
     Raises:
         ApiError, EngineError: a prompt or an option is invalid, or does not fit the context.
@@ -179,19 +167,13 @@ def begun(
     is_free: bool = True,
     check: Callable[[str], None] = unchecked,
 ) -> list[int]:
-    """Append the client's beginning of the answer to the prompt `ids`, so that generation continues this text.
+    """Append the client's beginning of the answer, `reading.begun`, to the prompt `ids`.
 
-    Args:
-        tokenizer: the tokenizer of the prompt.
-        ids: the prompt, at whose end the template has begun the turn of the assistant.
-        reading: the request; `reading.begun` is the beginning of the answer.
-        is_free: whether the answer has no constraint. An answer with a constraint cannot be continued, because the
-            constraint would apply only to the new tokens.
-        check: called with the text before it is encoded.
+    Generation then continues this text. `check` is called with the text before it is encoded.
 
     Raises:
-        ApiError: the answer has a constraint; or the template begins the turn with reasoning, which the text would
-            continue.
+        ApiError: the answer has a constraint (not `is_free`), which would apply only to the new tokens; or the template
+            ends the prompt with the beginning of reasoning, which the text would continue.
     """
     if not reading.begun:
         return ids

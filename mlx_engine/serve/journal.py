@@ -2,8 +2,8 @@
 
 A thread appends the lines, so that a slow or full disk never delays answers.
 
-`replay`, which the command of that name calls, runs the requests of a journal again through a scheduler. It compares
-every token and log-probability, and so shows whether another machine, version or option changes any answer.
+`replay`, which the command of that name calls, runs the requests of a journal again, and compares every token and
+log-probability. So it shows whether another machine, version or option changes any answer.
 """
 
 from __future__ import annotations
@@ -46,20 +46,15 @@ QUEUE = 1024
 
 
 class Journal:
-    """Appends lines to a file. A line that cannot be written is lost and counted, and the next one is tried.
+    """Appends lines to a file. A line that cannot be written is lost.
 
-    Attributes:
-        written: a counter of the lines that this process has written.
-        lost: a counter of lost lines, by reason: the queue was full, writing failed, or making the line failed.
+    `lost` counts these lines by reason: the "queue" was full, the "disk" failed, or an "error" in making the line.
     """
 
     def __init__(self, path: Path, *, warn: Callable[[str], None], queue: int = QUEUE) -> None:
-        """Open a file, and start the thread.
+        """Open a file, and start the thread. A new file can be read only by its owner.
 
-        Args:
-            path: the file. If it does not exist, it is created so that only its owner can read it.
-            warn: called once, with a text, when the first line is lost because of the queue or the disk.
-            queue: the number of lines that may wait for the disk.
+        `warn` is called once, with a text, when the first line is lost because of the queue or the disk.
 
         Raises:
             OptionError: the file cannot be written.
@@ -81,9 +76,9 @@ class Journal:
         self._thread.start()
 
     def add(self, line: Callable[[], bytes]) -> None:
-        """Queue a function that returns a line without its line feed; the journal's thread calls it.
+        """Queue a function that returns a line without its line feed; never wait or raise.
 
-        This method never waits or raises. If the queue is full, the line is lost and counted.
+        The journal's thread calls the function. If the queue is full, the line is lost.
         """
         try:
             self._queue.put_nowait(line)
@@ -150,39 +145,25 @@ LOAD_OPTIONS = ("activations", "kv_type", "allow_settings", "jit", "context", "q
 
 
 class ModelId(msgspec.Struct, frozen=True):
-    """A loaded model.
+    """A loaded model."""
 
-    Attributes:
-        name: its name in the API.
-        source: where it was loaded from: a path, a hub id or "builtin".
-        digest: the identity of its files, see `checkpoint/identity.py`.
-        options: the keyword arguments of `load` that can change its answers, see `LOAD_OPTIONS`.
-    """
-
-    name: str
-    source: str
-    digest: str
-    options: dict[str, Any]
+    name: str  # in the API
+    source: str  # a path, a hub id or "builtin"
+    digest: str  # the identity of its files, see `checkpoint/identity.py`
+    options: dict[str, Any]  # the keyword arguments of `load` that can change its answers, see `LOAD_OPTIONS`
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """An answer.
-
-    Attributes:
-        token_ids: its tokens; if the request was cancelled or failed, the tokens generated before.
-        logprobs: their log-probabilities: little-endian float32, as base64.
-        digest: SHA-256 of token ids and log-probabilities, see `loop/logprobs.py`.
-        finish_reason: the reason why it ended; null if it was cancelled or failed.
-    """
+    """An answer. It is incomplete if its request was cancelled or failed before the answer ended."""
 
     token_ids: list[int]
-    logprobs: str
-    digest: str
-    finish_reason: str | None
+    logprobs: str  # of the tokens: little-endian float32, as base64
+    digest: str  # SHA-256 of token ids and log-probabilities, see `loop/logprobs.py`
+    finish_reason: str | None  # None if the answer is incomplete
 
     @classmethod
     def of(cls, output: Output, progress: Progress) -> Choice:
-        """Return the answer as far as the event loop knew it: the first `progress.n_tokens` tokens of `output`."""
+        """Return the answer with the first `progress.n_tokens` tokens of `output`: those that the event loop knew."""
         ids = output.token_ids[: progress.n_tokens]
         values = [token.logprob for token in (output.logprobs or [])[: progress.n_tokens]]
         packed = base64.b64encode(np.array(values, "<f4").tobytes()).decode()
@@ -196,36 +177,22 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a line of the journal: a request that has ended.
+    """The content of a line of the journal: a request that has ended."""
 
-    Attributes:
-        format: the version of the journal's format.
-        id: the id of the reply.
-        client_id: the id that the client gave, if it gave one.
-        received: when the server had read the request, in Unix seconds.
-        ended: how the request ended.
-        error: the type of the error, if the request failed.
-        version: the version of mlx_engine.
-        slots: how many answers the server could run at the same time.
-        prompt_ids: the tokens of the prompt.
-        options: the result of `plain_options`. It always contains the seed.
-        timings: the result of `replies.timings`.
-    """
-
-    id: str
-    client_id: str | None
-    received: float
+    id: str  # of the reply
+    client_id: str | None  # the id that the client gave the HTTP request
+    received: float  # when the server had read the request, in Unix seconds
     ended: Literal["finished", "cancelled", "failed"]
-    error: str | None
-    version: str
+    error: str | None  # the name of the exception's class, if the request failed
+    version: str  # of mlx_engine
     backend: str
-    slots: int
+    slots: int  # how many answers the server could run at the same time
     model: ModelId
     prompt_ids: Annotated[list[int], msgspec.Meta(min_length=1)]
-    options: dict[str, Any]
+    options: dict[str, Any]  # the result of `plain_options`; always contains the seed
     choices: Annotated[list[Choice], msgspec.Meta(min_length=1)]
-    timings: dict[str, Any]
-    format: Literal[1] = 1
+    timings: dict[str, Any]  # the result of `replies.timings`
+    format: Literal[1] = 1  # the version of the journal's format
 
     @property
     def n_tokens(self) -> int:
@@ -233,9 +200,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return max(len(choice.token_ids) for choice in self.choices)
 
     def run_options(self) -> Options:
-        """Return the options for running the request again.
-
-        If the request was cancelled or failed, `max_tokens` is the number of tokens of its longest answer.
+        """Return the options to run the request again; if it was cancelled or failed, `max_tokens` is `n_tokens`.
 
         Raises:
             OptionError, TypeError: an option is invalid.
@@ -286,15 +251,12 @@ class Recorder:
         slots: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a recorder. Every line contains `model`, `backend` and `slots`. `Call.received` is a time of `clock`."""
+        """Make a recorder for lines with `model`, `backend` and `slots`. `Call.received` is a time of `clock`."""
         self.journal, self._clock = journal, clock
         self._about = {"version": mlx_engine.__version__, "backend": backend, "slots": slots, "model": model}
 
     def record(self, call: Call, reply_id: str) -> None:
-        """Write the requests of a call that has ended or was cancelled, if the scheduler had accepted the call.
-
-        A call is cancelled when its client disconnects.
-        """
+        """Write the requests of a call that has ended or whose client has disconnected, if it had been accepted."""
         written, ended = self._clock(), "failed" if call.error is not None else "finished"
         about = {
             **self._about,
@@ -334,17 +296,11 @@ class Line(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result of running a request of the journal again.
+    """The result of running a request of the journal again."""
 
-    Attributes:
-        number: the number of its line.
-        differences: a text for each answer that differs.
-        error: the reason why the request could not be run, or None.
-    """
-
-    number: int
-    differences: Sequence[str] = ()
-    error: Exception | None = None
+    number: int  # of its line
+    differences: Sequence[str] = ()  # a text for each answer that differs
+    error: Exception | None = None  # the reason why the request could not be run, or failed
 
     @property
     def agrees(self) -> bool:
@@ -374,8 +330,8 @@ def read_journal(path: Path) -> Iterator[Line]:
 def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> Iterator[Result]:
     """Run requests again, `slots` answers at the same time, and yield a result for each request when it ends.
 
-    A request with more answers than `slots` runs in a scheduler with one slot per answer. A request that was cancelled
-    or failed is run up to the last token of its longest answer. Each of `entries` is a line number and its entry.
+    A request with more answers than `slots` runs in a scheduler with one slot per answer. Each of `entries` is a line
+    number and its entry.
     """
     by_slots = defaultdict(list)
     for number, entry in entries:
@@ -407,8 +363,8 @@ def differences(engine: Engine, entry: Entry, request: Request) -> list[str]:
         return []
     found = []
     for i, (choice, output) in enumerate(zip(entry.choices, request.outputs, strict=True)):
-        # An incomplete answer has n tokens. The new run may have continued it to the length of the request's longest
-        # answer, so only n tokens are compared.
+        # The new run may have continued an incomplete answer to the length of the request's longest answer, so only the
+        # n tokens of the incomplete answer are compared.
         n = None if choice.finish_reason is not None else len(choice.token_ids)
         difference = _difference(engine, choice, output, n)
         if difference is not None:
@@ -417,7 +373,7 @@ def differences(engine: Engine, entry: Entry, request: Request) -> list[str]:
 
 
 def _difference(engine: Engine, choice: Choice, output: Output, n: int | None) -> str | None:
-    """Describe the first difference between the journal's answer and the new output; return None if they are equal.
+    """Describe the first difference between a journal's answer and the new output; return None if there is none.
 
     Only the output's first n tokens are compared; n = None compares all.
     """

@@ -1,4 +1,4 @@
-"""Check the API key, and bound how much of the GIL's time reading requests takes.
+"""Check the API key, and bound the share of time for which reading requests holds the GIL.
 
 The event loop, the engine thread and the threads that parse and encode requests share the GIL. Reading requests must
 leave the GIL free for most of the time, so that `/health` is answered and tokens are generated. So large bodies are
@@ -66,7 +66,6 @@ async def read_body(receive: Receive, headers: Headers, limit: int, seconds: flo
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit)
     body = bytearray()
-
     with move_on_after(seconds):
         while True:
             message = await receive()
@@ -94,9 +93,8 @@ TURNS, LARGE_TURNS = 2, 1
 # A request is large if its body has more bytes than this, otherwise small.
 LARGE = 1 << 16
 
-# The most large requests that wait for a turn, and the most small ones. A further request gets status 429. A small
-# request is refused only if it `is_bounded`. The other small ones have reserved a place in the queue of answers
-# (`Worker.reserved`), which bounds them.
+# The most large requests, and the most small ones, that wait for a turn; a further one gets status 429. Small requests
+# that generate text are never refused here (not `is_bounded`): the queue of answers bounds them (`Worker.reserved`).
 MOST_WAITING = 16
 
 # Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py); the event
@@ -117,8 +115,8 @@ class Bodies:
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
         """Return a function that receives the ASGI messages of one body, for use in the `with` block.
 
-        After each LARGE bytes, the function calls `wait` before it receives the next message. Before each message after
-        the first, it calls `check`, which may raise an exception to end reading.
+        After each LARGE bytes, the function calls `wait`. Before each message after the first, it calls `check`, which
+        may raise an exception to end reading.
 
         Raises:
             ApiError: raised by the returned function if the large bodies that are being read have more than `most`
@@ -164,7 +162,6 @@ class Turn:
     """The turn of one request: runs its work in a thread.
 
     Attributes:
-        is_large: whether the request is large.
         has_left: whether the turn's `with` block has ended, for example because the client has disconnected.
         begun: an event that is set when the turn begins.
         running: the future of the last work; None before `run` is called.
@@ -196,10 +193,7 @@ class Turn:
 
 
 class Turns:
-    """Gives turns to requests in the order of their arrival.
-
-    A small request may overtake a large one that has to wait.
-    """
+    """Gives turns to requests in order of arrival, but a small request may overtake large ones that have to wait."""
 
     def __init__(self) -> None:
         self._waiting: list[Turn] = []
@@ -220,8 +214,7 @@ class Turns:
         """Wait for a turn. The turn ends with the `with` block or, if its thread is still working then, with this work.
 
         Raises:
-            ApiError: MOST_WAITING large requests wait, and this one is large; or MOST_WAITING small requests wait, and
-                this one is small and `is_bounded`.
+            ApiError: MOST_WAITING requests of this size (large or small) wait, and this one is large or `is_bounded`.
         """
         if (is_large or is_bounded) and sum(turn.is_large == is_large for turn in self._waiting) >= MOST_WAITING:
             raise _busy(f"{MOST_WAITING} other requests already wait to be read")

@@ -61,10 +61,7 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Turns thinking on or off, if the template has a switch. Every type but "disabled" turns it on.
-
-    Without this parameter, thinking is off.
-    """
+    """Turns thinking on (unless "disabled"), if the template has a switch. Without this parameter, thinking is off."""
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 
@@ -145,7 +142,6 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return Reading([prompt], chat.ignored, {"tools": tools}, choice, begun, "messages")
 
     def asked(self) -> Asked:
-        """Return the constraint of the answer: its JSON Schema."""
         form = None if self.output_config is None else self.output_config.format
         if form is None:
             return Asked()
@@ -160,7 +156,7 @@ class MessagesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return found if self.stop_sequences is None else {**found, "stop": self.stop_sequences}
 
     def check(self, slots: int) -> None:
-        """Check the rules that the types do not express. `read` checks the content of the messages."""
+        """Check the request, except the content of the messages, which `read` checks."""
         if self.max_tokens < 0:
             raise wrong("max_tokens", "must be at least 0", self.max_tokens)
         if (stop := getattr(self, "stop", None)) is not None:
@@ -207,7 +203,7 @@ def _read_message(chat: Chat, message: Json, at: str) -> None:
 
 
 def _read_user(chat: Chat, content: Any, at: str) -> None:
-    """Read a message of the user. Add its tool results before its text, because they must directly follow the calls."""
+    """Read a message of the user. Add its tool results before its text: results must directly follow the calls."""
     if not isinstance(content, list):
         chat.say("user", chat.text(content, at))
         return
@@ -272,29 +268,25 @@ class MessagesReply(PartsReply):
         }
 
     def begin(self) -> bytes:
-        """Return the event that begins the message. Its number of cached tokens is 0 if the request has no slot yet."""
+        """Return the event `message_start`. The number of cached tokens in it is 0 if the request has no slot yet."""
         return named_event({"type": "message_start", "message": {**self._message([]), "usage": self._usage()}})
 
     def heartbeat(self) -> bytes:
         return named_event({"type": "ping"})
 
     def end(self) -> bytes:
-        """Return the remaining events of the blocks, then the events with the stop reason and the numbers of tokens."""
         data = self.news()
         last = {"type": "message_delta", "delta": self._ending(), "usage": self._usage(), "mlx_engine": self.receipt()}
         return data + named_event(last) + named_event({"type": "message_stop"})
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the remaining events of the blocks, then the event with the error."""
         return self.news() + named_event(messages_error(error))
 
     def opened(self, part: Part) -> bytes:
-        """Return the event for the beginning of a block."""
         empty = self._block(part, "", signature="")
         return named_event({"type": "content_block_start", "index": part.index, "content_block": empty})
 
     def added(self, part: Part, text: str) -> bytes:
-        """Return the event for new text of a block."""
         delta = {
             "reasoning": {"type": "thinking_delta", "thinking": text},
             "text": {"type": "text_delta", "text": text},
@@ -303,7 +295,6 @@ class MessagesReply(PartsReply):
         return self._delta(part, delta)
 
     def closed(self, part: Part) -> bytes:
-        """Return the events for the end of a block; for reasoning, the first one has the signature."""
         is_signed = part.kind == "reasoning"
         signature = self._delta(part, {"type": "signature_delta", "signature": SIGNATURE}) if is_signed else b""
         return signature + named_event({"type": "content_block_stop", "index": part.index})

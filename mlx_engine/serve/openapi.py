@@ -45,8 +45,7 @@ TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
-# Bounds of parameters that their Python types do not express. Most are declared with the options in
-# `mlx_engine.options`.
+# Bounds of parameters that the Python types do not express. Most are declared in `mlx_engine.options`.
 LIMITS: Mapping[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "max_completion_tokens": {"minimum": 0},
@@ -76,26 +75,18 @@ POST_ERRORS = (400, 401, 403, 404, 408, 413, 429, 500, 503)
 
 
 class Operation(NamedTuple):
-    """A route: its types, and the statuses of its errors.
-
-    Attributes:
-        name: the operation's id in the document.
-        reply: the type of the whole reply; None for plain text.
-        chunk: the type of an event's data in a stream; None if the route has no streams.
-        failure: the type of an error's body.
-        is_ended_by_done: whether a stream ends with the event "[DONE]".
-    """
+    """A route: its types, and the statuses of its errors."""
 
     method: str
     path: str
-    name: str
+    name: str  # the operation's id in the document
     summary: str
-    reply: type[msgspec.Struct] | None
+    reply: type[msgspec.Struct] | None  # of the whole reply; None for plain text
     errors: tuple[int, ...] = POST_ERRORS
     request: type[msgspec.Struct] | None = None
-    chunk: type[msgspec.Struct] | None = None
-    failure: type[msgspec.Struct] = replies.ErrorReply
-    is_ended_by_done: bool = True
+    chunk: type[msgspec.Struct] | None = None  # of an event's data in a stream; None if the route has no streams
+    failure: type[msgspec.Struct] = replies.ErrorReply  # of an error's body
+    is_ended_by_done: bool = True  # whether a stream ends with the event "[DONE]"
 
 
 OPERATIONS = [
@@ -143,31 +134,18 @@ OPERATIONS = [
 
 
 class Limits(NamedTuple):
-    """The bounds of the served model. If the server has several models, or can unload its model, only `names` is set.
+    """The bounds of the served model. With several models, or if the model can be unloaded, only `names` is set."""
 
-    Attributes:
-        names: the names of all models; None if any name is served.
-        slots: the largest number of answers to each prompt of a request.
-        last_id: the last token id.
-        context: the largest number of tokens of a prompt and its answer.
-        hidden_size: the size of a vector.
-        most_ids: the largest number of ids that /detokenize accepts.
-    """
-
-    names: list[str] | None
-    slots: int | None = None
-    last_id: int | None = None
-    context: int | None = None
-    hidden_size: int | None = None
-    most_ids: int | None = None
+    names: list[str] | None  # of all models; None if any name is served
+    slots: int | None = None  # the largest number of answers to each prompt of a request
+    last_id: int | None = None  # the last token id
+    context: int | None = None  # the largest number of tokens of a prompt and its answer
+    hidden_size: int | None = None  # the size of a vector of /v1/embeddings
+    most_ids: int | None = None  # the largest number of ids that /detokenize accepts
 
     @classmethod
     def of(cls, models: Models) -> Limits:
-        """Return the bounds.
-
-        Raises:
-            ApiError: the server has a single model that is never unloaded (`Models.is_alone`), and it is not ready.
-        """
+        """Return the bounds; raise ApiError if `Models.is_alone` and the model is not ready."""
         service = models.default.service
         names = None if service.any_model else [name for model in models for name in model.service.models]
         if not models.is_alone:
@@ -187,11 +165,7 @@ def _most(rule: str, most: int | None) -> Schema:
 
 
 def document(models: Models) -> Schema:
-    """Return the OpenAPI document for all served models.
-
-    Raises:
-        ApiError: as `Limits.of`.
-    """
+    """Return the OpenAPI document for all served models; raise ApiError as `Limits.of` does."""
     parts = [(op.request, op.reply, op.chunk, op.failure) for op in OPERATIONS]
     ordered = sorted({kind for part in parts for kind in part if kind is not None}, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
@@ -292,7 +266,7 @@ def _limit(schemas: dict[str, Any], of: Limits) -> None:
 
 
 def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
-    """Add to the schemas of embedding and rerank requests the requirements that their Python types do not express."""
+    """Do the same as `_limit` for embedding and rerank requests."""
     several: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS}
     text, dimensions = TEXTS["items"], {"minimum": 1, **_most("maximum", of.hidden_size)}
     embedding, ranking = schemas["EmbeddingRequest"]["properties"], schemas["RerankRequest"]["properties"]
@@ -318,10 +292,7 @@ def _blocks(most: int | None) -> Schema:
 
 
 def _items(most: int | None) -> Schema:
-    """Return the schemas of the parameters of /v1/responses that its types do not fully express.
-
-    `most` is the largest number of input items.
-    """
+    """Return the schemas of the parameters of /v1/responses, with at most `most` items, that types express in part."""
     message = _object({"role": {"enum": list(ITEM_ROLES)}, "content": _content()})
     message["properties"]["type"] = {"const": "message"}
     kinds: dict[str, Any] = {

@@ -2,13 +2,13 @@
 
 Any web page can make the browser send requests to a server on the user's machine. Three checks refuse such requests:
 
-- Origin: browsers add this header to all requests except some reads (GET). A request with another page's origin is
-  refused, also if it is a preflight request.
+- Origin: browsers add this header to all requests except some GET requests. A request with another page's origin is
+  refused, also if it is a preflight request (with which a browser asks for permission).
 - Content-Type: without a preflight request, a page can send a body as plain text, but not as JSON. So every body must
   be declared as JSON.
-- Host: a page can read the replies to reads without an Origin only by DNS rebinding: the attacker changes the DNS entry
-  of the page's host to the address of the server, so that the browser treats page and server as one site. Host then
-  has the name of the page's host, which is refused, because it is no name of this server.
+- Host: a page can read replies to GET requests without an Origin only by DNS rebinding: the attacker changes the DNS
+  entry of the page's host to the server's address, so that the browser treats page and server as one site. The header
+  Host then has the name of the page's host, which is no name of this server.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def host_name(text: str) -> str | None:
-    """Normalise a host for comparison: lower case, without brackets and without a dot at its end.
-
-    Return None for a text that is not a host, such as one with a port.
-    """
+    """Return a host in lower case, without brackets and a dot at its end; None for other texts, such as HOST:PORT."""
     if ":" in text:
         try:
             return str(ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]")))
@@ -106,7 +103,7 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 def check_content_type(headers: Headers) -> None:
-    """Check that a body is declared as JSON, which other web pages cannot send without a preflight request.
+    """Check that a body is declared as JSON.
 
     Raises:
         ApiError: the header Content-Type is missing, or is not application/json.
@@ -121,11 +118,8 @@ def check_content_type(headers: Headers) -> None:
 class OriginGuard:
     """ASGI middleware that makes the checks of this module, and refuses the requests that fail one.
 
-    Args:
-        app: the application that handles the other requests.
-        hosts: the result of `host_names`; None for any host.
-        origins: web pages that may use the application besides the server's own page; "*" is every page.
-        errors: counts the refusals by their status.
+    `hosts` is the result of `host_names`, or None for any host. Besides the server's own page, the web pages in
+    `origins` may use the application; "*" is every page. `errors` counts the refusals by status.
     """
 
     def __init__(

@@ -40,13 +40,10 @@ def routes(
 ) -> list[Route]:
     """Return the routes of the page.
 
-    Args:
-        snapshots: yields the latest status of the model that a query string names, and then newer statuses; a slow
-            reader misses some. Raises ApiError if there is no such model.
-        refusal: returns the response to a request whose headers lack the API key, otherwise None. Called only for
-            `/events`: `/` contains no data. The page asks the user for the key when a request is answered with 401.
-        pause: the least seconds between two events.
-        heartbeat: seconds without a status after which a comment is sent.
+    `snapshots` yields the latest status of the model that a query string names, and then newer statuses (a slow reader
+    misses some). It raises ApiError if there is no such model. `refusal` returns the response to a request whose
+    headers lack the API key, otherwise None. It is called only for `/events`: `/` contains no data, and the page asks
+    the user for the key when a request is answered with 401.
     """
     text = FILE.read_text(encoding="utf-8")
     headers = {
@@ -102,11 +99,7 @@ def _hashes(text: str, tag: str) -> str:
 
 
 async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield an event for each status that differs from the one before.
-
-    Also yield a comment after each `heartbeat` seconds without a status, to keep the connection open. End after the
-    last status.
-    """
+    """Yield an event for each status that differs from the one before, and a comment after `heartbeat` idle seconds."""
     last = b""
     waiting: asyncio.Task[Status | None] | None = None
     try:

@@ -35,9 +35,8 @@ def _one_of(*values: object) -> Schema:
     return {"enum": [*values, None]}
 
 
-# LABELS and the NOOPS_OF_ tables: for each parameter that is not implemented, a JSON Schema of the values that are
-# accepted because they have no effect. `without_noops` checks the values, and `openapi.py` publishes the schemas.
-# LABELS are names and hints that do not affect the computation.
+# LABELS and the NOOPS_OF_ tables: for each parameter that is not implemented, a JSON Schema of the values without
+# effect. `openapi.py` publishes the schemas. LABELS are names and hints that do not affect the computation.
 LABELS = {
     "user": ANY,
     "metadata": ANY,
@@ -66,16 +65,15 @@ NOOPS_OF_COMPLETIONS: Mapping[str, Schema] = {
     "suffix": _one_of(""),
 }
 
-
 # For /v1/embeddings and /v1/rerank.
 NOOPS_OF_TEXTS: Mapping[str, Schema] = {"user": ANY}
 
 
 def without_noops(data: Mapping[str, Any], known: Mapping[str, Schema]) -> dict[str, Any]:
-    """Return the parameters of a request without parameters that have no effect.
+    """Return the parameters that are not in `known`.
 
     Raises:
-        ApiError: a parameter that is not implemented has a value that would change something.
+        ApiError: a parameter in `known` has a value that its schema does not accept.
     """
     for name, schema in known.items():
         if not _changes_nothing(data.get(name), schema):
@@ -92,8 +90,8 @@ def _changes_nothing(value: object, schema: Schema) -> bool:
 # The default of OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16
 
-# A key of logit_bias: without leading zeros, which would allow the same id twice, and of at most ten digits, because
-# `int` raises ValueError for thousands of digits.
+# A key of logit_bias: without leading zeros, so that no id occurs twice; of at most ten digits, because `int` raises
+# ValueError for thousands of digits.
 TOKEN_ID = "0|[1-9][0-9]{0,9}"
 
 SEEDS = range(-(1 << 63), 1 << 64)
@@ -180,23 +178,14 @@ TOOL_CHOICES = ("none", "auto", "required")
 
 
 class Reading(NamedTuple):
-    """A request in the form that all APIs share.
+    """A request in the form that all APIs share."""
 
-    Attributes:
-        prompts: the prompts, each with `Body.n_choices` answers.
-        ignored: the names of parameters and parts of the request that the server ignores.
-        about: keyword arguments of the class of the reply.
-        choice: which tools of the prompt an answer must or may call.
-        begun: the given beginning of the answer, which generation continues.
-        begun_in: the parameter that error messages name if the answer cannot be continued.
-    """
-
-    prompts: Sequence[Any]
-    ignored: Sequence[str] = ()
-    about: Mapping[str, Any] = {}
-    choice: ToolChoice = ToolChoice()
-    begun: str = ""
-    begun_in: str = "continue_final_message"
+    prompts: Sequence[Any]  # each gets `Body.n_choices` answers
+    ignored: Sequence[str] = ()  # the names of parameters and parts of the request that the server ignores
+    about: Mapping[str, Any] = {}  # keyword arguments of the class of the reply
+    choice: ToolChoice = ToolChoice()  # which tools of the prompt an answer must or may call
+    begun: str = ""  # the given beginning of the answer, which generation continues
+    begun_in: str = "continue_final_message"  # the parameter that has `begun`, for error messages
 
 
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
@@ -240,11 +229,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         return None
 
     def asked(self) -> Asked:
-        """Return the constraint of the answers.
-
-        Raises:
-            ApiError: it is invalid.
-        """
+        """Return the constraint of the answers; raise ApiError if it is invalid."""
         return Asked()
 
     def read(self, template: str | None) -> Reading:
@@ -256,11 +241,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         raise NotImplementedError
 
     def check(self, slots: int) -> None:
-        """Check the rules that involve several parameters or the server's slots.
-
-        Raises:
-            ApiError: a value is invalid.
-        """
+        """Check the rules that the types do not express; raise ApiError if a value is invalid."""
         raise NotImplementedError
 
     def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -303,11 +284,10 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def prompts(self) -> Sequence[Any]:
-        """The prompts, each with `n_choices` answers."""
+        """The prompts: a `ChatPrompt`, or texts and lists of token ids."""
         raise NotImplementedError
 
     def read(self, template: str | None) -> Reading:
-        """Return the prompts, the number of alternatives to list, and whether a stream ends with the usage."""
         includes_usage = self.stream_options is not None and bool(self.stream_options.include_usage)
         about = {"n_logprobs": self.n_logprobs, "n_prompt_logprobs": self.prompt_logprobs}
         return Reading(self.prompts, about={**about, "includes_usage": includes_usage})
@@ -337,8 +317,7 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         _require(bool(self.stream) or self.stream_options is None, "stream_options", "needs stream: true")
 
 
-# How much the model thinks, if its chat template reads an effort. "none" also turns thinking off in a template that has
-# a switch for it.
+# How much the model thinks, if its chat template reads an effort. "none" also turns thinking off, if the template can.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -359,7 +338,6 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def predicted(self) -> str | None:
-        """The predicted output; None for none."""
         if self.prediction is None:
             return None
         content = self.prediction.content
@@ -379,12 +357,10 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def prompts(self) -> list[ChatPrompt]:
-        """The conversation, as the only prompt."""
         messages = self.messages[:-1] if self.continue_final_message else self.messages
         return [ChatPrompt(messages, self._tools(), variables=self.chat_template_kwargs or {})]
 
     def read(self, template: str | None) -> Reading:
-        """Return the conversation, and the tools that its answers may call."""
         found = super().read(template)
         effort, ignored = thinking_variables(template, None, self.reasoning_effort, "reasoning_effort")
         (prompt,) = found.prompts
@@ -397,8 +373,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         if not self.continue_final_message:
             return found
         last, n = self.messages[-1], len(self.messages) - 1
-        # Only the text of the last message is continued. Templates leave out the reasoning of a message that is not
-        # complete, so the reasoning is reported as ignored.
+        # Generation continues only the text of the last message, so the message's reasoning is reported as ignored.
         left_out = tuple(f"messages[{n}].{name}" for name in ("reasoning_content", "reasoning") if last.get(name))
         return found._replace(begun=last["content"], ignored=(*found.ignored, *left_out))
 
@@ -414,7 +389,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return ToolChoice.of(form, is_parallel=self.parallel_tool_calls is not False)
 
     def check(self, slots: int) -> None:
-        """Check the parameters and the roles of messages. The engine checks the other contents of messages."""
+        """Check the request; of messages only the roles, because the engine checks the rest."""
         super().check(slots)
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         _require(len(limits) < 2, "max_tokens", "must be the same as max_completion_tokens", self.max_tokens)
@@ -460,15 +435,11 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_scored(self) -> int | None:
-        """The number of alternatives for each token of the prompt.
-
-        This is the larger of `prompt_logprobs` and, if an echo is scored, `logprobs`; None if neither applies.
-        """
+        """The larger of `prompt_logprobs` and, if an echo is scored, `logprobs`; None if neither applies."""
         needs = [n for n in (self.prompt_logprobs, self.logprobs if self.is_scored else None) if n is not None]
         return max(needs, default=None)
 
     def read(self, template: str | None) -> Reading:
-        """Return the prompts, and whether an echo is scored."""
         found = super().read(template)
         return found._replace(about={**found.about, "is_scored": self.is_scored})
 
@@ -478,7 +449,6 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def prompts(self) -> list[Any]:
-        """The prompts, each a text or token ids."""
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if is_one else list(self.prompt)
 
@@ -496,8 +466,8 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /tokenize, in llama.cpp's form (`content`) or in vLLM's (`prompt`).
 
-    With `special`, control tokens that are spelled in `content` become their ids. In `prompt`, they always do. A BOS
-    token is added to `prompt` if the model's files ask for one, unless `add_special_tokens` is false.
+    Control tokens that are spelled in `prompt` become their ids; those in `content` only with `special`. A BOS token is
+    added to `prompt` if the model's files ask for one, unless `add_special_tokens` is false.
     """
 
     content: str | None = None
@@ -508,11 +478,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """The text.
-
-        Raises:
-            ApiError: there is none, or there are two.
-        """
+        """The text; raise ApiError if `content` and `prompt` are both missing or both given."""
         text = self.content if self.prompt is None else self.prompt
         if text is None:
             raise ApiError(400, "the parameter content is missing", param="content", code="missing_required_parameter")
@@ -537,15 +503,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None) -> S:
-    """Return a body as a struct.
-
-    Args:
-        body: JSON.
-        kind: the struct.
-        known: parameters that are not implemented, see `without_noops`.
+    """Return a JSON body as a struct; `known` are parameters that are not implemented, see `without_noops`.
 
     Raises:
-        ApiError: the body is not JSON, or a parameter is unknown, missing or of a wrong type.
+        ApiError: the body is not JSON, or a parameter is unknown, missing, of a wrong type or not implemented.
     """
     try:
         data = msgspec.json.decode(body)
@@ -608,7 +569,7 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-# Conversions of parameters whose values differ from those of the option.
+# Conversions of parameters whose values differ from those of the engine's option.
 READ: Mapping[str, Callable[[Any], Any]] = {"top_k": _top_k, "seed": _seed, "logit_bias": _bias}
 
 
@@ -655,17 +616,11 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class Asked(NamedTuple):
-    """The constraint of a request.
-
-    Attributes:
-        constraint: the constraint, or None.
-        param: the parameter that has the constraint.
-        ignored: the paths of the keywords that were dropped.
-    """
+    """The constraint of a request."""
 
     constraint: Constraint | None = None
-    param: str = ""
-    ignored: tuple[str, ...] = ()
+    param: str = ""  # the parameter that has the constraint
+    ignored: tuple[str, ...] = ()  # the schema's keywords that were dropped, as "PARAMETER: PATH"
 
 
 HOW: Mapping[str, Callable[[Any], Constraint]] = {
@@ -677,11 +632,7 @@ HOW: Mapping[str, Callable[[Any], Constraint]] = {
 
 
 def asked(given: Parameters) -> Asked:
-    """Return the constraint of a request.
-
-    Raises:
-        ApiError: the request has several constraints, or its constraint is invalid.
-    """
+    """Return the constraint of a request; raise ApiError if there are several, or it is invalid."""
     form, outputs = given.response_format, given.structured_outputs or StructuredOutputs()
     ways: list[tuple[str, Callable[[Any], Constraint], Any]] = [
         ("structured_outputs.json_object", lambda _: Constraint.json_object(), outputs.json_object or None)
@@ -704,11 +655,7 @@ def asked(given: Parameters) -> Asked:
 
 
 def asked_format(form: ResponseFormat, param: str) -> Asked:
-    """Return the constraint of a response format, which the request has in the parameter `param`.
-
-    Raises:
-        ApiError: it is invalid.
-    """
+    """Return the constraint of a response format, the request's parameter `param`; raise ApiError if it is invalid."""
     given = form.json_schema
     if form.is_text:
         return Asked()
