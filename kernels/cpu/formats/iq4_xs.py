@@ -3,7 +3,7 @@
 A block is a float16 factor d; 8 scales of 6 bits (the high 2 bits in a uint16, the low 4 bits in a uint32); and 256
 quants of 4 bits. A group of 32 weights has one scale, and 16 bytes of quants: the first 16 quants are in the low four
 bits, the last 16 in the high four bits. A quant is an index into the levels of IQ4_NL. A weight is
-`(d * (scale - 32)) * level`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+`(d * (scale - 32)) * level`, exact in float32.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ def scales_of(blocks: Any, at: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors.
-
-    The block's scales begin at `scales[i]`.
-    """
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
     start = at + QUANTS + 32 * p
     first = load(blocks, start, load_splat(scales, i + 2 * p))
     second = load(blocks, start + 16, load_splat(scales, i + 2 * p + 1))

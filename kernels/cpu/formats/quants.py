@@ -1,4 +1,7 @@
-"""Unpack quants of 2 to 6 bits, and 4-bit indices into tables (MXFP4, IQ4), to float32, by operations on 16 words."""
+"""Unpack quants of 2 to 6 bits, and 4-bit indices into tables (MXFP4, IQ4), to float32.
+
+Most functions take or return a vector of 16 words of 32 bits.
+"""
 
 from __future__ import annotations
 
@@ -183,13 +186,9 @@ def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
 
 # ---- bit fields ----
 
-# The bits of some scales are stored in several places of a block; each place is a field. A field has for each lane the
-# number of a byte, and how the bits of the byte are shifted right, masked and shifted left. LLVM compiles a field to a
-# shuffle of bytes and shifts of whole vectors.
-
 
 class Field(NamedTuple):
-    """A bit field: the value of each of 16 lanes is `(byte[place] >> shift & mask) << left`."""
+    """Some bits of 16 scales: the value of each lane is `(bytes[place] >> shift & mask) << left`."""
 
     places: Sequence[int]
     shifts: Sequence[int]
@@ -198,7 +197,7 @@ class Field(NamedTuple):
 
 
 def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
-    """Make the function that loads `n_bytes` bytes and returns the bitwise or of `fields` plus `offset`, as floats."""
+    """Make the function that loads `n_bytes` bytes and returns, as floats, `offset` plus the bitwise or of `fields`."""
 
     @intrinsic
     def load(typing: Any, data: Any, at: Any) -> Any:
@@ -299,8 +298,7 @@ def load_levels(levels: Sequence[int]) -> Any:
     """Make the function that loads 32 quants of 4 bits and returns `scale * levels[quant]`, in two vectors.
 
     The quants are in 16 bytes, the first 16 quants in the low four bits. Levels are signed bytes. With AVX-512 the
-    products of all 16 levels are in one register, and a quant is an index into this register. On other processors one
-    instruction looks up the levels of 16 quants as bytes.
+    products of all 16 levels are in one register, and a quant is an index into this register.
     """
 
     @intrinsic
