@@ -24,7 +24,6 @@ BLOCK, BLOCK_BYTES, MOST = 256, 136, ONE_PANEL if WIDE else 4
 # Byte offsets in a block: scales (high bits, then low bits) and quants.
 SCALES, QUANTS = 2, 8
 
-# There are only 8 scales, so lanes 8 to 15 repeat lanes 0 to 7.
 _GROUPS = [i % 8 for i in range(16)]
 _load_scales = load_fields(
     6,
@@ -36,7 +35,7 @@ _load_scales = load_fields(
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 8 products `d * (scale - 32)` of the block at byte `at` in lanes 0 to 7, and again in 8 to 15."""
+    """Return the 8 products `d * (scale - 32)` of the block at byte `at`: in lanes 0 to 7, and again in 8 to 15."""
     return mul(_load_scales(blocks, at + SCALES), load_half_splat(blocks, at))
 
 

@@ -89,10 +89,9 @@ def load_uint8(typing: Any, data: Any, at: Any) -> Any:
 def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
     """Load the 8 scales s and 8 minima m of 6 bits from the 12 bytes of a Q4_K or Q5_K block, as floats.
 
-    The lanes of the result are s0 to s3, m0 to m3, s4 to s7, m4 to m7. The low 6 bits of bytes 0 to 3 are s0 to s3, and
-    those of bytes 4 to 7 are m0 to m3. Bytes 8 to 11 have the low 4 bits of s4 to s7 in their low four bits, and those
-    of m4 to m7 in their high four bits. The high 2 bits of s4 to s7 are the high 2 bits of bytes 0 to 3, and the high 2
-    bits of m4 to m7 those of bytes 4 to 7.
+    The lanes of the result are s0 to s3, m0 to m3, s4 to s7, m4 to m7. Bytes 0 to 3 have s0 to s3 in their low 6 bits,
+    and the high 2 bits of s4 to s7 in their high 2 bits; bytes 4 to 7 likewise have the minima. Bytes 8 to 11 have the
+    low 4 bits of s4 to s7 in their low four bits, and those of m4 to m7 in their high four bits.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
