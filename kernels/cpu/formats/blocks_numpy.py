@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 class Reference:
     """The reference of a format: `parts(blocks)` returns scales, quants and offsets, and a call returns the weights.
 
-    The docstring of a format's function has the formula and the shape of the weights, where n is the number of blocks.
+    Each function below defines `parts` of a format; its docstring has the formula and the shape of the weights.
     """
 
     def __init__(self, parts: Callable[..., Parts]) -> None:
@@ -134,7 +134,7 @@ def q3_k(blocks: Bytes) -> Parts:
     return Parts(scales, quants)
 
 
-# The levels of IQ4_NL and IQ4_XS, and of MXFP4: twice the values of the format E2M1.
+# The levels (values) of 4-bit quants: of IQ4_NL and IQ4_XS; of MXFP4, twice the values of the number format E2M1.
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 

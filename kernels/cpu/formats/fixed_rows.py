@@ -13,11 +13,10 @@ the sums of a row are added within its 16 bytes. There are two forms of operands
 - *digits*, on arm64 with sdot and on x86-64 with VNNI: the quants of rows stay bytes, and a token's quant is two bytes,
   `256 * high + low`
 
-A token's *record* has RECORD_BYTES for each 32 columns. First come the token's quants, for each 16 columns separately:
-the 8 quants of even and the 8 of odd columns, or with digits 16 high and 16 low bytes. Then come, as floats, the scale,
-the total (the scale times the sum of the quants) and the totals of the two halves; and as integers, multiples of the
-sum of the quants and of the sums of the two halves. Records of two tokens are interleaved block by block; the records
-of the next two tokens follow.
+A token's *record* has RECORD_BYTES for each block of 32 columns: the token's quants, then its scale and sums (`SCALE`,
+...). The quants are stored for each 16 columns separately: the 8 quants of even and the 8 of odd columns, or with
+digits 16 high and 16 low bytes. The records of two tokens are interleaved block by block; the records of the next two
+tokens follow.
 """
 
 from __future__ import annotations
@@ -47,11 +46,10 @@ _SUMS, _FLOATS, _WORDS = ir.VectorType(_I32, 8), ir.VectorType(_F32, 8), ir.Vect
 # Number of rows in a register. ROWS (8) rows are multiplied together.
 _IN_REGISTER = register_lanes() // 4
 _REGISTERS = ROWS // _IN_REGISTER
-# Number of blocks of 32 columns that a step adds. With AVX-512 it is two: their sums are reduced with half as many
-# instructions.
+# Number of blocks of 32 columns that a step adds. With AVX-512, the sums of two blocks are reduced together, with half
+# as many instructions.
 TOGETHER = 2 if _REGISTERS == 2 else 1
-# Whether operands are digits: sdot needs bytes, and with VNNI, vpdpbusd adds four products at once, without converting
-# the bytes of rows to int16.
+# Whether operands are digits: sdot needs bytes, and VNNI's vpdpbusd adds four products of bytes at once.
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
 # The most tokens that a kernel multiplies at a time.
 PAIR = 2
@@ -61,10 +59,11 @@ PAIR = 2
 # for 8 tokens, 0.73, 0.98 and 0.85 for 5 tokens; Q8_0 1.23 for 4 tokens.
 TOKENS = PAIR if QUADS else 4
 RECORD_BYTES = 96
-# Byte offsets in a record: as floats the scale, the total and the totals of each 16 columns; as integers the sum of the
-# quants times TIMES_OF_WHOLE and the sums of each 16 columns times TIMES_OF_HALVES.
+# Byte offsets in a record: as floats the scale, the total (scale times sum of the quants) and the totals of each 16
+# columns; as integers the sum of the quants times TIMES_OF_WHOLE and the sums of each 16 columns times TIMES_OF_HALVES.
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
-# Quants of Q4_0 are stored plus 8, those of Q6_K plus 32: by these factors, one addition corrects a sum.
+# Quants of Q4_0 are stored plus 8, those of Q6_K (in halves) plus 32. As the sums in a record are multiplied by these
+# factors, one addition corrects a sum of products.
 TIMES_OF_WHOLE, TIMES_OF_HALVES = -8, -32
 
 # How the quants of rows are stored: BYTES and UNSIGNED_BYTES, 32 bytes; NIBBLES, 16 bytes with the first 16 columns in
@@ -74,11 +73,10 @@ TIMES_OF_WHOLE, TIMES_OF_HALVES = -8, -32
 BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64, SIX_BITS_OF_128 = range(5)
 # {form: number of blocks of 32 columns} of the forms that have several blocks.
 _BLOCKS = {NIBBLES_OF_64: 2, SIX_BITS_OF_128: 4}
-# Whether the high four bits of NIBBLES_OF_64 are multiplied without a shift. Then their sums are shifted, which are
-# fewer. sdot multiplies signed bytes, so it needs shifted bits.
+# Whether the high four bits of NIBBLES_OF_64 are multiplied in place, as 16 times the quant. Only their sums are then
+# shifted, which takes fewer instructions. sdot multiplies signed bytes, so it needs shifted bits.
 _IN_PLACE = not QUADS
-# The kind of bytes whose signedness differs from what the multiply instruction expects: 128 is added to or subtracted
-# from them.
+# With digits, the form of bytes that is moved by 128, because sdot multiplies signed bytes, and vpdpbusd unsigned ones.
 _MOVED = UNSIGNED_BYTES if QUADS else BYTES
 
 
@@ -92,8 +90,7 @@ packed_16 = Vector(types.int8, ir.VectorType(_I8, 16))
 def _blocks_at_once(block_bytes: int, words: int) -> int:
     """Return how many blocks' scales one load of 64 bytes reads, 2 or 4; 0 if neither is possible.
 
-    Only AVX-512 has such loads. The blocks must have at least 64 bytes together, so that the load does not read beyond
-    them.
+    Only AVX-512 has such loads. The blocks have at least 64 bytes, so that the load does not read beyond them.
     """
     fits = [n for n in (2, 4) if (n - 1) * block_bytes + 2 * words <= 64 <= n * block_bytes]
     return fits[0] if fits and words and TOGETHER == 2 else 0
@@ -260,7 +257,7 @@ def _in_registers(builder: Any, rows: list[Any]) -> list[Any]:
 def _nibbles(builder: Any, registers: list[Any], *, in_place: bool = False) -> tuple[list[Any], list[Any]]:
     """Return the low four bits and the high four bits of bytes; with `in_place`, the high bits are not shifted right.
 
-    No processor shifts bytes, so int16 are shifted.
+    x86-64 has no shift of bytes, so int16 are shifted.
     """
     n = registers[0].type.count
     if in_place:
@@ -307,11 +304,11 @@ def _halves_of(builder: Any, rows: list[Any], stored: int) -> tuple[list[Any], l
 
 
 def _unpacked(builder: Any, rows: list[Any], places: list[Any], stored: int) -> Iterator[list[Any]]:
-    """Yield the blocks of 32 columns, each as in `_halves_of`, of two registers at a time or of all.
+    """Yield lists of blocks of 32 columns; a block is two lists of registers, as `_halves_of` returns them.
 
-    `rows` are the quants of 8 rows of each block; or, if the form has several blocks, the addresses of 8 rows. Then
-    `places` are the byte offsets of the parts of 16 bytes, and two registers at a time are loaded, because AVX2 has no
-    registers for all.
+    If the form `stored` has one block, `rows` are the quants of 8 rows for each block, and the only list has all
+    registers. Otherwise (`_BLOCKS`) `rows` are the addresses of 8 rows, `places` the byte offsets of parts of 16 bytes,
+    and each list has two of the registers of every block, because AVX2 has too few registers for all.
     """
     if stored not in _BLOCKS:
         yield [_halves_of(builder, rows[at : at + ROWS], stored) for at in range(0, len(rows), ROWS)]
@@ -335,7 +332,7 @@ def _unpacked(builder: Any, rows: list[Any], places: list[Any], stored: int) -> 
 
 
 def _pair_products(builder: Any, a: Any, b: Any) -> Any:
-    """Return the sums of products of pairs of int16."""
+    """Multiply int16, and return the sums of each two adjacent products."""
     n = a.type.count
     if pair_dot():
         name = {16: "llvm.x86.avx2.pmadd.wd", 32: "llvm.x86.avx512.pmaddw.d.512"}[n]
@@ -459,7 +456,7 @@ class _Step:
         return self.builder.add(records, ir.Constant(_I64, RECORD_BYTES * (block * self.n + t)))
 
     def dots(self, halves: list[Any], record: Any) -> list[list[Any]]:
-        """Return the partial sums (`_joined_pairs`) of some registers, for a block or for each 16 columns of it."""
+        """Return the partial sums (`_joined_pairs`) of some registers: one list per block, or with HALVES two."""
         x = [_token(self.builder, record, half) for half in range(2)]
         parts = [[0], [1]] if self.kind & HALVES else [[0, 1]]
         found = [
@@ -472,7 +469,7 @@ class _Step:
         return [_joined_pairs(self.builder, registers) for registers in found]
 
     def all_dots(self, rows: list[Any], places: list[Any], records: Any, n_sums: int) -> list[list[list[Any]]]:
-        """Return the partial sums of 8 rows, for each token and each of `n_sums` blocks or 16 columns."""
+        """Return, for each token and each of its `n_sums` sums (`dots`), the registers of partial sums of 8 rows."""
         found: list[list[list[Any]]] = [[[] for _ in range(n_sums)] for _ in range(self.n)]
         for blocks in _unpacked(self.builder, rows, places, self.stored):
             for b, halves in enumerate(blocks):
@@ -511,14 +508,8 @@ class _Step:
 def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1) -> Any:
     """Make the function that adds blocks of 32 columns of 8 rows to the products of n tokens.
 
-    Its arguments `rows` and `places` are those of `_unpacked`.
-
-    Args:
-        n: number of tokens.
-        stored: how quants are stored: BYTES, ...
-        kind: a sum of HALVES and BIASED (`panels.py`), or 0.
-        minus: the number that is subtracted from every quant, a multiple of 8.
-        together: number of blocks of 32 columns per call, if the form does not have several blocks.
+    Its arguments `rows` and `places` are those of `_unpacked`. `stored`, `kind` and `minus` are those of
+    `eight_rows_by_parts`. A call adds `together` blocks, or if the form `stored` has several blocks, all of them.
     """
     n_blocks, per_block = _BLOCKS.get(stored, together), 2 if kind & HALVES else 1
 
@@ -545,12 +536,10 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
 
 
 def _put_products(n: int) -> Any:
-    """Make the function that writes the products of 8 rows with n tokens."""
+    """Make the function that writes products with n tokens: of rows 2 r and 2 r + 1 to `y + r * apart + t * y_row`."""
 
     @intrinsic
     def put(typing: Any, y: Any, apart: Any, y_row: Any, products: Any) -> Any:
-        """Write the products of rows 2 r and 2 r + 1 with token t, adjacent, to `y + r * apart + t * y_row`."""
-
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             y, apart, y_row, products = args
             for t in range(n):
@@ -574,10 +563,10 @@ def _put_products(n: int) -> Any:
 
 @jit
 def far_and_near(row_bytes: int, ahead: int) -> Any:
-    """Return prefetch distances, from a byte of a row to the byte that the same stream reads `ahead` bytes later.
+    """Return `far, near, edge`: the prefetch distance is `near` for the bytes of a row before byte `edge`, else `far`.
 
-    Two streams read adjacent rows, so a stream skips every second row. Return the distance for bytes of a row from
-    byte `edge` on, the distance for bytes before byte `edge`, and `edge`.
+    The prefetched byte is the one that the same stream of memory reads `ahead` bytes later. Two streams read adjacent
+    rows, so a stream skips every second row.
     """
     rows = ahead // row_bytes
     near = ahead + rows * row_bytes
@@ -612,14 +601,9 @@ def eight_rows_of_groups(
 ) -> EightRows:  # fmt: skip
     """Make the kernel of a format whose blocks have one scale.
 
-    Args:
-        block: columns of a block, a multiple of 32.
-        block_bytes: bytes of a block.
-        scales: how the scales and the offsets of blocks are loaded.
-        quants: function that returns quants 32 p to 32 p + 31 of the block at a byte offset, given p.
-        stored: the form of the results of `quants`: BYTES, ...
-        kind: BIASED or 0 (`panels.py`).
-        minus: the number that is subtracted from every quant, a multiple of 8, with HALVES of 32.
+    A block has `block` columns, a multiple of 32. `quants(blocks, at, p)` returns quants 32 p to 32 p + 31 of the block
+    at byte `at`, in the form `stored`: BYTES, ... `kind` is BIASED (`panels.py`) or 0. `minus`, a multiple of 8, is
+    subtracted from every quant.
     """
     n_groups, at_once = block // 32, _blocks_at_once(block_bytes, scales.words) if block == 32 else 0
     together = TOGETHER if n_groups % TOGETHER == 0 else 1
@@ -691,12 +675,10 @@ def _eight(quants: Callable[..., Any]) -> Any:
 
 
 def scales_of_rows(scales_of: Callable[..., Any], n_vectors: int = 1) -> Any:
-    """Make the function that writes the scales, or scales and minima, of a block of 8 rows to scratch memory.
+    """Make the function `write` of `eight_rows_by_parts`.
 
-    Args:
-        scales_of: function that returns the scales and minima of the block at a byte offset: one SIMD vector of 16
-            numbers, or 16 scales and 16 minima in two.
-        n_vectors: number of SIMD vectors.
+    `scales_of(blocks, at)` returns a SIMD vector of scales of the block at byte `at`; if `n_vectors` is 2, also one of
+    minima.
     """
 
     @inlined
@@ -723,16 +705,15 @@ def eight_rows_by_parts(
 ) -> EightRows:  # fmt: skip
     """Make the kernel of a format whose blocks have 256 weights.
 
-    Args:
-        block_bytes: bytes of a block.
-        write: function that writes the scales of the blocks at a byte offset of 8 rows to an address: scale 0 of all
-            rows, then scale 1 of all rows, ..., then likewise the negative minima, if there are any.
-        quants: function that returns quants 64 p to 64 p + 63 of the block at a byte offset, given p: 64 bytes in two
-            halves. With NIBBLES_OF_64 and SIX_BITS_OF_128, it gets only p, and returns the byte offsets in a block of
-            the parts of 16 bytes that have quants 64 p to 64 p + 63, or 128 p to 128 p + 127.
-        stored: the form of quants: BYTES, ...
-        kind: a sum of HALVES and BIASED (`panels.py`), or 0.
-        minus: the number that is subtracted from every quant.
+    `write(to, rows, at)` writes the scales of the blocks at byte `at` of 8 rows to address `to`: scale 0 of all rows,
+    then scale 1 of all rows, ..., then likewise the negative minima, if there are any.
+
+    `quants(blocks, at, p)` returns quants 64 p to 64 p + 63 of the block at byte `at`, 64 bytes in two halves, in the
+    form `stored`: BYTES, ... For NIBBLES_OF_64 and SIX_BITS_OF_128, `quants(p)` returns the byte offsets in a block of
+    the parts of 16 bytes that have quants 64 p to 64 p + 63, or 128 p to 128 p + 127.
+
+    `kind` is a sum of HALVES and BIASED (`panels.py`), or 0. `minus`, a multiple of 8, or with HALVES of 32, is
+    subtracted from every quant.
     """
     n_parts = 8 // _BLOCKS.get(stored, 2)
 
@@ -750,7 +731,7 @@ def eight_rows_by_parts(
             for i in range(0, n_columns // 256 * block_bytes, block_bytes):
                 write(scratch, rows, i)
                 stored_scales = hidden(scratch)
-                # `hidden`, because LLVM would unroll a loop with a known count.
+                # `hidden`, because LLVM would unroll a loop whose count is a constant.
                 for p in range(hidden(n_parts)):
                     line = prefetch_lines(rows, line, i + (p + 1) * block_bytes // n_parts, places)
                     sums = part(records, rows, i, p, stored_scales, sums)
@@ -775,7 +756,7 @@ def _scales_from(n: int, kind: int) -> Any:
 
 
 def _part(n: int, stored: int, kind: int, minus: int, quants: Any) -> Any:
-    """Make the function that adds a part of a block of 8 rows to the products of n tokens."""
+    """Make the function that adds part p of a block (64 or 128 columns) of 8 rows to the products of n tokens."""
     step, rows_of, n_sums = _step(n, stored, kind, minus), _eight(quants), 2 if kind & HALVES else 1
     step_of_two, n_blocks = _step(n, stored, kind, minus, together=2), _BLOCKS.get(stored, 2)
     n_scales = n_blocks * n_sums
@@ -804,7 +785,7 @@ def _part(n: int, stored: int, kind: int, minus: int, quants: Any) -> Any:
 
 
 def _for_tokens(make: Callable[[int], Any]) -> Any:
-    """Make the kernel for any number of tokens and rows. `make` makes the kernel for 1 or 2 tokens and 8 rows."""
+    """Make the kernel for any number of tokens and rows; `make(n)` makes the kernel for n tokens and 8 rows."""
     one, two = make(1), make(2)
 
     @jit
@@ -814,13 +795,12 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
     ) -> None:  # fmt: skip
         """Write `dot(row r of range i, token t)`, computed in fixed point, to `y[i * apart + r + t * y_row]`.
 
-        Two rows of each of four ranges are multiplied at the same time, block by block, because a processor reads
-        several streams of memory faster than one stream.
+        Two rows of each of four ranges are multiplied at the same time (`fixed_gemv.py` has the reason).
 
         Args:
             n_tokens: 1 or more.
             rows: addresses of the first row of each range.
-            last: addresses of the last row of each range, which is read again in place of rows beyond it.
+            last: for each range, the address of its matrix's last row, which is read in place of rows beyond it.
             step: bytes from one row to the next.
             count: rows of each range. An odd count is rounded up, so y must have space for one more row.
             n_columns: columns of the rows, a multiple of 32 and of a block.

@@ -34,10 +34,10 @@ from .sums import PANEL_SIZES, WIDE
 # Bytes of scratch memory that `four_rows`, `expand`, `panel` and `eight_rows` get for scales.
 FORMAT_SCRATCH = 4 * STRETCH
 
-# Values of MOST, the most input vectors that gemv multiplies with rows as they are stored. For more vectors gemm is
-# faster (measured): gemm dequantises weights once, gemv once per panel of packed input vectors. With AVX-512, two
-# panels are faster than gemm if dequantising is cheap (MLX's groups of 8-bit quants) or not needed (float32). For Q8_0
-# they are slower: for 10 to 18 vectors, gemm takes 4 to 10 % less time (Xeon).
+# Values of a format's MOST: the most input vectors that gemv multiplies with rows as they are stored. For more vectors
+# gemm is faster (measured): gemm dequantises weights once, gemv once per panel of packed input vectors. With AVX-512,
+# two panels are faster than gemm if dequantising is cheap (MLX's groups of 8-bit quants) or not needed (float32), but
+# not for Q8_0: for 10 to 18 vectors, gemm takes 4 to 10 % less time (Xeon).
 TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 
@@ -108,10 +108,7 @@ def export_panel(name: str) -> list[str]:
 
 @jit
 def row_bytes(job: Any, m: int, n_columns: int) -> Any:
-    """Return the bytes of `n_columns` columns of matrix m, whose words begin at `job[m]` (`build/layout.py`).
-
-    `n_columns` is a multiple of the block size.
-    """
+    """Return the bytes of `n_columns` columns, whole blocks, of matrix m, whose words are `job[m:]` (`layout.py`)."""
     return n_columns // job[m + FORMAT + BLOCK_WEIGHTS] * job[m + FORMAT + BLOCK_BYTES]
 
 
@@ -134,8 +131,8 @@ def four_rows(
 ) -> None:  # fmt: skip
     """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`, for four ranges of rows.
 
-    All rows have the format of matrix m; if m is a gate, two of the ranges belong to the up matrix. `panel` and `y` are
-    addresses of arrays; `_for_panels` in `rows.py` describes the other arguments.
+    All rows have the format of matrix m; if m is a gate matrix, two of the ranges belong to the up matrix. `panel` and
+    `y` are addresses of arrays; `_for_panels` in `rows.py` describes the other arguments.
     """
     invoke(
         job[m + FORMAT + FOUR_ROWS],

@@ -3,7 +3,7 @@
 A block is a float16 factor d; 8 scales of 6 bits (the high 2 bits in a uint16, the low 4 bits in a uint32); and 256
 quants of 4 bits. A group of 32 weights has one scale, and 16 bytes of quants: the first 16 quants are in the low four
 bits, the last 16 in the high four bits. A quant is an index into the levels of IQ4_NL. A weight is
-`(d * (scale - 32)) * level`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+`(d * (scale - 32)) * level`, exact in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ BLOCK, BLOCK_BYTES, MOST = 256, 136, ONE_PANEL if WIDE else 4
 # Byte offsets in a block: scales (high bits, then low bits) and quants.
 SCALES, QUANTS = 2, 8
 
-# There are only 8 scales, so lanes 8 to 15 repeat lanes 0 to 7.
 _GROUPS = [i % 8 for i in range(16)]
 _load_scales = load_fields(
     6,
@@ -36,16 +35,13 @@ _load_scales = load_fields(
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 8 products `d * (scale - 32)` of the block at byte `at` in lanes 0 to 7, and again in 8 to 15."""
+    """Return the 8 products `d * (scale - 32)` of the block at byte `at`: in lanes 0 to 7, and again in 8 to 15."""
     return mul(_load_scales(blocks, at + SCALES), load_half_splat(blocks, at))
 
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors.
-
-    The block's scales begin at `scales[i]`.
-    """
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
     start = at + QUANTS + 32 * p
     first = load(blocks, start, load_splat(scales, i + 2 * p))
     second = load(blocks, start + 16, load_splat(scales, i + 2 * p + 1))

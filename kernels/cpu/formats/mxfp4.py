@@ -1,10 +1,9 @@
 """CPU kernels of the format MXFP4: unpack 17-byte blocks of a GGUF file to float32 weights.
 
-A block is a byte e, which stands for the factor 2 ** (e - 127), and 32 quants of 4 bits: the low four bits of byte i
-are the quant of weight i, the high four bits that of weight i + 16. A quant is a float (E2M1). Its level, an integer,
-is twice its value, and the scale is 2 ** (e - 128). A weight is `scale * level`. Weights of a magnitude below 2 ** 128
-are exact in float32. Larger weights become infinite; they occur only if e >= 253. The NumPy references are in
-`blocks_numpy.py`.
+A block is a byte e and 32 quants of 4 bits: the low four bits of byte i are the quant of weight i, the high four bits
+that of weight i + 16. A weight is 2 ** (e - 127) times a quant, a float of the format E2M1. The kernels use integers
+instead, `scale * level`: a level is twice a quant, and the scale is 2 ** (e - 128). Weights of a magnitude below
+2 ** 128 are exact in float32. Larger weights, which occur only if e >= 253, become infinite.
 """
 
 from __future__ import annotations

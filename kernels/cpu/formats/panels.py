@@ -2,15 +2,14 @@
 
 A panel is expanded from stored blocks, some hundred columns at a time, and stays in the L1 cache while all tokens are
 multiplied with it (`products/fixed_tile.py`). (In gemv, a panel is something else: packed input vectors,
-`products/gemv.py`.) A panel consists of words of 4 bytes. For each 32 columns it has 16 words of each row, transposed:
-word 0 of all rows, then word 1 of all rows, ... Then come ROWS scales and ROWS offsets. If the format has a scale for
-each 16 columns, they are followed by ROWS scales and ROWS offsets of the last 16 columns. A weight is
-`scale * quant + offset`.
+`products/gemv.py`.) A weight is `scale * quant + offset`. For each 32 columns, a panel has 16 words of 4 bytes of each
+row, transposed: word 0 of all rows, then word 1 of all rows, ... Then come the scales of all rows, and their offsets.
+If the format has a scale for each 16 columns, the scales and offsets of the last 16 columns follow.
 
-To build a panel, 8 x 8 words of 4 bytes (four int8 quants) are transposed, so that a vector has the same 4 columns of 8
-rows. Shifts then make two words, with two int16 each, from each word: columns 4 i and 4 i + 2, and columns 4 i + 1 and
-4 i + 3. For sdot (QUADS), and for AMX (TILES) in formats without HALVES, a word keeps its four int8 columns, and only
-the first 8 of the 16 words of a row are used.
+To build a panel, 8 x 8 words (four int8 quants each) are transposed, so that a vector has the same 4 columns of 8 rows.
+From each word, shifts make two words of two int16: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot
+(QUADS), and for AMX (TILES) in formats without HALVES, a word keeps its four int8 columns, and only the first 8 of the
+16 words of a row are used.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ ROW_WORDS = 20
 # HALVES (`fixed_amx.py`).
 QUADS = register_lanes() == 4 and has_quad_dot()
 TILES = register_lanes() == 16 and has_tiles()
-# Number of columns that are expanded together. As int16, the quants of ROWS rows then take half of an L1 cache of 32
-# KB. Processors with AMX have an L1 cache of 48 KB, and int8 takes half as much memory as int16.
+# Number of columns that are expanded together. As int16, the quants of ROWS rows then take 16 KB, half of the usual L1
+# cache. Processors with AMX have an L1 cache of 48 KB, and for AMX most formats have int8 quants.
 DEPTH = (16384 if TILES else 8192) // ROWS
 # Bits of the kind of a format. HALVES: it has a scale for each 16 columns; BIASED: weights have offsets; UNSIGNED:
 # quants are from 0 to 255.
@@ -72,7 +71,7 @@ def load_nibbles(typing: Any, data: Any, at: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         packed = load_as(context, builder, signature, args, ir.VectorType(_I8, 16))
         both = shuffled(builder, packed, packed, [*range(16), *range(16)])
-        # No instruction shifts bytes, so words are shifted, and bits that came from the next byte are masked.
+        # x86-64 has no shift of bytes, so words are shifted, and bits that came from the next byte are masked.
         words = builder.lshr(builder.bitcast(both, _EIGHT), ir.Constant(_EIGHT, [0] * 4 + [4] * 4))
         return builder.and_(words, ir.Constant(_EIGHT, [0x0F0F0F0F] * 8))
 
@@ -236,9 +235,9 @@ def _put_scales(typing: Any, to: Any, scales: Any) -> Any:
 class Panel(NamedTuple):
     """The kernel that expands rows of a format to a panel, and the kind of the format.
 
-    `expand(weights, step, n_rows, n_columns, out, scratch)` writes a panel to address `out`. The panel has `n_columns`
-    columns, a multiple of the block size, of `n_rows` rows; the last row is repeated up to ROWS rows. Rows begin at
-    address `weights` and are `step` bytes apart. `scratch` is the address of `FORMAT_SCRATCH` bytes of scratch memory.
+    `expand(weights, step, n_rows, n_columns, out, scratch)` writes a panel to address `out`: `n_columns` columns, whole
+    blocks, of `n_rows` rows; the last row is repeated up to ROWS rows. Rows begin at address `weights` and are `step`
+    bytes apart. `scratch` is the address of `FORMAT_SCRATCH` bytes of scratch memory.
     """
 
     expand: Any
@@ -250,12 +249,8 @@ def panel_of_groups(
 ) -> Panel:
     """Make the kernel of a format whose blocks have one scale.
 
-    Args:
-        block: columns of a block, a multiple of 32.
-        block_bytes: bytes of a block.
-        scales: how the scales and the offsets of blocks are loaded.
-        quants_of: function that returns quants 32 p to 32 p + 31 of the block at a byte offset, given p.
-        kind: a sum of BIASED and UNSIGNED, or 0.
+    A block has `block` columns, a multiple of 32. `quants_of(blocks, at, p)` returns quants 32 p to 32 p + 31 of the
+    block at byte `at`. `kind` is a sum of BIASED and UNSIGNED, or 0.
     """
     write, n_groups, gather = _put_quants(kind), block // 32, scales.gather
 
@@ -287,14 +282,9 @@ def panel_by_parts(
 ) -> Panel:  # fmt: skip
     """Make the kernel of a format whose blocks have 256 weights.
 
-    Args:
-        block_bytes: bytes per block.
-        scales_of: function that returns the scales and minima of the block at a byte offset: one SIMD vector of 16
-            numbers, or 16 scales and 16 minima in two.
-        quants_of: function that returns quants 64 p to 64 p + 63 of a block in two vectors, given p.
-        places: for each 32 or 16 columns, the index of its scale among the results of `scales_of`.
-        minima: the same for the minima; empty if there are none.
-        kind: HALVES or 0.
+    `scales_of` is that of `rows.four_rows_by_parts`. `quants_of(blocks, at, p)` returns quants 64 p to 64 p + 63 of the
+    block at byte `at` in two vectors. For each 32 or 16 columns, `places` has the index of the scale among the results
+    of `scales_of`, and `minima` the index of the minimum; `minima` is empty if there are none. `kind` is HALVES or 0.
     """
     write, scales_put = _put_quants(kind), _scale_writer(scales_of, places, minima, kind)
 

@@ -3,8 +3,7 @@
 A block has 16 groups of 16 weights. Its first 16 bytes have the groups' scales in the low four bits, and the groups'
 minima in the high four bits. Then follow 64 bytes of quants, 32 bytes for each 128 weights: bits 2 j and 2 j + 1 of
 byte i are the quant of weight 32 j + i of the 128. Two float16 factors, d and dmin, are last. A weight is
-`(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once. The NumPy references are
-in `blocks_numpy.py`.
+`(d * scale) * q - dmin * minimum`; the products are exact, so the difference is rounded once.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A block is 32 bytes with the third (high) bits of the quants, 64 bytes with their low two bits, 12 bytes with 16 scales
 of 6 bits, and a float16 factor d. Bit j of byte i of the 32 bytes is the third bit of weight 32 j + i. The low two bits
 take 32 bytes for each 128 weights: bits 2 j and 2 j + 1 of byte i are those of weight 32 j + i of the 128. A weight is
-`(d * (scale - 32)) * (q - 4)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+`(d * (scale - 32)) * (q - 4)`, exact in float32.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     bits = at + LOW + 32 * (p // 2)
     low = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     low = both(right(low, 4 * (p % 2)), 0x03030303)
-    # In the first 32 bytes of the block, bit 2 p is the third bit of the first 32 of these 64 weights, and bit 2 p + 1
-    # is the third bit of the other 32.
+    # Bit 2 p of the block's first 32 bytes is the third bit of the first 32 weights, bit 2 p + 1 of the last 32.
     third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)
     third = left(both(right(third, 2 * p), 0x01010101), 2)
     return bytes_minus(either(low, third), 4)
@@ -63,10 +62,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors.
-
-    The block's scales begin at `scales[i]`.
-    """
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
     q = quants(blocks, at, p)
     i += 4 * p
     return (

@@ -1,8 +1,7 @@
 """CPU kernels of the format Q4_0: unpack 18-byte blocks of a GGUF file to float32 weights.
 
 A block is a float16 scale d and 32 quants q of 4 bits: the low four bits of byte i are the quant of weight i, the high
-four bits that of weight i + 16. A weight is `d * (q - 8)`, which float32 represents exactly. The NumPy references are
-in `blocks_numpy.py`.
+four bits that of weight i + 16. A weight is `d * (q - 8)`, exact in float32.
 """
 
 from __future__ import annotations

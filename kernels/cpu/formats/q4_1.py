@@ -1,8 +1,7 @@
 """CPU kernels of the format Q4_1: unpack 20-byte blocks of a GGUF file to float32 weights.
 
 A block is a float16 scale d, a float16 minimum m and 32 quants q of 4 bits: the low four bits of byte i are the quant
-of weight i, the high four bits that of weight i + 16. A weight is `d * q + m`, rounded once. The NumPy references are
-in `blocks_numpy.py`.
+of weight i, the high four bits that of weight i + 16. A weight is `d * q + m`, rounded once.
 """
 
 from __future__ import annotations

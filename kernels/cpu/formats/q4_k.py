@@ -3,7 +3,6 @@
 A block is two float16 factors (d for scales and dmin for minima), 12 bytes with 8 scales and 8 minima of 6 bits, and
 256 quants of 4 bits. Each 32 bytes have the quants of two groups of 32 weights, those of the first group in the low
 four bits. A weight is `(d * scale) * q - dmin * minimum`; both products are exact, so the difference is rounded once.
-The NumPy references are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), PLACES, [4 + i
 
 @jit
 def parts(p: int) -> Any:
-    """Return the byte offsets in a block of the two times 16 bytes with quants 64 p to 64 p + 63."""
+    """Return the byte offsets in a block of the two parts of 16 bytes that have quants 64 p to 64 p + 63."""
     low = QUANTS + 32 * p
     return low, low + 16
 

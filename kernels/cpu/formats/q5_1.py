@@ -1,8 +1,7 @@
 """CPU kernels of the format Q5_1: unpack 24-byte blocks of a GGUF file to float32 weights.
 
 A block is a float16 scale d, a float16 minimum m, 4 bytes with the fifth bits of 32 quants q, and 16 bytes with their
-low 4 bits: the low four bits of byte i belong to weight i, the high four bits to weight i + 16. A weight is
-`d * q + m`, rounded once. The NumPy references are in `blocks_numpy.py`.
+low 4 bits in the order of Q4_0. A weight is `d * q + m`, rounded once.
 """
 
 from __future__ import annotations

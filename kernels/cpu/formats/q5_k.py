@@ -1,8 +1,7 @@
 """CPU kernels of the format Q5_K: unpack 176-byte blocks of a GGUF file to float32 weights.
 
 A block has the factors, scales and minima of Q4_K, then 32 bytes of fifth bits (bit g of byte i is that of weight 32 g
-+ i), and the low 4 bits of 256 quants as in Q4_K. A weight is `(d * scale) * q - dmin * minimum`; both products are
-exact, so the difference is rounded once. The NumPy references are in `blocks_numpy.py`.
++ i), and the low 4 bits of 256 quants as in Q4_K. A weight is `(d * scale) * q - dmin * minimum`, rounded once.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ HIGH, LOW = 16, 48
 def quants(blocks: Any, at: int, p: int) -> Any:
     """Return quants 64 p to 64 p + 63 of the block at byte `at`: 64 bytes, in a vector of 16 words."""
     bits, low = at + HIGH, at + LOW + 32 * p
-    # The first 32 weights have their low bits in the low four bits of bytes, and their fifth bits in bit 2 p. The last
-    # 32 weights have their low bits in the high four bits, and their fifth bits in bit 2 p + 1.
+    # The first 32 quants are in the low four bits and in bit 2 p, the last 32 in the high four bits and in bit 2 p + 1.
     fifth = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 1)
     fifth = left(both(right(fifth, 2 * p), 0x01010101), 4)
     quants = both(second_right(load_words_of_4(blocks, low, low + 16, low, low + 16), 4), 0x0F0F0F0F)

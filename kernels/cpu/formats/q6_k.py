@@ -4,7 +4,7 @@ A block is 128 bytes with the low four bits of 256 quants, 64 bytes with the hig
 their float16 factor d. Each half of a block, 128 weights, has 64 bytes of low bits and 32 bytes of high bits. Of the 64
 bytes, the low four bits belong to the first 64 weights, the high four bits to the last 64. Byte i of the 32 bytes has
 the high bits of weights i, 32 + i, 64 + i and 96 + i, those of weight i in the lowest two bits. A weight is `(d *
-scale) * (q - 32)`, which float32 represents exactly. The NumPy references are in `blocks_numpy.py`.
+scale) * (q - 32)`, exact in float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     """Return `q - 32` of weights 64 p to 64 p + 63 of the block at byte `at`: signed bytes, in a vector of 16 words."""
     half, shift = p // 2, 4 * (p % 2)
     low, bits = load_words(blocks, at + 64 * half), at + HIGH + 32 * half
-    # The first 32 of these weights have two bits of each byte of high bits, and the last 32 the next two bits.
+    # Of each byte of high bits, two bits belong to one of the first 32 weights, the next two to one of the last 32.
     high = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     high = left(both(right(high, shift), 0x03030303), 4)
     return bytes_minus(either(both(right(low, shift), 0x0F0F0F0F), high), 32)

@@ -1,7 +1,6 @@
 """CPU kernels of the format Q8_0: unpack 34-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale d and 32 signed bytes q. A weight is `d * q`, which float32 represents exactly. Kernels read
-the unaligned blocks in place. The NumPy references are in `blocks_numpy.py`.
+A block is a float16 scale d and 32 signed bytes q. A weight is `d * q`, exact in float32.
 """
 
 from __future__ import annotations

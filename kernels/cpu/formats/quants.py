@@ -1,4 +1,7 @@
-"""Unpack quants of 2 to 6 bits, and 4-bit indices into tables (MXFP4, IQ4), to float32, by operations on 16 words."""
+"""Unpack quants of 2 to 6 bits, and 4-bit indices into tables (MXFP4, IQ4), to float32.
+
+Most functions take or return a vector of 16 words of 32 bits.
+"""
 
 from __future__ import annotations
 
@@ -86,10 +89,9 @@ def load_uint8(typing: Any, data: Any, at: Any) -> Any:
 def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
     """Load the 8 scales s and 8 minima m of 6 bits from the 12 bytes of a Q4_K or Q5_K block, as floats.
 
-    The lanes of the result are s0 to s3, m0 to m3, s4 to s7, m4 to m7. The low 6 bits of bytes 0 to 3 are s0 to s3, and
-    those of bytes 4 to 7 are m0 to m3. Bytes 8 to 11 have the low 4 bits of s4 to s7 in their low four bits, and those
-    of m4 to m7 in their high four bits. The high 2 bits of s4 to s7 are the high 2 bits of bytes 0 to 3, and the high 2
-    bits of m4 to m7 those of bytes 4 to 7.
+    The lanes of the result are s0 to s3, m0 to m3, s4 to s7, m4 to m7. Bytes 0 to 3 have s0 to s3 in their low 6 bits,
+    and the high 2 bits of s4 to s7 in their high 2 bits; bytes 4 to 7 likewise have the minima. Bytes 8 to 11 have the
+    low 4 bits of s4 to s7 in their low four bits, and those of m4 to m7 in their high four bits.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -183,13 +185,9 @@ def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
 
 # ---- bit fields ----
 
-# The bits of some scales are stored in several places of a block; each place is a field. A field has for each lane the
-# number of a byte, and how the bits of the byte are shifted right, masked and shifted left. LLVM compiles a field to a
-# shuffle of bytes and shifts of whole vectors.
-
 
 class Field(NamedTuple):
-    """A bit field: the value of each of 16 lanes is `(byte[place] >> shift & mask) << left`."""
+    """Some bits of 16 scales: the value of each lane is `(bytes[place] >> shift & mask) << left`."""
 
     places: Sequence[int]
     shifts: Sequence[int]
@@ -198,7 +196,7 @@ class Field(NamedTuple):
 
 
 def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
-    """Make the function that loads `n_bytes` bytes and returns the bitwise or of `fields` plus `offset`, as floats."""
+    """Make the function that loads `n_bytes` bytes and returns, as floats, `offset` plus the bitwise or of `fields`."""
 
     @intrinsic
     def load(typing: Any, data: Any, at: Any) -> Any:
@@ -299,8 +297,7 @@ def load_levels(levels: Sequence[int]) -> Any:
     """Make the function that loads 32 quants of 4 bits and returns `scale * levels[quant]`, in two vectors.
 
     The quants are in 16 bytes, the first 16 quants in the low four bits. Levels are signed bytes. With AVX-512 the
-    products of all 16 levels are in one register, and a quant is an index into this register. On other processors one
-    instruction looks up the levels of 16 quants as bytes.
+    products of all 16 levels are in one register, and a quant is an index into this register.
     """
 
     @intrinsic

@@ -19,10 +19,7 @@ from .sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
 def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
     """Make the gemv kernel of a format with blocks of 16 or 32 weights, which are unpacked as a whole.
 
-    Args:
-        block: weights per block.
-        block_bytes: bytes per block.
-        weights: function that returns the weights of the block at a byte offset, as a tuple of vectors.
+    A block has `block` weights; `weights(blocks, at)` returns those of the block at byte `at`, as a tuple of vectors.
     """
 
     def make(n_vectors: int) -> Any:
@@ -39,7 +36,6 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
             scratch: int,
         ) -> None:  # fmt: skip
-            """Multiply the n_rows rows that begin at the addresses `rows` with the panel."""
             i = 0
             for stretch in range(0, n_columns, STRETCH):
                 sums = zeros()
@@ -56,7 +52,7 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
 
 
 def _store_scales(scales_of: Callable[..., Any], scale_vectors: int) -> Any:
-    """Make the function that stores the result of `scales_of` for a block: one or two SIMD vectors."""
+    """Make the function that stores the result of `scales_of` for a block."""
 
     @jit
     def put(stored: Any, at: int, blocks: Any, i: int) -> None:
@@ -71,13 +67,10 @@ def _store_scales(scales_of: Callable[..., Any], scale_vectors: int) -> Any:
 
 
 def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Callable[..., Any]) -> Any:
-    """Make the gemv kernel of a format with one scale per block, which unpacks a block in pieces.
+    """Make the gemv kernel of a format with one scale per block, which unpacks `piece` weights at a time.
 
-    Args:
-        block: weights per block.
-        block_bytes: bytes per block.
-        piece: number of weights of a piece. Registers cannot hold all weights of a large block.
-        weights: function that returns the weights of piece p of the block at a byte offset, as a tuple of vectors.
+    A block has `block` weights, up to 128, which registers cannot hold. `weights(blocks, at, p)` returns the weights of
+    piece p of the block at byte `at`, as a tuple of vectors.
     """
 
     def make(n_vectors: int) -> Any:
@@ -94,7 +87,6 @@ def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Calla
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
             scratch: int,
         ) -> None:  # fmt: skip
-            """Multiply the n_rows rows that begin at the addresses `rows` with the panel."""
             i = 0
             for stretch in range(0, n_columns, STRETCH):
                 sums = zeros()
@@ -116,16 +108,13 @@ def four_rows_by_parts(
 ) -> Any:
     """Make the gemv kernel of a format whose blocks have 256 weights.
 
-    Each multiply-add to a row's sum waits for the one before. So the rows (up to four) are interleaved: the kernel
-    multiplies one part of a block (64 weights) of each row, then the next part of each row.
+    Each multiply-add to a row's sum waits for the one before. So the kernel multiplies one part of a block (64 weights)
+    of each row (up to four), then the next part of each row.
 
-    Args:
-        block_bytes: bytes per block.
-        scales_of: function that returns the scales and minima of the block at a byte offset: one SIMD vector of 16
-            numbers (8 scales and 8 minima, or scales only), or two vectors: 16 scales, then 16 minima.
-        part: function that returns 64 weights in four SIMD vectors, given the blocks, the byte offset of a block, the
-            number of the part, an array of scales, and the index of the block's first scale.
-        scale_vectors: number of SIMD vectors that `scales_of` returns: 1 or 2.
+    `scales_of(blocks, at)` returns the scales and minima of the block at byte `at` in `scale_vectors` SIMD vectors: one
+    vector of 16 numbers (8 scales and 8 minima, or scales only), or two vectors (16 scales, then 16 minima).
+    `part(blocks, at, p, scales, i)` returns the 64 weights of part p of this block in four SIMD vectors; the block's
+    scales begin at `scales[i]`.
     """
     put, scales_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
 
@@ -146,11 +135,8 @@ def four_rows_by_parts(
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
             scratch: int,
         ) -> None:  # fmt: skip
-            """Multiply the n_rows rows that begin at the addresses `rows` with the panel.
-
-            Copying a scale to all lanes of a vector takes one instruction if the scale is in memory, but two if it is
-            in a register. So the scales of a stretch of columns are first stored to memory.
-            """
+            # Copying a scale to all lanes of a vector takes one instruction if the scale is in memory, but two if it is
+            # in a register. So the scales of a stretch of columns are first stored to memory.
             stored, scales, i = floats(scratch), hidden(scratch), 0
             for stretch in range(0, n_columns, STRETCH):
                 sums = zeros()
@@ -177,7 +163,7 @@ def four_rows_by_parts(
 def _for_panels(make: Callable[[int], Any]) -> Any:
     """Make the kernel `four_rows` for panels of all sizes.
 
-    `make` makes the function that multiplies one row of one, two or four ranges with a panel of one size.
+    `make(n_vectors)` makes the function that multiplies one row of one, two or four ranges with a panel.
     """
 
     def choose(sizes: tuple[int, ...]) -> Any:
@@ -193,8 +179,8 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
             """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`.
 
             The terms of a dot product are added in the order that `tile.py` defines. One row of each of four ranges is
-            multiplied at the same time, because a processor reads several streams of memory faster than one stream. If
-            the registers do not suffice for four ranges, rows of two ranges or of one are multiplied at a time.
+            multiplied at the same time (`gemv.py` has the reason), or of two ranges or one if there are too few
+            registers.
 
             Args:
                 n_vectors: number of input vectors of the panel, one of `PANEL_SIZES`.
@@ -202,11 +188,10 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
                 last: for each range, the address of its matrix's last row, which is read in place of rows beyond it.
                 step: bytes from one row to the next.
                 count: rows of each range.
-                n_columns: number of columns to multiply. Products are summed in stretches of STRETCH columns; the
-                    totals of the stretches are added in ascending order.
+                n_columns: number of columns to multiply.
                 panel: array that contains the panel, (columns / 16, n_vectors, 16).
-                first: index in `panel` of input vector 0 at the first of these columns.
-                y: the array of products, to which the results are added.
+                first: index in `panel` of the first column to multiply, of input vector 0.
+                y: array of products.
                 at: index in y of the product of row 0 of range 0 with input vector 0.
                 apart: distance in y from one range to the next.
                 y_row: distance in y from one input vector to the next.
@@ -237,11 +222,13 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
 
 
 def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
-    """Make the kernel that expands blocks of 32 weights."""
+    """Make the kernel `dequantize` of a format with blocks of 32 weights, which `weights` returns in two vectors.
+
+    The kernel writes the float32 weights of blocks `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`.
+    """
 
     @jit
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-        """Write the float32 weights of blocks `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`."""
         for block in range(first, last):
             low, high = weights(blocks, block * block_bytes)
             store_parts(out, to, apart, low)
@@ -252,14 +239,10 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
 
 
 def dequantize_pieces(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
-    """Make the kernel that expands blocks in pieces of 32 weights.
-
-    The arguments are those of `four_rows_of_groups` for `piece = 32`.
-    """
+    """Make the kernel `dequantize` of a format; the arguments are those of `four_rows_of_groups` for `piece = 32`."""
 
     @jit
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-        """Write the float32 weights of blocks `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`."""
         for i in range(first * (block // 32), last * (block // 32)):
             low, high = weights(blocks, i // (block // 32) * block_bytes, i % (block // 32))
             store_parts(out, to, apart, low)
@@ -272,15 +255,11 @@ def dequantize_pieces(block: int, block_bytes: int, weights: Callable[..., Any])
 def dequantize_by_parts(
     block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any], scale_vectors: int = 1
 ) -> Any:
-    """Make the kernel that expands blocks of 256 weights; arguments are those of `four_rows_by_parts`."""
+    """Make the kernel `dequantize` of a format; the arguments are those of `four_rows_by_parts`."""
     put = _store_scales(scales_of, scale_vectors)
 
     @jit
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-        """Write the float32 weights of blocks `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`.
-
-        `scratch` is the address of memory for the scales of a block.
-        """
         stored, scales = floats(scratch), floats(hidden(scratch))
         for block in range(first, last):
             at = block * block_bytes

@@ -1,7 +1,4 @@
-"""Load the scale and the offset of a block of each of 8 rows, one lane per row, for products in fixed point.
-
-A weight is `scale * quant + offset`.
-"""
+"""For products in fixed point: load the scale and the offset of a block of each of 8 rows, one lane per row."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any
 def gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
     """Load a float16, `offset` bytes after each of 8 addresses; return them as a vector of float32.
 
-    Integer instructions put the float16 together, because the vector units are busy with products.
+    Integer instructions join the 8 float16, because the vector units are busy with products.
     """
     pair = ir.Constant(ir.VectorType(_I64, 2), ir.Undefined)
     for i in range(2):
@@ -68,13 +65,12 @@ def both_halves(builder: Any, words: Any, kind: str) -> list[Any]:
 
 
 class Scales(NamedTuple):
-    """How the scales of blocks are loaded.
+    """How the scales and offsets of blocks are loaded; a weight is `scale * quant + offset`.
 
     Attributes:
         gather: function that returns the scales and the offsets of the blocks at 8 addresses. If a format has no
             offsets, the scales are returned twice.
-        words: number of 16-bit words at the start of a block: 1 for a float16 scale, 2 for a float16 scale and a
-            float16 offset. 0 if a block begins in another way.
+        words: 1 if a block begins with a float16 scale, 2 if with a float16 scale and a float16 offset, otherwise 0.
     """
 
     gather: Any
@@ -82,11 +78,9 @@ class Scales(NamedTuple):
 
 
 def scales_of(kind: str, *, has_offset: bool) -> Scales:
-    """Return the `Scales` of a format whose blocks begin with a scale.
+    """Return the `Scales` of a format whose blocks begin with a scale, or with a scale and an offset.
 
-    Args:
-        kind: type of scales and offsets: "f16", "bf16" or "f32". Without offsets it must be "f16".
-        has_offset: whether an offset follows the scale.
+    `kind` is the type of both: "f16", "bf16" or "f32"; without offsets only "f16".
     """
 
     @intrinsic
@@ -129,10 +123,7 @@ def _joined(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any,
 
 
 def scales_one_by_one(scale_of: Callable[..., Any]) -> Scales:
-    """Return the `Scales` of a format without offsets.
-
-    `scale_of(blocks, at)` returns the scale of the block at byte `at`, in every lane.
-    """
+    """Return the `Scales` of a format without offsets; `scale_of(blocks, at)` returns a scale in every lane."""
 
     @jit
     def gather(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> Any:

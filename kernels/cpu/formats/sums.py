@@ -23,16 +23,16 @@ _POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
 
 # Whether one register holds 16 lanes (AVX-512).
 WIDE = register_lanes() == LANES
-# The numbers of input vectors for which there are kernels. A panel of another size would be no faster than two panels.
+# The sizes of panels (numbers of input vectors) that have kernels. Another size would be no faster than two panels.
 PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
-# By lanes of a register: the most pairs of a row and an input vector for which two or four rows are multiplied
-# together. The sums of all pairs are in registers; weights, scales and elements of the panel need the other registers.
-# AVX-512 has 32 registers of 16 lanes, AVX2 16 of 8, NEON 32 of 4. A single row is multiplied with panels of any size.
+# By lanes of a register: the most pairs of a row and an input vector if two or four rows are multiplied together. The
+# sums of all pairs are in registers; weights, scales and elements of the panel need the other registers. AVX-512 has 32
+# registers of 16 lanes, AVX2 16 of 8, NEON 32 of 4.
 _PAIRS = {16: 18, 8: 4, 4: 4}
 
 
 def rows_together(n_vectors: int) -> int:
-    """Return how many rows are multiplied together with a panel of `n_vectors` input vectors: 4, 2 or 1."""
+    """Return how many rows are multiplied together with a panel: 4, 2 or 1."""
     return next(rows for rows in (4, 2, 1) if rows == 1 or rows * n_vectors <= _PAIRS[register_lanes()])
 
 
@@ -54,21 +54,15 @@ def add_products(
 ) -> Any:
     """Make the function that multiplies a piece of each row with the panel and adds the products to the pairs' sums.
 
-    A piece is the weights that are unpacked together: a block, or a part of a block.
-
-    Args:
-        n_rows: number of rows that are multiplied together.
-        n_vectors: number of input vectors of the panel.
-        n_weights: number of SIMD vectors of 16 weights per piece.
-        weights: function that returns the weights of a piece as a tuple of SIMD vectors, given the address of the row,
-            the byte offset of the block, the number of the piece in the block, and the address of the block's scales
-            in scratch memory. Only the formats of `rows.four_rows_by_parts` use this address.
-        scale_vectors: number of SIMD vectors of scales in scratch memory per row and block.
+    A piece is the weights that are unpacked together, a block or a part of one: `n_weights` SIMD vectors, which
+    `weights(row, at, p, scales)` returns as a tuple. `row` is the address of the row, `at` the byte offset of the
+    block, p the number of the piece in the block. `scales` is the address of the block's scales in scratch memory,
+    `scale_vectors` SIMD vectors for each row; only the formats of `rows.four_rows_by_parts` use this address.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
-    # AVX2 has registers for all sums and for the weights of one row, but not for the weights of all rows, so a fence
-    # separates the rows. There is no fence if a piece is a single SIMD vector: then all rows are multiplied with the
-    # same SIMD vectors of the panel, which LLVM should load only once.
+    # AVX2 has registers for all sums and the weights of one row, but not of all rows, so a fence separates the rows.
+    # There is no fence if a piece is a single SIMD vector: then all rows are multiplied with the same SIMD vectors of
+    # the panel, which LLVM should load only once.
     is_tight = register_lanes() == 8 and n_weights > 1
 
     @intrinsic
@@ -104,10 +98,7 @@ def _fence(builder: Any) -> None:
 
 
 def add_totals(n_rows: int, n_vectors: int) -> Any:
-    """Make the function that adds the total of each pair's 16 sums to `y[at + r * apart + t * y_row]`.
-
-    r is the row and t the input vector of the pair.
-    """
+    """Make the function that adds the total of each pair (row r, input vector t) to `y[at + r * apart + t * y_row]`."""
 
     @intrinsic
     def add(typing: Any, y: Any, at: Any, apart: Any, y_row: Any, sums: Any) -> Any:

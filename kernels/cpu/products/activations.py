@@ -22,10 +22,7 @@ def silu(x: Any) -> Any:
 
 @jit
 def gelu(x: Any) -> Any:
-    """Return `0.5 * x * (1 + tanh(c * u))` with `u = x + 0.044715 * x**3` and c = sqrt(2/pi).
-
-    It is computed as `x / (1 + exp(-2 * c * u))`.
-    """
+    """Return `0.5 * x * (1 + tanh(v)) = x / (1 + exp(-2 * v))` with `v = sqrt(2 / pi) * (x + 0.044715 * x**3)`."""
     u = mul(x, fma(mul(x, x), splat(0.044715), splat(1.0)))
     return div(x, add(splat(1.0), exp(mul(u, splat(-2 * 0.7978845608028654)))))
 

@@ -3,10 +3,10 @@
 The rows that use an expert are multiplied together, so the expert's matrices are read at most once. The outputs of a
 row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other rows.
 
-If only some experts are in memory, a thread reads the others from the file (`EX_STATE`). The kernel tells this thread
-which experts have been chosen, and which experts the next layer will probably choose. A pass of at most PROGRAM_TOKENS
-tokens uses the experts in memory first, and each other expert when it has been read. Such a pass keeps the outputs of
-all experts until the end, so it can add them in ascending order of the experts, too.
+If only some experts are in memory, a thread reads the others from the file (`EX_STATE` in `build/layout.py`). The
+kernel tells this thread which experts have been chosen, and which experts the next layer will probably choose. A pass
+of at most PROGRAM_TOKENS tokens uses the experts in memory first, and each other expert when it has been read. Such a
+pass keeps the outputs of all experts until the end, to add them in ascending order of the experts, too.
 """
 
 from __future__ import annotations
@@ -72,14 +72,11 @@ from ..build.vectors import add, div, fma, get, load, put, splat, store, sub, ze
 from .linear_job import ceil_div
 from .norms import norm_rows
 
-# Bytes of LANES floats.
-_VECTOR = 4 * LANES
-
 
 @jit
 def _vector_bytes(n: int) -> Any:
     """Return the bytes of n floats, with n rounded up to whole SIMD vectors."""
-    return ceil_div(n, LANES) * _VECTOR
+    return ceil_div(n, LANES) * 4 * LANES
 
 
 @jit
@@ -110,9 +107,8 @@ def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
 def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups: int, scores: Any) -> None:
     """Write the score of each expert: the sigmoid of its logit, or `exp(logit - largest logit)` for a softmax.
 
-    `choose` later chooses the experts with the largest `logits`. So replace the logits by the sigmoids, or for a
-    softmax by the probabilities, and add the bias, if there is one. For a softmax without bias and groups, keep the
-    logits: they choose the same experts as the probabilities.
+    For `choose`, also replace the logits by the sigmoids, or for a softmax by the probabilities, and add the bias, if
+    any. For a softmax without bias and groups, keep the logits: they choose the same experts as the probabilities.
 
     `bias` is the address of a number for each expert, or 0; `groups` is the number of groups, or 0. `logits` and
     `scores` have n_experts floats, rounded up to whole SIMD vectors.
@@ -220,7 +216,7 @@ def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out
 
 @jit
 def _weigh_inputs(x: Any, width: int, pairs: Any, first: int, n: int, weights: Any) -> None:
-    """Multiply the gathered rows of n pairs by the pairs' weights. Set these weights to 1, because `_add` uses them."""
+    """Multiply the gathered rows of n pairs by the pairs' weights; then set these weights to 1 for `_add`."""
     for i in range(n):
         pair = pairs[first + i]
         for j in range(width):
@@ -243,7 +239,7 @@ def _add(results: Any, width: int, pairs: Any, first: int, n: int, n_used: int, 
 
 @jit
 def _note(state: int, kind: int) -> None:
-    """Write a note to the pipe of the thread that reads experts."""
+    """Write a note, the mixture's number and a kind (NOTE_...), to the pipe of the thread that reads experts."""
     s = words(state)
     s[STATE_NOTE] = s[STATE_NUMBER] * NOTE_KINDS + kind
     invoke(s[STATE_WRITE], (s[STATE_PIPE], state + 8 * STATE_NOTE, np.int64(8)))
@@ -253,8 +249,8 @@ def _note(state: int, kind: int) -> None:
 def _want(state: int, ids: Any, n_pairs: int, n_experts: int, any_order: bool) -> None:
     """Tell the thread which experts the pass has chosen, and count the tokens of each expert.
 
-    With `any_order`, experts are used in the order in which they are read, so hold all of them now: the thread does not
-    drop a held expert from memory.
+    With `any_order`, experts are used in the order in which they are read, so hold all of them now: held experts stay
+    in memory.
     """
     s, uses = words(state), STATE_ROWS + n_experts
     for i in range(n_pairs):
@@ -313,8 +309,8 @@ def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
 def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, scores: int, ids: int, rest: int) -> None:
     """Run the router of the next layer's mixture `of` on this layer's input x; mark the chosen experts as guessed.
 
-    The next layer's input will be similar to x, so most of the experts that its router will choose have been guessed.
-    The last five arguments are addresses of scratch memory.
+    The next layer's input will be similar to x, so most guesses are right. The last five arguments are addresses of
+    scratch memory.
     """
     n_experts, n_used = of[EX_COUNT], of[EX_USED]
     weight, bias, eps = of[EX_NORM_WEIGHT], of[EX_NORM_BIAS], np.float32(number(of[EX_NORM_EPS]))
@@ -340,8 +336,8 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
     """Write `y = residual + post_norm(s)`, where s is the sum of `weight * expert(h)` over the experts of each row.
 
     h is the normed x, and `expert(h) = down(activation(gate(h)) * up(h))`, or `down(activation(up(h)))` without a gate.
-    With EX_WEIGHS_INPUTS, a term is `expert(weight * h)`. Residual and post_norm may be absent. If there is a shared
-    expert, all rows use it; its weight is 1, or the sigmoid of the product of h and EX_SHARED_WEIGHT.
+    With EX_WEIGHS_INPUTS, a term is `expert(weight * h)`. Residual and post_norm may be absent. A shared expert is used
+    by all rows; its weight is 1, or the sigmoid of the product of h and EX_SHARED_WEIGHT.
 
     Args:
         address: address of the thread pool's control block.
@@ -350,7 +346,7 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         x: address of the input, (T, D).
         residual: address of the residual, (T, D); 0 if the input is the residual. The residual is added only if EX_ADDS
             is set.
-        scratch: address, a multiple of 64, of `layout.expert_scratch` floats, followed by the scratch of `project`.
+        scratch: address, a multiple of 64, of `layout.expert_scratch` floats, followed by the scratch of EX_PROJECT.
         y: address of the output, (T, D), other than the inputs.
     """
     b = words(block)
