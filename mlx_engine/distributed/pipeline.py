@@ -275,7 +275,8 @@ def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cu
     stay in the file.
 
     Args:
-        layers, head: bytes of each layer, and of the head.
+        layers: bytes of each layer.
+        head: bytes of the head.
         machines: speed and memory of each rank.
         cuts: the indices of layers that may be the first of a rank.
 

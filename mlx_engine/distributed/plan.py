@@ -659,8 +659,8 @@ class Timing:
     def turn(self, of: Pass, n_parts: int) -> float:
         """Return the seconds in which `n_parts` passes like `of` run once through all ranks.
 
-        This is the longest of three times: one pass alone, all passes on the slowest rank, and the messages of all
-        passes on one link.
+        For several passes, this is the longest of three times: one pass alone, all passes on the slowest rank, and the
+        messages of all passes on one link.
         """
         if n_parts == 1:
             return self.alone(of)
@@ -706,12 +706,8 @@ class Summary:
     ) -> Summary:  # fmt: skip
         """Make the plan of a model on some machines.
 
-        Args:
-            slices: the whole model; with tensor parallelism, followed by each rank's slice of it.
-            hosts: the host of each rank.
-            link, asked, shard, measured, about: attributes of the plan.
-            split: layers of each rank of a pipeline; None to choose them.
-            chunk: the most tokens of a prompt in a pass.
+        `slices` has the whole model; with tensor parallelism, followed by each rank's slice of it. `split` has the
+        layers of each rank of a pipeline; None chooses them. A pass has at most `chunk` tokens of a prompt.
 
         Raises:
             OptionError: as `pipeline`.
