@@ -314,13 +314,9 @@ class Engine:
     def save_prefix(self, path: str | Path, prompt: Prompt, *, scheduler: Scheduler | None = None) -> int:
         """Write the keys and values of a prompt to a file for `load_prefix`, and return the number of saved tokens.
 
-        Only whole pages of 64 tokens are saved. An existing file is replaced when the new file is complete.
-
-        Args:
-            path: the file. The text of the prompt can be recovered from it.
-            prompt: text, token ids, or messages for the model's chat template.
-            scheduler: a scheduler with a prefix cache, which has run this prompt or one that begins with it. None runs
-                the prompt in this call.
+        Only whole pages of 64 tokens are saved. An existing file is replaced when the new file is complete. The text of
+        the prompt can be recovered from the file. `scheduler` is a scheduler with a prefix cache that has run this
+        prompt, or one that begins with it; None runs the prompt in this call.
 
         Raises:
             OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
@@ -420,11 +416,8 @@ class Engine:
     def logprobs(self, prompt: Prompt) -> mx.array:
         """Return float32 log-probabilities (n - 1,) of a prompt's n tokens except the first.
 
-        The prompt is run in chunks, and its logits are dropped as they are read. `generate(prompt, 0,
-        prompt_logprobs=N)` also lists the N most likely tokens at each place.
-
-        Args:
-            prompt: text, which gets a BOS token if the file asks for one; token ids; or messages.
+        The prompt is encoded as by `prompt_ids`, and run in chunks, whose logits are dropped as they are read.
+        `generate(prompt, 0, prompt_logprobs=N)` also lists the N most likely tokens at each place.
 
         Raises:
             OptionError: the prompt is empty, or has an id that is not in the vocabulary.
@@ -442,12 +435,8 @@ class Engine:
         On backends with a fixed order of sums (docs/exactness.md), a text has the same vector, bit for bit, alone and
         in a batch. The model's files define the pooling, whether vectors are normalised, and the token that ends a
         text. Without such files, a vector is the hidden state of the last token after the last norm, normalised to
-        length 1.
-
-        Args:
-            texts: one string, or a sequence whose items are strings or lists of token ids, which are used unchanged.
-            dimensions: the number of first dimensions to return, for models that are trained for shorter vectors; None
-                returns all.
+        length 1. Token ids in `texts` are used unchanged. For models that are trained for shorter vectors, `dimensions`
+        is the number of first dimensions to return; None returns all.
 
         Raises:
             OptionError: a text is empty, or `dimensions` is out of range.
@@ -498,12 +487,8 @@ class Engine:
 
         The values are bit-identical to those in any other pass over the same tokens; docs/exactness.md and `observed`
         (`backends/observed.py`) describe the exceptions. Long prompts are run in chunks, so that only the KV cache and
-        the results grow with the prompt. NaN and infinities are returned, too.
-
-        Args:
-            prompt: text, token ids, or messages for the model's chat template.
-            names: names that `tap_names` lists, or patterns such as "blk.*.attn_out"; by default the input of the first
-                layer and the output of every layer.
+        the results grow with the prompt. NaN and infinities are returned, too. `names` are names from `tap_names`,
+        or patterns such as "blk.*.attn_out"; by default the input of the first layer and the output of every layer.
 
         Raises:
             OptionError: a name or pattern matches no value, or the prompt is empty.
@@ -522,11 +507,8 @@ class Engine:
     def session(self, prompt: Prompt, *, slots: int = 4, n_tokens: int | None = None) -> Session:
         """Return a session that begins with a prompt: `session.logits(next_ids)` appends tokens and returns logits.
 
-        Args:
-            prompt: text, token ids, or messages for the model's chat template.
-            slots: the largest number of sessions that share a KV pool: this session and its forks.
-            n_tokens: the largest number of tokens in all sessions, counting shared tokens once. The default is a full
-                context, or fewer tokens if a full context needs more than half of the free memory.
+        Up to `slots` sessions (this one and its forks) share memory for `n_tokens` tokens, counting shared tokens once.
+        The default is a full context, or fewer tokens if a full context needs more than half of the free memory.
 
         Raises:
             OptionError: the prompt is empty or does not fit into the memory, or `slots` or `n_tokens` is invalid.
