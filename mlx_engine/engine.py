@@ -1,7 +1,7 @@
 """Load a model, get logits, generate text: the public interface.
 
 `load` finds a model's files, checks them (`open_source`), reads the weights and returns an `Engine`. An engine makes
-requests from prompts (`RequestBuilder`) and runs them on a `Scheduler`, see `loop/scheduler.py`.
+requests from prompts (`RequestBuilder`) and runs them on a `Scheduler` (`loop/scheduler.py`).
 """
 
 from __future__ import annotations
@@ -120,12 +120,11 @@ Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"
 
 Self = TypeVar("Self", bound="Engine")
 
-# The largest number of answers of a batch in one forward pass, unless a single request has more answers.
+# The largest number of answers in one pass of `generate_batch`, unless a single request has more answers.
 BATCH_SLOTS = 32
 # The values that `hidden_states` returns by default.
 LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
-# The memory for keys and values is divided among a model and its drafters, in proportion to the bytes of their keys and
-# values for this many tokens.
+# A model and its drafters share the memory for keys and values in proportion to their bytes for this number of tokens.
 COMPARED = 4096
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
@@ -165,16 +164,14 @@ def load(
         threads: number of threads of a CPU backend. None uses all cores that this process may use. A larger number is
             reduced to the number of these cores, with a warning.
         quant_min_dim: layers whose longer dimension is below this are not quantised, unless `quant_layers` names them.
-            "auto" is 32, the width of a block, so every layer is quantised. In measurements, no layer was slower in
-            Q8_0 than in float32 (`mlx_engine.weights.conversion`).
+            "auto" is 32, the width of a block, so every layer is quantised.
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
             names of layers, or the groups "attention", "mixer", "ffn" and "per_layer".
         allow_settings: names of settings that are ignored if they are not implemented. Results may then be wrong; the
             engine's `notes` list the ignored settings. Write nested settings with dots: "rope_scaling.factor".
         jit: use compiled CPU kernels if they are available. False uses NumPy instead.
-        context: the length in tokens for which RoPE frequencies are chosen, for models with LongRoPE or dynamic NTK.
-            It has no effect on other models. Default: for LongRoPE the context length of the training, otherwise the
-            model's context length.
+        context: the length in tokens for which RoPE frequencies are chosen; used only by models with LongRoPE or
+            dynamic NTK. Default: for LongRoPE the context length of the training, otherwise the model's context length.
         activations: the type of activations. "f32" is exact. "i16" (compiled CPU kernels), "f16" and "bf16" (backends
             that use MLX) are faster, but round: see docs/precision.md.
         kv_type: the type of keys and values in the cache: "f32", "f16", "bf16" or "q8_0". Default: "f16" or "bf16" if
@@ -182,17 +179,16 @@ def load(
             "f32", and "q8_0" takes about a quarter.
         speculate: the source of proposed tokens, which are verified in forward passes: "lookup" (earlier text), "draft"
             (the draft model), "mtp" (the model's own layer for multi-token prediction), "auto" (all that are available
-            and worth their time) or "off". Proposed tokens do not change an answer if the backend computes the same
-            bits in every batch, see docs/speculation.md.
+            and worth their time) or "off". No source changes an answer if the backend computes the same bits in every
+            batch, see docs/speculation.md.
         draft: the source of a draft model: a small model with the same vocabulary.
         allow_too_large: load a model even if it needs more memory than is free.
         experts_memory: the largest number of bytes of experts in memory. All other experts are read from the file when
             a token chooses them. None keeps all experts in memory if they fit. If not, CPU backends with compiled
             kernels keep as many experts of a GGUF file as fit.
-        prefix_dir: a folder for the keys and values of prompts. Later runs of the same model read them instead of
-            computing them again, see docs/prefixes.md. None keeps no prefixes on disk.
-        prefix_disk: the largest number of bytes of the files in `prefix_dir`. Beyond it, the least recently used files
-            are removed.
+        prefix_dir: a folder for the keys and values of prompts, which later runs of the same model reuse, see
+            docs/prefixes.md. None keeps no prefixes on disk.
+        prefix_disk: the largest number of bytes in `prefix_dir`; the least recently used files are removed.
         adapters: folders of LoRA adapters that PEFT or mlx-lm has written, such as ["style"] or {"style": "runs/7"}.
             A run chooses an adapter by its name with the option `adapter`. The first adapter is the default, and "base"
             runs the model without an adapter.
@@ -200,8 +196,7 @@ def load(
             written.
 
     Raises:
-        OptionError: an option is invalid, an option names a layer or setting that the model does not have, or the
-            backend does not support the type of activations.
+        OptionError: an option is invalid, or the model or the backend does not support it.
         BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
         NotEnoughMemoryError: the model needs more memory than is free.
@@ -230,10 +225,9 @@ class Engine:
         path: the file or folder of the model.
         notes: lines for the user about how the model was loaded.
         architecture: the checkpoint's architecture.
-        n_tensors: number of the model's tensors.
-        n_parameters: number of the model's parameters.
+        n_tensors, n_parameters: numbers of the model's tensors and parameters.
         speculation: whether tokens are proposed by default, by which drafters, and why.
-        drafters: the names of the loaded drafters that run forward passes of their own: "mtp" and "draft".
+        drafters: the names of the loaded drafters that run passes of their own: "mtp", "draft", both or none.
         proposals: the `Speculation` of the newest scheduler that has one; None if no scheduler has had one.
     """
 
@@ -264,20 +258,15 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """The model.
-
-        Raises:
-            ClosedError: the engine has been closed.
-        """
+        """The model; raise ClosedError if the engine has been closed."""
         if self._model is None:
             raise ClosedError
         return self._model
 
     def close(self) -> None:
-        """Free the weights and the file, and end the backend's threads.
+        """Wait for a running forward pass, free the weights and the file, and end the backend's threads.
 
-        `close` waits for a running forward pass. Later calls, also on existing streams and schedulers, raise
-        ClosedError.
+        Later calls, also on existing streams and schedulers, raise ClosedError.
         """
         if self._prefixes is not None:
             self._prefixes.close()
@@ -312,8 +301,7 @@ class Engine:
     def prefix_identity(self) -> bytes:
         """Return a digest of everything except token ids that determines keys and values.
 
-        The digest covers the model, the types of weights, activations and cache, and the source code, which fixes the
-        order of sums.
+        These are the model, the types of weights, activations and cache, and the source code (the order of sums).
 
         Raises:
             OptionError: keys and values of this model cannot be saved.
@@ -326,13 +314,9 @@ class Engine:
     def save_prefix(self, path: str | Path, prompt: Prompt, *, scheduler: Scheduler | None = None) -> int:
         """Write the keys and values of a prompt to a file for `load_prefix`, and return the number of saved tokens.
 
-        Only whole pages of 64 tokens are saved. An existing file is replaced when the new file is complete.
-
-        Args:
-            path: the file. The text of the prompt can be recovered from it.
-            prompt: text, token ids, or messages for the model's chat template.
-            scheduler: a scheduler with a prefix cache, which has run this prompt or a longer one with the same
-                beginning. None runs the prompt in this call.
+        Only whole pages of 64 tokens are saved. An existing file is replaced when the new file is complete. The text of
+        the prompt can be recovered from the file. `scheduler` is a scheduler with a prefix cache that has run this
+        prompt, or one that begins with it; None runs the prompt in this call.
 
         Raises:
             OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
@@ -382,11 +366,7 @@ class Engine:
 
     @property
     def prompts(self) -> RequestBuilder:
-        """The builder of requests from prompts.
-
-        Raises:
-            ClosedError: the engine has been closed.
-        """
+        """The builder of requests from prompts; raise ClosedError if the engine has been closed."""
         _ = self.model
         return self._prompts
 
@@ -436,11 +416,8 @@ class Engine:
     def logprobs(self, prompt: Prompt) -> mx.array:
         """Return float32 log-probabilities (n - 1,) of a prompt's n tokens except the first.
 
-        The prompt is run in chunks, and its logits are dropped as they are read. `generate(prompt, 0,
-        prompt_logprobs=N)` also lists the N most likely tokens at each place.
-
-        Args:
-            prompt: text, which gets a BOS token if the file asks for one; token ids; or messages.
+        The prompt is encoded as by `prompt_ids`, and run in chunks, whose logits are dropped as they are read.
+        `generate(prompt, 0, prompt_logprobs=N)` also lists the N most likely tokens at each place.
 
         Raises:
             OptionError: the prompt is empty, or has an id that is not in the vocabulary.
@@ -458,12 +435,8 @@ class Engine:
         On backends with a fixed order of sums (docs/exactness.md), a text has the same vector, bit for bit, alone and
         in a batch. The model's files define the pooling, whether vectors are normalised, and the token that ends a
         text. Without such files, a vector is the hidden state of the last token after the last norm, normalised to
-        length 1.
-
-        Args:
-            texts: one string, or a sequence whose items are strings or lists of token ids, which are used unchanged.
-            dimensions: the number of first dimensions to return, for models that are trained for shorter vectors; None
-                returns all.
+        length 1. Token ids in `texts` are used unchanged. For models that are trained for shorter vectors, `dimensions`
+        is the number of first dimensions to return; None returns all.
 
         Raises:
             OptionError: a text is empty, or `dimensions` is out of range.
@@ -485,13 +458,8 @@ class Engine:
         """Return the relevance of each document to a query, from 0 to 1, with a reranker model.
 
         The relevance is p("yes") / (p("yes") + p("no")) after the prompt of Qwen3-Reranker. The model's files may
-        define another prompt, and two other labels in place of "yes" and "no".
-
-        Args:
-            query: the query.
-            documents: the documents.
-            instruction: describes for the model which documents are relevant; None uses Qwen's instruction for a web
-                search.
+        define another prompt and other labels. `instruction` describes for the model which documents are relevant; None
+        uses Qwen's instruction for a web search.
 
         Raises:
             ModelError: the model's files do not say that it is a reranker.
@@ -517,14 +485,10 @@ class Engine:
     def hidden_states(self, prompt: Prompt, names: str | Sequence[str] = LAYER_OUTPUTS) -> dict[str, mx.array]:
         """Return intermediate values (T, ...) of all tokens of a prompt, float32, by name.
 
-        The values are bit-identical to those in any other pass over the same tokens. docs/exactness.md and `observed`
+        The values are bit-identical to those in any other pass over the same tokens; docs/exactness.md and `observed`
         (`backends/observed.py`) describe the exceptions. Long prompts are run in chunks, so that only the KV cache and
-        the results grow with the prompt. Values that are not finite are returned as they are.
-
-        Args:
-            prompt: text, token ids, or messages for the model's chat template.
-            names: names that `tap_names` lists, or patterns such as "blk.*.attn_out"; by default the input of the first
-                layer and the output of every layer.
+        the results grow with the prompt. NaN and infinities are returned, too. `names` are names from `tap_names`,
+        or patterns such as "blk.*.attn_out"; by default the input of the first layer and the output of every layer.
 
         Raises:
             OptionError: a name or pattern matches no value, or the prompt is empty.
@@ -541,15 +505,10 @@ class Engine:
         return {name: mx.array(values) for name, values in hidden_states(self.model, ids, chosen).items()}
 
     def session(self, prompt: Prompt, *, slots: int = 4, n_tokens: int | None = None) -> Session:
-        """Return a session that begins with a prompt: `session.logits(next_ids)` runs further tokens step by step.
+        """Return a session that begins with a prompt: `session.logits(next_ids)` appends tokens and returns logits.
 
-        The first call of `logits` runs the prompt.
-
-        Args:
-            prompt: text, token ids, or messages for the model's chat template.
-            slots: the largest number of sessions that use one pool of memory: this session and its forks.
-            n_tokens: the largest number of tokens in all sessions, counting shared tokens once. The default is a full
-                context, or fewer tokens if half of the free memory is too small for it.
+        Up to `slots` sessions (this one and its forks) share memory for `n_tokens` tokens, counting shared tokens once.
+        The default is a full context, or fewer tokens if a full context needs more than half of the free memory.
 
         Raises:
             OptionError: the prompt is empty or does not fit into the memory, or `slots` or `n_tokens` is invalid.
@@ -565,12 +524,9 @@ class Engine:
         """Return texts with their exact probabilities as continuations of a prompt, most likely first.
 
         The log-probability of a text is the sum of the log-probabilities of its tokens. The prompt is encoded as for
-        `generate`. Each text is encoded separately, so no token spans prompt and text: if the prompt ends with a word,
-        pass `" Paris"` with its space. The prompt is run once, and the texts share passes.
-
-        Args:
-            prompt: text, token ids, or messages for the model's chat template.
-            texts: the texts, each as a string or as a list of token ids.
+        `generate`. Each text is a string or a list of token ids, and is encoded separately, so no token spans prompt
+        and text: if the prompt ends with a word, pass `" Paris"` with its space. The prompt is run once, and the texts
+        share passes.
 
         Raises:
             OptionError: there is no text, a text is empty, or an id is not in the vocabulary.
@@ -609,13 +565,13 @@ class Engine:
 
         Args:
             messages: the conversation, a list of messages such as `{"role": "user", "content": "Hello"}`.
-            max_tokens: the largest number of new tokens, as for `stream`.
+            max_tokens: as for `stream`.
             tools: the functions that the model may call: Python functions, whose annotations and docstring are turned
                 into a schema, or descriptions in the form of OpenAI's API.
             tool_choice: "auto", "none", "required", or the name of the tool that must be called.
             parallel_tool_calls: whether one answer may have several calls.
             variables: variables of the chat template, such as `enable_thinking`.
-            options: the options of a run, as for `stream`.
+            options: as for `stream`.
 
         Raises:
             OptionError: an option is invalid, or there are tools and the format of the model's tool calls is unknown.
@@ -675,7 +631,7 @@ class Engine:
 
         The arguments are those of `stream`. A separate thread encodes the prompt and runs all passes. If the task is
         cancelled, the run ends when the current pass ends. This call raises the errors of invalid options; the
-        iteration over the pieces raises all other errors. `timeout` starts when the first piece is requested.
+        iteration over the pieces raises all other errors.
         """
         from mlx_engine.loop.stream import AsyncStream
 
@@ -696,7 +652,7 @@ class Engine:
         `error`.
 
         Args:
-            prompts: the prompts, each as `generate` takes it.
+            prompts: the prompts, as for `generate`.
             max_tokens: as for `generate`, or a list with one value per prompt.
             options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]`,
                 `stop_token_ids=[1, 2]` and `processors=[f, g]` apply to all prompts; for one value per prompt use
@@ -724,9 +680,9 @@ class Engine:
         return Stream(scheduler or self.scheduler_for([request]), request, progress=progress)
 
     def run_requests(self, requests: Sequence[Request], scheduler: Scheduler | None = None) -> list[Stream]:
-        """Return a stream for each request. The streams share forward passes: reading one stream advances all.
+        """Return a stream for each request; None for `scheduler` makes a new scheduler.
 
-        `scheduler` runs the requests; None makes a new one.
+        The streams share forward passes: reading one stream advances all.
         """
         for request in requests:  # a request may have been made before the weights were loaded
             request.metrics.phases = {**self.phases, **request.metrics.phases}
@@ -735,11 +691,7 @@ class Engine:
         return [Stream(scheduler, request) for request in requests] if scheduler else []
 
     def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
-        """Return a request for a scheduler: the prompt as token ids, and `n` empty outputs.
-
-        Raises:
-            OptionError, ContextLengthError, ChatTemplateError: as `stream`.
-        """
+        """Return a request for a scheduler, as `RequestBuilder.request` describes."""
         return self.prompts.request(prompt, options, n=n)
 
     def scheduler(
@@ -758,8 +710,8 @@ class Engine:
             kv_memory: bytes for keys and values, including those of drafters; None takes half of the free memory. The
                 pool never has more memory than a full context for each slot needs.
             prefix_cache: keep the keys and values of prompts and answers for later requests with the same first tokens.
-            whole_pages: reuse only whole pages of 64 tokens. So a client cannot learn, from the reported counts or from
-                the latency, exactly how many tokens its prompt has in common with the prompt of another client.
+            whole_pages: reuse only whole pages of 64 tokens, so that a client cannot learn, from the reported counts or
+                from the latency, exactly how many tokens its prompt has in common with the prompt of another client.
             options: other options of `Scheduler`.
 
         Raises:
@@ -771,8 +723,8 @@ class Engine:
         prefix = PrefixCache(pool, whole_pages=whole_pages, disk=self._disk(pool)) if prefix_cache else None
         traffic = Traffic.of(self.model, pool)
         if self.speculation.is_on:
-            # With `whole_pages`, a client must not learn the texts of other clients. If lookup searched these texts,
-            # the latency of an answer would reveal them.
+            # With `whole_pages`, lookup does not search the texts of other clients, because the latency of an answer
+            # would reveal them.
             options["speculation"] = self.new_speculation(
                 self.speculation.names,
                 slots=slots,
@@ -784,10 +736,7 @@ class Engine:
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
     def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
-        """Divide the bytes for keys and values among the model and those drafters that have keys and values.
-
-        Return the model's bytes and each drafter's bytes. If no drafter needs a share, the first item is `kv_memory`.
-        """
+        """Return the model's share of `kv_memory` (all of it if no drafter has keys and values), and each drafter's."""
         own = {
             name: pool_nbytes(of.kv_layers, COMPARED, slots)
             for name, of in ((DRAFT, None if self._draft is None else self._draft.model), (MTP, self.model.extra))
@@ -865,7 +814,7 @@ class Engine:
     def scheduler_for(self, requests: Sequence[Request], *, keeps: bool = False) -> Scheduler:
         """Return a scheduler with memory for these requests.
 
-        The scheduler has a prefix cache if `keeps` is true, or if keys and values are kept on disk.
+        It has a prefix cache if `keeps` is true, or if keys and values are kept on disk.
         """
         kv = {request.options.kv for request in requests}
         if len(kv) != 1:
@@ -913,11 +862,7 @@ class Engine:
         return self.prompts.chat_ids(messages, history)
 
     def __enter__(self: Self) -> Self:
-        """Return the engine itself.
-
-        Raises:
-            ClosedError: the engine has been closed.
-        """
+        """Return the engine itself; raise ClosedError if it has been closed."""
         _ = self.model
         return self
 
@@ -943,7 +888,7 @@ def _identified(path: Path, about: Mapping[str, str], files: str, kept: Path) ->
         path: the model's file or folder.
         about: the digests of config, conversion and layers, and the properties of the backend.
         files: the `signature` of the files when they were loaded.
-        kept: a folder that keeps the digest of the model's files for later runs. Computing the digest reads all files.
+        kept: a folder for the digest of the model's files, because computing it reads all files.
     """
     return {**about, "model": kept_digest(path, kept, files), "source": source_digest()}
 
@@ -953,7 +898,7 @@ class RequestBuilder:
 
     Attributes:
         config: the model's config.
-        phases: seconds of the phases of loading so far, included in the metrics of every request.
+        phases: seconds of each phase of loading so far, included in the metrics of every request.
         pooling: how the model makes embeddings, and whether it is a reranker.
         adapters: the adapters of the model; None without adapters.
     """
@@ -968,11 +913,7 @@ class RequestBuilder:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, built on first use.
-
-        Raises:
-            TokenizerError: the checkpoint has no tokenizer, or it cannot be built.
-        """
+        """The tokenizer, built on first use; raise TokenizerError if this is impossible."""
         with self._lock:
             if self._checkpoint is not None:
                 start = time.perf_counter()
@@ -1023,7 +964,7 @@ class RequestBuilder:
         )  # fmt: skip
 
     def adapter(self, name: str | None) -> int:
-        """Return the number of the adapter with this name; for None, that of the default adapter, or 0 without any.
+        """Return the number of the named adapter; for None, of the default adapter, or 0 if the model has no adapters.
 
         Raises:
             OptionError: no adapter has this name.
@@ -1044,9 +985,7 @@ class RequestBuilder:
         the text is encoded, and may raise an exception to refuse the text.
 
         Raises:
-            OptionError: the text is empty, or an id is not in the vocabulary.
-            ContextLengthError: the text is longer than the context.
-            ModelError: the model's files ask for a step that is not implemented.
+            OptionError, ContextLengthError, ModelError: as `Engine.embed`.
         """
         if self.pooling.missing is not None:
             raise ModelError(
@@ -1087,8 +1026,7 @@ class RequestBuilder:
         """Return a request that computes a document's relevance. When the request has ended, pass it to `relevance`.
 
         Raises:
-            ModelError: the model's files do not say that it is a reranker.
-            ContextLengthError: query and document are longer than the context.
+            ModelError, ContextLengthError: as `Engine.rerank`.
         """
         from mlx_engine.tokenizer.chat import label_ids, ranking_ids
 
@@ -1194,8 +1132,7 @@ class RequestBuilder:
         """Return the largest number of new tokens after a prompt of `n_prompt` tokens.
 
         Return `max_tokens` itself if it is a number of tokens. For `UNTIL_FULL`, return the number of tokens that are
-        left in the context; for None, this number but at most 256. `context_len` shortens the model's context, unless
-        it is None.
+        left in the context; for None, this number but at most 256. A number `context_len` shortens the context.
 
         Raises:
             ContextLengthError: prompt and `max_tokens` exceed the context.
@@ -1225,7 +1162,7 @@ def is_chat(prompt: Prompt) -> bool:
 
 
 def constrained(options: Options, *, is_chat: bool) -> Options:
-    """Return the options for a prompt. With `is_chat`, the constraint applies only after the answer's reasoning."""
+    """Return the options; with `is_chat`, their constraint applies only after the answer's reasoning."""
     if options.constraint is None or not is_chat:
         return options
     return replace(options, constraint=options.constraint.after_reasoning())
@@ -1267,11 +1204,9 @@ def open_source(
 ) -> CheckedCheckpoint:
     """Open a model's files and check them, without reading weights. Arguments and errors are those of `load`.
 
-    `Engine(checked)` loads the weights of the result `checked`. Before the weights are loaded, `checked.prompts` can
-    already check prompts.
-
-    By default `speculate` is "off", so that benchmarks measure passes that run one token per answer. `shard` describes
-    the ranks that share the model; every rank calls this function.
+    `Engine(checked)` loads the weights of the result `checked`; `checked.prompts` can already check prompts before. By
+    default `speculate` is "off", so that benchmarks measure passes that run one token per answer. `shard` describes the
+    ranks that share the model; every rank calls this function.
     """
     if not isinstance(source, str | Path):
         message = f"source must be a path, a hub id or 'builtin', not {shown(source)}"
@@ -1311,11 +1246,9 @@ def open_source(
 
 
 def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) -> None:
-    """Check that `draft` and `speculate` agree: a draft model is given if and only if it will be used.
+    """Raise OptionError if `speculate` needs a draft model that is not given, or if a given draft model is not used.
 
-    Raises:
-        OptionError: `speculate` is "draft" and no draft model is given; or a draft model is given although `speculate`
-            is not "draft" or "auto"; or a draft model is given although several processes share the model.
+    A draft model is never used if several processes share the model (`is_shared`).
     """
     if draft is None and speculate == DRAFT:
         message = "draft must be a small model with the same vocabulary if speculate is 'draft'; no model is given"
@@ -1329,11 +1262,7 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
 
 
 def check_experts_memory(nbytes: int | None, *, is_shared: bool) -> None:
-    """Check the bound on the memory of experts.
-
-    Raises:
-        OptionError: `nbytes` is given although several processes share the model, or is not a whole number above 0.
-    """
+    """Raise OptionError unless `nbytes` is None, or above 0 for a model that one process runs alone."""
     if nbytes is not None and not (is_whole(nbytes) and nbytes > 0):
         message = f"experts_memory must be a number of bytes above 0, not {shown(nbytes)}"
         raise OptionError(message, option="experts_memory", expected="at least 1", found=nbytes)
@@ -1344,12 +1273,7 @@ def check_experts_memory(nbytes: int | None, *, is_shared: bool) -> None:
 
 @dataclass(eq=False)
 class LoadedDraft:
-    """A draft model, planned first and then built.
-
-    Attributes:
-        planned: the config and the tensors.
-        model: the model; set when it has been built.
-    """
+    """A draft model, planned first and then built; `model` is set when it has been built."""
 
     planned: Planned
     model: Model = field(init=False)
@@ -1361,21 +1285,13 @@ class CheckedCheckpoint:
 
     Attributes:
         path: the file or folder.
-        planned: the model's config and tensors, and their conversion.
-        backend: the name of the backend, or "auto".
-        threads: number of threads of the backend; None takes all cores that this process may use.
-        jit: whether the backend uses compiled kernels.
+        planned: the model's config and tensors, and their conversion; with `shard`, only the part of this rank.
+        backend, threads, jit, allow_too_large, activations, kv_type, speculate, experts_memory: as for `load`.
         seconds: the time that opening the files took.
         prompts: builds requests from prompts.
-        allow_too_large: whether to load a model that needs more memory than is free.
-        shard: the ranks that share the model; None if this process runs it alone. With ranks, `planned` has only the
-            part of this rank.
-        activations: the type of the backend's activations.
-        kv_type: the type of keys and values.
-        speculate: which drafters propose tokens, as for `load`.
+        shard: the ranks that share the model; None if this process runs it alone.
         draft: the draft model, or None.
         files: the `signature` of the files before they were opened.
-        experts_memory: the largest number of bytes of experts in memory, or None for no limit.
     """
 
     path: Path
@@ -1439,8 +1355,8 @@ class CheckedCheckpoint:
         """Compare the memory that the model needs with the free memory; warn of weights that are expanded to float32.
 
         If the model does not fit, but its experts can be read from the file, plan to hold only some of them in memory.
-        Models with fewer than `FEW_PARAMETERS` parameters are not checked, nor are models whose weights are converted
-        while they are read. With `allow_too_large`, a model that is too large is not an error.
+        Models with fewer than `FEW_PARAMETERS` parameters, and models whose weights are converted while they are read,
+        are not checked. With `allow_too_large`, a model that is too large is not an error.
 
         Args:
             n_tokens: number of tokens of all sequences in the KV cache.
@@ -1471,8 +1387,7 @@ class CheckedCheckpoint:
         """Plan to hold at most `most` bytes of experts in memory, the same share of the experts of every layer.
 
         Raises:
-            OptionError: `most` is too small for the experts of one token, the backend cannot bound the memory of
-                experts, or the model has no experts.
+            OptionError: as `share_of_experts`.
         """
         share = outlined(self.planned, self.made).share_of_experts(self.made, most, self.checkpoint.where)
         self.planned = self.planned._replace(held_share=share)

@@ -1,9 +1,8 @@
 """The common part of pipelines and tensor parallelism: rank 0 leads, and the other ranks follow its messages.
 
-Rank 0 sends a message to the next rank for each pass, when there is no work, and at the end of the run. Each rank
-forwards the message to the next rank. If logits are not finite, all ranks take part in the search for the first value
-that is not finite (`FaultSearch`), until a message of rank 0 ends the search. Each rank stores its part of the keys and
-values; the rank on which the fewest tokens fit limits the KV pool (`least_capacity`).
+Rank 0 sends a message for each pass, when there is no work, and at the end of the run; the ranks forward it around the
+ring. If logits are not finite, all ranks search for the first value that is not finite (`FaultSearch`). Each rank
+stores its part of the keys and values; the rank on which the fewest tokens fit limits the KV pool (`least_capacity`).
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import COUNTED
 from mlx_engine.weights.model import FirstFault, Model
 
-# Keys of messages without a pass: END ends the run; at REST, ranks may sleep until the next pass. FOUND, below, is a
-# third key.
+# Keys of messages without a pass: END ends the run; at REST, ranks sleep until the next message.
 END, REST = "end", "rest"
 
 
@@ -42,14 +40,9 @@ def nothing() -> None:
 
 
 def messages(group: Group, sleep: Callable[[], None], search: FaultSearch) -> Iterator[Message]:
-    """Yield rank 0's messages about passes, and at last its message END.
+    """Yield rank 0's messages about passes, and at last its message END. Forward all messages to the next rank.
 
-    Forward every message to the next rank, unless that is rank 0.
-
-    Args:
-        group: the ranks.
-        sleep: waits until rank 0 has work again.
-        search: this rank's part of a search, which a message of rank 0 ends.
+    `sleep` waits until rank 0 has work again. A message FOUND ends this rank's part of a search.
     """
     while True:
         message = receive_message(group, group.previous)
@@ -70,21 +63,14 @@ class SharedModel(Model):
 
     Attributes:
         config, backend, program: those of rank 0's part of the model.
-        n_stages: the number of passes that may be in progress.
-        is_broken: whether a pass was interrupted on this rank.
+        is_broken: whether a pass failed or was interrupted on this rank.
         free: the free memory of each rank, measured after loading.
     """
 
     is_shared = True
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None) -> None:
-        """Wrap rank 0's share of a model.
-
-        Args:
-            model: rank 0's share.
-            group: the ranks.
-            wake: a function that wakes the other ranks after `idle`; None if they never sleep.
-        """
+        """Wrap `model`, rank 0's part. `wake` wakes the other ranks after `idle`; None if they never sleep."""
         self._model, self._group, self._wake, self._messages = model, group, wake, BatchMessages()
         self.config: Any = model.config
         self.backend, self.program = model.backend, model.program
@@ -95,14 +81,14 @@ class SharedModel(Model):
     @property
     @abstractmethod
     def kv_layers(self) -> list[CacheLayer]:
-        """The cache of each layer."""
+        """The cache of each layer: in a pipeline the layers of all ranks, else rank 0's slices of the layers."""
 
     @abstractmethod
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted.
 
         Raises:
-            DistributedError: an earlier pass was interrupted on this rank, so the other ranks still wait for it.
+            DistributedError: this pass failed, or an earlier one failed or was interrupted.
         """
 
     def forward(self, batch: Batch) -> Array | None:
@@ -115,20 +101,13 @@ class SharedModel(Model):
         raise ModelError("embeddings: expected a model in one process, found ranks; load the model without --shard")
 
     def kv_capacity(self) -> tuple[int, int | None]:
-        """Return the bytes of keys and values that fit into the free memory of all ranks, and the limiting rank.
-
-        Until `free` has been measured, return the free memory of rank 0, and rank 0.
-        """
+        """Return the result of `least_capacity`; until `free` has been measured, the free memory of rank 0, and 0."""
         if not self.free:
             return available_memory(), 0
         return least_capacity(self.free, pool_nbytes(self.kv_layers, int(self.config.context_length), 1))
 
     def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
-        """Search the passes that `run` begins for the first value, on any rank, that is not finite.
-
-        Return None if all values are finite. In these passes, the ranks run blocks as composed primitives, not as fused
-        kernels, so that every intermediate value can be checked.
-        """
+        """Return the first value on any rank that is not finite, in the passes that `run` begins; else None."""
         self._is_searching = True
         try:
             run(self)
@@ -139,7 +118,7 @@ class SharedModel(Model):
         return self._search.end()
 
     def settle(self) -> None:
-        """Wait for all passes that have begun."""
+        """Wait for all submitted passes."""
 
     def message(self, batch: Batch) -> Message:
         """Return the message of a pass."""
@@ -174,7 +153,7 @@ class SharedModel(Model):
         """Return a context for rank 0's part of a pass. If the pass fails or is interrupted, no other pass can begin.
 
         Raises:
-            DistributedError: the pass failed. Or an earlier pass was interrupted; the other ranks still wait for it.
+            DistributedError: this pass failed, or an earlier one failed or was interrupted.
         """
         self.check_unbroken()
         self.is_broken = True
@@ -187,11 +166,7 @@ class SharedModel(Model):
         self.is_broken = False
 
     def check_unbroken(self) -> None:
-        """Check that no pass was interrupted on this rank.
-
-        Raises:
-            DistributedError: a pass was interrupted, so the other ranks still wait for it.
-        """
+        """Raise DistributedError if a pass was interrupted on this rank, because the other ranks still wait for it."""
         if self.is_broken:
             raise _incomplete("a forward pass was interrupted")
 
@@ -211,23 +186,18 @@ SEARCH, FOUND = "search", "found"
 
 
 class FaultSearch:
-    """One rank's part of the searches for the first value that is not finite.
-
-    Args:
-        model: this rank's share of the model.
-        group: the ranks.
-    """
+    """One rank's part of the searches for the first value that is not finite; `model` is this rank's share."""
 
     def __init__(self, model: Decoder, group: Group) -> None:
         self._model, self._group = model, group
         self._traced: Decoder | None = None
         self._n_passes = self._n_values = 0
-        # This rank's first value that is not finite: its position, by which the ranks find the very first value, its
-        # name, and the last three fields of `FirstFault`.
+        # This rank's first value that is not finite: its place (number of the pass, index of the rank's first layer,
+        # number of the value), its name, and the three counts of `FirstFault`.
         self._first: tuple[list[int], str, list[int]] | None = None
 
     def model_of(self, message: Message) -> Decoder:
-        """Return this rank's share of the model, to run a pass. In a search, blocks run as composed primitives."""
+        """Return this rank's share of the model, to run a pass. In a search, blocks run as checked primitives."""
         if SEARCH not in message:
             return self._model
         if self._traced is None:
@@ -255,8 +225,7 @@ class FaultSearch:
         if not faults:
             return None
         place, rank, name, counts = min(faults)
-        # Several ranks report the same place if the value is a sum over ranks, or if each of these ranks computes it.
-        # Then no rank is named.
+        # With tensor parallelism, several ranks may report the same place, such as a sum over ranks; no rank is named.
         is_on_one_rank = [of for of, *_ in faults].count(place) == 1
         return FirstFault(name, rank if is_on_one_rank else None, *counts)
 
@@ -274,7 +243,7 @@ class FreeMemory(NamedTuple):
     """The memory of a rank.
 
     Attributes:
-        computer: a unique name of the rank's computer.
+        computer: the rank's `this_computer()`.
         free: bytes of free memory of this computer.
         kv: bytes of keys and values of one sequence of `context_length` tokens, in this rank's layers or heads.
     """
@@ -293,12 +262,9 @@ def free_memory(group: Group, model: Decoder) -> list[FreeMemory]:
 def least_capacity(ranks: Sequence[FreeMemory], kv: int) -> tuple[int, int]:
     """Return the bytes of keys and values that fit into the free memory of all ranks, and the rank that is the limit.
 
+    The bytes are those of `SharedModel.kv_layers`; `kv` is their number for one sequence of `context_length` tokens.
     Each rank on a computer gets an equal share of the computer's memory. If no rank has keys and values, return the
     smallest free memory, and 0.
-
-    Args:
-        ranks: the memory of each rank.
-        kv: bytes of keys and values of one sequence of `context_length` tokens, on all ranks together.
     """
     together = Counter(of.computer for of in ranks)
     fits = [(of.free // together[of.computer] * kv // of.kv, rank) for rank, of in enumerate(ranks) if of.kv]
@@ -312,8 +278,8 @@ def this_computer() -> str:
 
 # ---- when each rank computed ----
 
-# A rank keeps at least this many of the latest spans, and fewer than twice as many.
-MOST_SPANS = 4096
+# A rank that has 2 * KEPT_SPANS spans drops the older half.
+KEPT_SPANS = 4096
 # The width of a drawing in characters, and the number of the latest passes that it shows.
 WIDTH, LATEST = 96, 12
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -323,7 +289,7 @@ IDLE = "."
 class Span(NamedTuple):
     """A rank's part of a pass: the number of the pass, its tokens, and its start and end in seconds.
 
-    Each rank uses its own clock, so a drawing of several machines is only as accurate as their clocks are synchronised.
+    Each rank uses its own clock, so a drawing of several machines is only as accurate as these clocks.
     """
 
     number: int
@@ -335,8 +301,8 @@ class Span(NamedTuple):
 def drawing(ranks: Sequence[Sequence[Span]], latest: int = LATEST) -> list[str]:
     """Draw the `latest` passes: return a title, and a line for each rank; [] if a rank has no spans.
 
-    A line has WIDTH characters, from left to right in time: the last base-36 digit of the number of the pass that the
-    rank computed, or a dot if the rank waited. The line ends with the share of the time in which the rank computed.
+    A line has WIDTH characters, in order of time: the last base-36 digit of the number of the pass that the rank
+    computed, or a dot if the rank waited. The line ends with the share of the time in which the rank computed.
     """
     if not ranks or not all(ranks):
         return []

@@ -1,10 +1,9 @@
 """Messages of rank 0 to the other ranks: KV pools, copies of pages, and forward passes.
 
-Rank 0 runs the scheduler, with sequences and page tables in a `KVPool`. A store is the memory of a layer's keys and
-values, or of its states. In rank 0's pool, each store is only a number and a size (`RemoteStore`). Each rank, including
-rank 0, allocates the stores of its own layers under these numbers (`StagePools`). The message of a pass contains the
-page tables of its sequences. So the other ranks keep no page tables, and rolling back a pass needs no message. Messages
-are JSON, because unpickling data from a network is unsafe.
+A store is the memory of a layer's keys and values, or of its states. In rank 0's `KVPool`, each store is only a number
+and a size (`RemoteStore`). Each rank, including rank 0, allocates the stores of its own layers under these numbers
+(`StagePools`). The message of a pass contains the page tables of its sequences. So the other ranks keep no page tables,
+and rolling back a pass needs no message. Messages are JSON, because unpickling data from a network is unsafe.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ def receive_message(group: Group, rank: int) -> Message:
 
 @dataclass(frozen=True, eq=False)
 class RemoteStore:
-    """A store in rank 0's pool: its number, its slots, and its bytes on all ranks together.
-
-    A rank has the whole store (if it has the layer), a part (with tensor parallelism), or nothing.
-    """
+    """A store in rank 0's pool. With tensor parallelism, `nbytes` counts only rank 0's slice of the store."""
 
     number: int
     n_slots: int
@@ -76,7 +72,7 @@ class RemotePool:
         return store
 
     def kv_nbytes(self, store: RemoteStore) -> int:
-        """Return the bytes of a store on all ranks."""
+        """Return the bytes of a store."""
         return store.nbytes
 
     state_nbytes = kv_nbytes
@@ -95,10 +91,7 @@ class BatchMessages:
         self._n_pools = 0
 
     def pool(self, layers: Sequence[CacheLayer], n_tokens: int, **options: Any) -> KVPool:
-        """Return a pool for all layers of the model; the ranks allocate its memory when they get the next message.
-
-        `options` are arguments of `KVPool`.
-        """
+        """Return a KV pool; the ranks allocate its memory at the next message. `options` are arguments of `KVPool`."""
         number = self._n_pools
         self._n_pools += 1
         kv_type = next((layer.type for layer in kv_layers(layers)), "f32")
@@ -117,7 +110,7 @@ class BatchMessages:
     def message(self, batch: Batch) -> Message:
         """Return the message of a forward pass, with all changes of pools since the last message."""
         page, ends = batch.stores.page, [kv.length for kv in batch.groups[0].spans] if batch.groups else []
-        if not ends:  # a model with states alone has no page tables
+        if not ends:  # a model with only recurrent states has no page tables
             last = np.cumsum(batch.lengths) - 1
             ends = [batch.positions[i] + 1 for i in last.tolist()]
         changes = [self._changes.popleft() for _ in range(len(self._changes))]
@@ -141,7 +134,7 @@ class StagePool:
         stores: the stores, by layer.
         windows: the attention window of each group of the model; a group is all layers with one window (`KVGroup`).
         groups: the indices of the groups that have layers of this rank.
-        layers_of: this rank's layers that use a store, by the number of the store.
+        layers_of: this rank's layers that use a KV store, by the number of the store.
     """
 
     stores: Stores
@@ -153,10 +146,7 @@ class StagePool:
 class StagePools:
     """The stores of a rank's own layers, in all pools. Makes the `Batch` of each pass from rank 0's message.
 
-    Args:
-        backend: allocates the stores.
-        layers: the cache of each of this rank's layers.
-        first: the index of the first of these layers in the model.
+    `layers` has the cache of each of this rank's layers; `first` is the index of its first layer in the model.
     """
 
     def __init__(self, backend: Backend, layers: Sequence[CacheLayer], first: int = 0) -> None:

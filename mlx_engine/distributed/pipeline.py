@@ -3,7 +3,7 @@
 Rank 0 embeds the tokens and begins each pass. The last rank computes the logits and sends them to rank 0. While later
 ranks run a pass, rank 0 begins further passes: for other sequences, or for the next tokens of a prompt. If all requests
 of a pass sample greedily or with top-k, only the largest logits are sent to rank 0, unless all logits take fewer bytes.
-Every rank runs passes in the order in which rank 0 begins them, so that each pass has the same bits as in one process.
+Every rank runs passes in the order in which rank 0 begins them, so a pass finds the keys and values of earlier passes.
 
 The split (which layers each rank runs) is chosen by the bytes of layers and by the speed and memory of machines. The
 bytes of a layer are its weights, and the keys and values of one sequence, because each pass reads both.
@@ -28,7 +28,7 @@ from mlx_engine.backends.sampling import packed, packs, unpacked
 from mlx_engine.cache import CacheLayer
 from mlx_engine.cache.pool import pool_nbytes
 from mlx_engine.distributed.group import Group, gather_values
-from mlx_engine.distributed.leader import END, MOST_SPANS, FaultSearch, SharedModel, Span, messages, nothing
+from mlx_engine.distributed.leader import END, KEPT_SPANS, FaultSearch, SharedModel, Span, messages, nothing
 from mlx_engine.distributed.messages import Message, StagePools
 from mlx_engine.distributed.plan import ModelParts, balanced, held
 from mlx_engine.errors import NotEnoughMemoryError, OptionError, shown
@@ -42,11 +42,7 @@ TIMELINE = "timeline"
 
 
 class StageRunner:
-    """A rank's part of each pass.
-
-    Attributes:
-        spans: when this rank computed its part of each pass.
-    """
+    """Runs a rank's part of each pass, and records the times in `spans`."""
 
     def __init__(self, model: Decoder, group: Group, search: FaultSearch) -> None:
         self._model, self._group, self._search, self.spans = model, group, search, list[Span]()
@@ -92,7 +88,7 @@ class StageRunner:
     def _last(model: Decoder, x: Array, batch: Batch) -> Array | None:
         be, y = model.backend, model.program.run(x, batch)
         if batch.want == "none":
-            be.wait(batch.stores.arrays)  # no logits are wanted
+            be.wait(batch.stores.arrays)
             return None
         logits = be.note("output", model.head(y))
         be.wait(logits)
@@ -102,18 +98,12 @@ class StageRunner:
         """Record when this rank computed its part of a pass."""
         number = self.spans[-1].number + 1 if self.spans else 0
         self.spans.append(Span(number, len(batch.positions), began, time.time()))
-        if len(self.spans) >= 2 * MOST_SPANS:
-            del self.spans[:MOST_SPANS]
+        if len(self.spans) >= 2 * KEPT_SPANS:
+            del self.spans[:KEPT_SPANS]
 
 
 def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) -> None:
-    """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
-
-    Args:
-        model: this rank's layers.
-        group: the ranks.
-        sleep: waits until rank 0 has work again.
-    """
+    """Run this rank's layers of every pass, until rank 0 ends the run. `sleep` waits until rank 0 has work again."""
     search = FaultSearch(model, group)
     runner, be = StageRunner(model, group, search), model.backend
     for message in messages(group, sleep, search):
@@ -131,12 +121,9 @@ def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) ->
 
 @dataclass(eq=False)
 class Pending:
-    """A pass in flight, whose logits may not have arrived.
+    """A submitted pass, with `n_rows` rows of logits; `found` is None until the logits have arrived.
 
-    Attributes:
-        n_rows: rows of logits.
-        best: the number of largest logits per row that the last rank sends; None for all.
-        found: the logits.
+    The last rank sends the `best` largest logits of each row; None for all.
     """
 
     n_rows: int
@@ -154,7 +141,6 @@ class Pipeline(SharedModel):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """The cache of each layer of the whole model."""
         return self._model.whole_kv_layers
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
@@ -175,10 +161,7 @@ class Pipeline(SharedModel):
         return lambda: self._logits(pending)
 
     def _best(self, batch: Batch) -> int | None:
-        """Return the number of largest logits per row to send.
-
-        Return None for all logits, if sampling needs them or if they take fewer bytes.
-        """
+        """Return the number of largest logits per row to send; None for all, if needed or if they take fewer bytes."""
         return batch.best if packs(batch.best, int(self.config.vocab_size)) else None
 
     def _logits(self, pending: Pending) -> Array:
@@ -191,7 +174,7 @@ class Pipeline(SharedModel):
             self._receive()
 
     def _receive(self) -> None:
-        """Receive the logits of the oldest pass in progress."""
+        """Receive the logits of the oldest pass in flight."""
         self._flight[0].found = self.backend.array(self._next_logits())
         self._flight.popleft()
 
@@ -220,10 +203,10 @@ OPTION = "--split"
 N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
-# The number of cached tokens for which ranks are balanced. The best split for an empty cache is slow after many tokens:
-# in Qwen3 0.6B in Q8_0, a layer's float32 keys and values of 4,096 tokens take twice the bytes of its weights, while
-# the head has no keys and values. If two ranks are balanced for 1,024 tokens, they are 1.8 times as fast as one, both
-# with an empty cache and after 4,096 tokens. This factor was computed from the bytes that they read.
+# The number of cached tokens for which ranks are balanced. The best split for an empty cache is slow after many tokens,
+# because the head has no keys and values: in Qwen3 0.6B in Q8_0, a layer's float32 keys and values of 4,096 tokens take
+# twice the bytes of its weights. Balanced for 1,024 tokens, two ranks are 1.8 times as fast as one with an empty cache
+# and after 4,096 tokens; the factor was computed from the bytes that they read.
 CONTEXT = 1024
 
 
@@ -338,7 +321,7 @@ def machines_of(measured: Sequence[tuple[str, float, int]]) -> list[Machine]:
 
 
 def measured_speed(backend: Backend) -> float:
-    """Measure and return the bytes per second of a backend's gemv with a float32 matrix."""
+    """Measure the bytes per second of a backend's gemv with a float32 matrix."""
     weight = Weight.pack("speed", np.ones((N_OUTPUTS, N_INPUTS), dtype=np.float32), F32)
     ends = list[float]()
     with backend.session():

@@ -1,10 +1,9 @@
 """Plan a model on several machines without running it: the part of each rank, and the expected tokens/s.
 
-`ModelParts` has the parts of a model: each layer, the embedding tables and the head. Each part has the bytes that it
-holds, the bytes that a pass reads of it, and its arithmetic operations. The parts are computed from the model's
-outline, which has the shapes and types of all weights. `pipeline` and `tensor` divide the parts among the ranks.
-`Timing` computes the time of a pass from memory bandwidth, arithmetic rate and links. A run with `--shard pipeline`
-chooses its split with the same parts.
+`ModelParts` has the parts of a model (each layer, the embedding tables and the head), with their bytes and arithmetic
+operations. They are computed from the shapes and types of the weights. `pipeline` and `tensor` divide the parts among
+the ranks. `Timing` computes the time of a pass from memory bandwidth, arithmetic rate and links. A run with
+`--shard pipeline` chooses its split with the same parts.
 """
 
 from __future__ import annotations
@@ -67,13 +66,13 @@ class Part:
         read: bytes of the matrices that every pass reads.
         experts: bytes of the experts' matrices.
         expert_share: the share of the experts that one token uses.
-        multiplied: multiplications with weights per token, with only the experts that the token uses.
+        multiplied: multiplications with weights per token, counting only the experts that the token uses.
         scored: multiplications of attention per new token and visible token.
         attended: the KV cache that the layer's attention reads; None for a layer without attention.
         kept: the layer's own cache (keys and values, or a state); None if the layer shares the KV cache of another one.
-        exchanges: with tensor parallelism, how many arrays of the size of hidden states the ranks exchange: one per
-            sum (after attention, after the FFN, and after experts beside a dense FFN), and two more (queries and keys)
-            if norms run over all heads.
+        exchanges: the exchanges of a layer with tensor parallelism, each as large as the hidden states: one per sum
+            (after attention, after the FFN, and after experts beside a dense FFN), and two more (queries and keys) if
+            norms run over all heads.
         is_head: whether the part computes only the last token of a sequence.
     """
 
@@ -97,8 +96,8 @@ class Part:
         """Return the work of a pass."""
         n_tokens = of.n_sequences * of.n_tokens
         computed = of.n_sequences if self.is_head else n_tokens
-        # `visible` is the average number of tokens that a query attends to: all earlier tokens, and on average half of
-        # the new ones. `n_read` is the number of tokens whose keys and values the pass reads.
+        # `visible` is the average number of tokens that a query attends to: all earlier tokens, half of the new ones.
+        # `n_read` is the number of tokens of a sequence whose keys and values the pass reads.
         visible, n_read = of.depth + (of.n_tokens + 1) / 2, float(of.depth + of.n_tokens)
         kv = 0.0
         if self.attended is not None:
@@ -113,7 +112,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class ModelParts:
-    """A model as a list of parts, or the slices of these parts that one rank of tensor parallelism has.
+    """The parts of a model, or the slices of these parts that one rank of tensor parallelism has.
 
     Attributes:
         tables: embedding tables, and other arrays that compute the hidden states before the first layer.
@@ -140,7 +139,7 @@ class ModelParts:
 
 
 def model_parts(outlined: Outlined) -> ModelParts:
-    """Return the parts of a model whose weights are `Outline` objects: shapes and types without data."""
+    """Return the parts of a model whose weights are `Outline` objects (shapes and types without data)."""
     model: Any = outlined.model
     layers: Sequence[Layer] = model.layers
     own = iter(model.kv_layers)
@@ -213,10 +212,7 @@ def _found(value: Any, kind: type) -> Iterator[Any]:
 
 
 class _Best(NamedTuple):
-    """A split: the largest cost of a rank, the sum of all squared costs, and the first layer of each rank.
-
-    Among splits with the same largest cost, the one with the smallest sum of squares is the most even one.
-    """
+    """A split: the largest cost of a rank, the sum of squared costs (to prefer even splits), and the first layers."""
 
     largest: float
     squares: float
@@ -229,16 +225,13 @@ NONE = _Best(math.inf, math.inf, ())
 def balanced(
     n_layers: int, n_ranks: int, cuts: Collection[int], cost: Callable[[int, int, int], float]
 ) -> list[int] | None:
-    """Return how many layers each rank has, so that the largest cost is as small as it can be.
+    """Return the number of layers of each rank that minimises the largest cost; None if every split has infinite cost.
 
     Args:
         n_layers: number of layers, at least one per rank.
         n_ranks: number of ranks.
         cuts: the indices of layers that may be the first of a rank.
         cost: called with (rank, first layer, the layer after the last); infinite if these layers do not fit.
-
-    Returns:
-        The number of layers of each rank; None if every split has an infinite cost.
     """
     best = {0: _Best(0.0, 0.0, ())}
     for rank in range(n_ranks):
@@ -274,11 +267,10 @@ class Host:
         memory: bytes of this machine that one rank may take.
         bandwidth: bytes per second that a rank reads while no other rank runs.
         compute: floating-point operations per second of a rank while no other rank runs.
-        cores: cores of the machine; None if each rank has enough of them.
+        cores: cores of the machine; None if each rank has enough cores.
         ranks: ranks on this machine.
         threads: threads of each rank.
-        together: the factor by which a rank's work takes longer while other ranks on the machine work, because they
-            share the memory bandwidth.
+        together: the factor by which a rank's work takes longer while other ranks on the machine share the bandwidth.
     """
 
     memory: int
@@ -306,8 +298,8 @@ class Host:
     def seconds(self, work: Work) -> float:
         """Return the time of a rank's work while no other rank runs.
 
-        The time is sqrt(r^2 + a^2), for r = bytes / bandwidth and a = operations / rate of arithmetic, because reading
-        and arithmetic overlap in part. Measured passes of 1 to 8 requests on one core were within 7 % of this time;
+        The time is sqrt(r^2 + a^2), for r = bytes / bandwidth and a = operations / compute, because reading and
+        arithmetic overlap in part. Measured passes of 1 to 8 requests on one core were within 7 % of this time;
         max(r, a) was up to a quarter too short.
         """
         return math.hypot(work.nbytes / self.bandwidth, work.flops / self.compute)
@@ -315,8 +307,8 @@ class Host:
     def among_waiting(self, work: Work) -> float:
         """Return the time of a rank's work while the other ranks wait for messages.
 
-        A waiting rank uses a core, too, because MLX's ring polls its sockets. The operating system first runs the rank
-        whose message has arrived; after a time slice, it gives the waiting ranks their share of the cores.
+        A waiting rank uses a core, too, because MLX's ring polls its sockets. The operating system runs the rank whose
+        message has arrived for one time slice; then the waiting ranks get their share of the cores.
         """
         seconds = self.seconds(work)
         share = 1.0 if self.cores is None else max(1.0, (self.threads + self.ranks - 1) / self.cores)
@@ -325,10 +317,10 @@ class Host:
 
 @dataclass(frozen=True)
 class Link:
-    """A connection of two neighbours in the ring, with the same rate in both directions.
+    """A connection of two neighbours in the ring.
 
     Attributes:
-        rate: bits per second.
+        rate: bits per second in each direction.
         latency: seconds from the first byte's departure to its arrival.
         overhead: seconds that the ring's software takes for a message.
     """
@@ -342,7 +334,7 @@ class Link:
         return nbytes * BITS / self.rate
 
     def seconds(self, nbytes: float) -> float:
-        """Return the time of a message from one rank's memory to the other's."""
+        """Return the seconds of a message from one rank's memory to the other's."""
         return self.latency + self.overhead + self.occupied(nbytes)
 
 
@@ -373,12 +365,12 @@ class Rank:
     """The part of the model that one rank holds, and its memory.
 
     Attributes:
-        host: its machine; `host.memory` is the memory that this rank may use.
+        host: its machine.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all of them.
-        tables: the part that embeds tokens; None on ranks that embed none. On a rank without the head, this part lacks
+        tables: the part that embeds tokens, on the first rank; else None. On a rank without the head, this part lacks
             the embedding tables, because their rows are read from the file.
-        head: the head, None on ranks without it.
+        head: the head, on the last rank; else None. With tensor parallelism, every rank has `tables` and `head`.
         weights: bytes of its weights.
         kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.
         kv: bytes of the pages of all sequences, and of their states.
@@ -408,12 +400,12 @@ class Rank:
 def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence[int] | None = None) -> list[Rank]:
     """Return the ranks of a pipeline. Each rank has consecutive layers.
 
-    Without `split`, choose, of all splits that fit into memory, the one whose slowest rank takes the least time per
-    token. If no split fits, choose the one in which the largest quotient of needed memory and host memory is smallest.
+    Without `split`, choose the split that fits into memory and whose slowest rank takes the least time per token. If no
+    split fits, choose the one that minimises the largest ratio of needed memory to host memory.
 
     Raises:
-        OptionError: the layers cannot be cut for so many ranks. `split` has the wrong number of ranks or layers, or
-            separates layers that share keys and values.
+        OptionError: the layers cannot be cut for this number of ranks; or `split` has the wrong number of ranks or
+            layers, or separates layers that share keys and values.
     """
     n_layers = len(model.layers)
     most = len(model.cuts) + 1
@@ -447,13 +439,10 @@ def tensor(slices: Sequence[ModelParts], hosts: Sequence[Host], asked: Asked) ->
 
 
 def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
-    """Return how many ranks, each with a host like `host`, are needed to hold the model as a pipeline.
-
-    Return None if no number of ranks is enough.
-    """
+    """Return how many ranks on hosts like `host` a pipeline needs to hold the model; None if no number is enough."""
     runs, ends, first, n = _Runs(model, asked), sorted({*model.cuts, len(model.layers)}), 0, 0
     while first < len(model.layers):
-        # If each rank takes as many layers as fit, the number of ranks is the smallest possible.
+        # Taking as many layers as fit minimises the number of ranks.
         fitting = [end for end in ends if end > first and runs.needed(first, end) <= host.memory]
         if not fitting:
             return None
@@ -537,10 +526,8 @@ class Messages:
     """The messages of one pass that are sent in sequence, so that their times add up.
 
     Attributes:
-        hidden: bytes of a message of hidden states.
-        n_hidden: number of messages of hidden states; each waits for the previous one.
-        logits: bytes of a message of logits.
-        n_logits: number of messages of logits.
+        hidden, n_hidden: bytes of a message of hidden states, and the number of these messages.
+        logits, n_logits: bytes of a message of logits, and the number of these messages.
         n_begin: with tensor parallelism, the number of short messages that announce the pass: rank 0's message, which
             each rank forwards to the next.
     """
@@ -557,7 +544,7 @@ class Messages:
         return self.hidden * self.n_hidden + self.logits * self.n_logits
 
     def seconds(self, link: Link) -> float:
-        """Return the time of all messages in sequence."""
+        """Return the seconds of all messages in sequence."""
         begin = self.n_begin * link.seconds(0)
         return begin + self.n_hidden * link.seconds(self.hidden) + self.n_logits * link.seconds(self.logits)
 
@@ -569,7 +556,7 @@ class Messages:
 
 @dataclass(frozen=True)
 class Rates:
-    """Expected tokens per second, and the time of a token of a single request.
+    """Expected tokens per second, and the parts of the time of a token.
 
     Attributes:
         decode: generated tokens per second of a single request.
@@ -577,9 +564,8 @@ class Rates:
         prefill: prompt tokens per second of a single prompt.
         prefill_all: prompt tokens per second of all prompts together, if a pipeline runs as many prompts at the same
             time as it has ranks, but at most `Asked.slots`. With tensor parallelism, the same as `prefill`.
-        compute_seconds: time of computation per token of a single request: in a pipeline, the sum over the
-            ranks; with tensor parallelism, the time of the slowest rank.
-        link_seconds: time of the messages per token of a single request; the messages are sent in sequence.
+        compute_seconds: time of computation per generated token of a single request (`Timing.compute`).
+        link_seconds: time of the messages per generated token of a single request.
     """
 
     decode: float
@@ -605,9 +591,8 @@ class Timing:
 
         In a pipeline, each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
         parallelism, each exchange of a layer (`Part.exchanges`) is a gather, which takes one step of the ring per other
-        rank. The first gather of a pass ends only after the last rank has begun the pass, and this rank begins when it
-        has rank 0's message about the pass. If sampling needs only the largest logits, only these and their token ids
-        are sent.
+        rank; the first gather ends only after rank 0's message about the pass has reached the last rank. If sampling
+        needs only the largest logits, only these and their token ids are sent.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens
@@ -622,7 +607,7 @@ class Timing:
         return Messages(hidden, exchanges * others, FLOAT_BYTES * n_logits * of.n_sequences, others, n_begin=others)
 
     def rates(self, asked: Asked, chunk: int) -> Rates:
-        """Return the expected rates, if a pass has at most `chunk` tokens of a prompt."""
+        """Return the expected rates; a pass has at most `chunk` tokens of a prompt."""
         token = Pass(1, 1, asked.context)
         chunks = [Pass(1, min(chunk, asked.prompt - at), at) for at in range(0, asked.prompt, chunk)]
         n_parts = 1 if self.shard == "tensor" else min(len(self.ranks), asked.slots)
@@ -693,17 +678,11 @@ class Summary:
 
     Attributes:
         about: model, architecture and backend.
-        model: the parts of the model.
-        ranks: the part of each rank.
-        link: the properties of each link of the ring.
-        asked: the workload of the machines.
-        shard: "pipeline" or "tensor".
+        link: every link of the ring.
         per_token: the messages of a decoded token.
         chunk: the most tokens of the prompt that one pass computes.
         per_chunk: the messages of a pass with `chunk` tokens.
-        rates: the expected rates.
-        smallest: how many ranks, each with a host like that of the last rank, are needed to hold the model as a
-            pipeline; None if no number is enough.
+        smallest: the result of `smallest` for the host of the last rank.
         measured: "bandwidth" and "compute", if they were measured on this machine.
     """
 
@@ -727,19 +706,11 @@ class Summary:
     ) -> Summary:  # fmt: skip
         """Make the plan of a model on some machines.
 
-        Args:
-            slices: the whole model; with tensor parallelism, followed by each rank's slice of it.
-            hosts: the host of each rank.
-            link: the properties of each link of the ring.
-            asked: the workload of the machines.
-            shard: "pipeline" or "tensor".
-            split: layers of each rank of a pipeline; None to choose them.
-            chunk: the most tokens of a prompt in a pass.
-            measured: "bandwidth" and "compute", if they were measured on this machine.
-            about: model, architecture and backend.
+        `slices` has the whole model; with tensor parallelism, followed by each rank's slice of it. `split` has the
+        layers of each rank of a pipeline; None chooses them. A pass has at most `chunk` tokens of a prompt.
 
         Raises:
-            OptionError: the model cannot be cut as asked.
+            OptionError: as `pipeline`.
         """
         model = slices[0]
         ranks = pipeline(model, hosts, asked, split) if shard == "pipeline" else tensor(slices[1:], hosts, asked)
@@ -766,7 +737,7 @@ class Summary:
 
     @property
     def duplicated(self) -> int:
-        """Bytes of weights that all ranks hold in addition to the weights of one process."""
+        """Bytes of weights that all ranks together hold in addition to the weights of one process."""
         return max(0, sum(rank.weights for rank in self.ranks) - self.model.total)
 
     @property
@@ -781,7 +752,7 @@ class Summary:
 
     @property
     def experts(self) -> tuple[int, int, int]:
-        """Bytes of all experts, of those in memory, and of those that a token is expected to read from the file.
+        """Bytes of all experts, of the experts in memory, and of those that a token is expected to read from the file.
 
         Experts are left in the file only if one rank has the whole model.
         """

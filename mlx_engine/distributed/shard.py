@@ -46,14 +46,14 @@ class Shard(ABC):
     Args:
         group: the ranks.
         split: the number of layers of each rank of a pipeline; None to choose them by measured speed and memory.
-        heartbeat: the heartbeat, which ends the process if another rank dies.
+        heartbeat: ends the process if another rank dies.
 
     Attributes:
         kind: the value of `--shard`.
-        leads: a function that returns a model for rank 0 that runs on all ranks. Arguments: rank 0's share of the
-            model, the ranks, and a function that wakes sleeping ranks, or None.
-        follows: a function that runs this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
-            Arguments: this rank's share of the model, the ranks, and a function that sleeps until rank 0 has work.
+        leads: implements `lead`. Arguments: rank 0's share of the model, the ranks, and a function that wakes sleeping
+            ranks, or None.
+        follows: implements `follow`. Arguments: this rank's share of the model, the ranks, and a function that sleeps
+            until rank 0 has work.
         notes: lines for the user about the shares of the model.
         timeline: the lines of a drawing of when each rank computed each pass; empty unless `end` has made it.
     """
@@ -112,12 +112,11 @@ class Shard(ABC):
         return True
 
     def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
-        """End the run.
+        """End the run with an exit code.
 
-        On rank 0, the other ranks end with this exit code. With code 0, they end after the last pass; if `end` returns
-        False, they end at once with code 1. With any other code, they end at once.
-
-        On any other rank, code 0 ends only this rank. With any other code, rank 0 prints the error and ends all ranks.
+        On rank 0, the other ranks end with this code: with code 0 after the last pass, otherwise at once. If `end`
+        returns False, code 0 becomes 1. On any other rank, code 0 ends only this rank; with any other code, rank 0
+        prints `error` and ends all ranks.
         """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
@@ -164,7 +163,7 @@ KINDS: dict[str, type[Shard]] = {shard.kind: shard for shard in (PipelineShard, 
 
 
 def join(kind: str, split: Sequence[int] | None = None) -> Shard:
-    """Connect this process with the other ranks of its run, all of which `mlx.launch` has started.
+    """Connect this process with the other ranks of its run, and return its `Shard`.
 
     Raises:
         OptionError: there is no such kind, `split` is given for tensor parallelism, or the process was not started by
@@ -191,10 +190,9 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def version() -> str:
-    """Return the version of MLX and a digest of the source of this package and of its kernels.
+    """Return the version of MLX and a digest of our source, because checkouts of one release may differ.
 
-    Checkouts of one release may differ. In a checkout, the package has a file `kernels.py`, and the kernels are in the
-    folder next to the package; in a wheel they are inside the package.
+    A checkout has a file `kernels.py` in the package, and the kernels next to it; a wheel has them inside the package.
     """
     hashed, kernels = hashlib.sha256(), PACKAGE.parent / "kernels"
     folders = [PACKAGE, kernels] if (PACKAGE / "kernels.py").exists() else [PACKAGE]

@@ -1,19 +1,17 @@
-"""Tensor parallelism: every rank (process) runs all layers with its slices of the matrices.
+"""Tensor parallelism: every rank (process) runs all layers of each pass with its slices of the matrices.
 
-All ranks run the same passes over the same batches. `models/layer.py` defines where the products of all ranks
-are added (`all_sum`) or concatenated (`all_columns`). A sum is computed in rank order, so its bits depend on the number
-of ranks, but not on the batch.
+`models/layer.py` defines where the products of all ranks are added (`all_sum`) or concatenated (`all_columns`). A sum
+is computed in rank order, so its bits depend on the number of ranks, but not on the batch.
 
-Rank 0 announces each pass by a message, which is forwarded from rank to rank (`leader.py`). All ranks then exchange
-the same arrays in the same order. Messages and arrays share connections, and only their order distinguishes them. So
-a rank finishes a pass before it sends or receives the next message, also on lazy backends.
+Rank 0 announces each pass by a message (`leader.py`), and all ranks then exchange the same arrays in the same order.
+Messages and arrays share connections, and only their order distinguishes them. So a rank finishes a pass before it
+sends or receives the next message, also on lazy backends.
 
-Projections to queries, keys, values, gate and up are cut by rows (outputs); the output and down projections are cut by
-columns (inputs), between blocks of the stored type. So each rank computes some heads, and some columns of the FFN's
-inner activations, from the full hidden states. Its products of the output and down projections are partial sums, which
-are added over all ranks. The head is cut by rows. Each expert is cut like a dense FFN, so that the ranks have equal
-work whichever experts are chosen. Every rank holds norms, routers and the other tensors in `WHOLE` as a whole. Models
-with latent attention or Mamba2 are refused.
+Projections to queries, keys, values, gate and up are cut by rows (outputs), as is the head; the output and down
+projections are cut by columns (inputs), between blocks of the stored type. So each rank computes some heads, and some
+columns of the FFN's inner activations, from the full hidden states, and its products of the output and down projections
+are partial sums. Each expert is cut like a dense FFN, so that the ranks have equal work whichever experts are chosen.
+Every rank holds the tensors in `WHOLE` as a whole. Models with latent attention or Mamba2 are refused.
 
 A partition divides an axis among the ranks: by heads, by blocks of the stored type, or by rows of the vocabulary. All
 tensors of a layer whose partition has the same kind in `CUT` share one partition.
@@ -58,7 +56,7 @@ class Partition(ABC):
 
     @abstractmethod
     def ranges(self, rank: int, size: int) -> Ranges:
-        """Return the ranges [first, end) of a rank, ascending."""
+        """Return the ascending ranges [first, end) of a rank."""
 
 
 def is_even(n: int, size: int) -> bool:
@@ -70,10 +68,7 @@ def is_even(n: int, size: int) -> bool:
 class Pieces(Partition):
     """An axis of several sections with n pieces each; a rank gets the same range of pieces of every section.
 
-    Attributes:
-        n: pieces of each section.
-        widths: the width of a piece, by section.
-        what: a description of the sizes, for messages.
+    `n` is the number of pieces of each section, `widths` the width of a piece by section; `what` describes the axis.
     """
 
     n: int
@@ -104,7 +99,7 @@ class Heads:
         n_heads: number of query heads.
         n_kv_heads: number of KV heads, a divisor of `n_heads`.
         head_dim: floats of a head.
-        block: the columns of the output projection are cut at multiples of this number, the block size of its type.
+        block: the block size of the output projection's type; its columns are cut at multiples of this number.
         equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
     """
 
@@ -122,8 +117,8 @@ class Heads:
     def _pieces(self, size: int) -> tuple[int, int]:
         """Return the number of pieces, and the query heads of a piece; 0 pieces if the heads cannot be divided.
 
-        A piece is never divided among ranks. It has the query heads of one or more KV heads, or single query heads if
-        there are more ranks than KV heads: as few as fill whole blocks of columns.
+        Every piece is on one rank. It has the smallest number of query heads whose columns fill whole blocks. Unless
+        there are more ranks than KV heads, this number is a multiple of `ratio`.
         """
         heads = self.ratio if size <= self.n_kv_heads else 1
         heads *= self.block // math.gcd(self.block, heads * self.head_dim)
@@ -155,8 +150,8 @@ class Heads:
 class OfHeads(Partition):
     """An axis of query heads, or of KV heads (keys or values) if `are_kv`; a head is `width` wide.
 
-    `are_normed` is set for keys with a norm over all heads together, which must read each head once. So if there are
-    more ranks than KV heads, every rank holds all heads of these keys.
+    `are_normed` is set for keys whose norm runs over all heads. If there are more ranks than KV heads, every rank holds
+    all of these heads, because the norm would count copies of a head several times.
     """
 
     heads: Heads
@@ -237,7 +232,7 @@ _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.\d+)?(?:\.(?:we
 
 
 class Name(NamedTuple):
-    """A tensor's layer, or None, and its name without layer, expert and suffix."""
+    """A tensor's layer (None outside of the layers), and its name without layer, expert and suffix."""
 
     layer: int | None
     part: str
@@ -252,7 +247,7 @@ class Name(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The cut of a tensor: its axis and partition. The products of a matrix that is cut by COLUMNS are partial sums."""
+    """The cut of a tensor: an axis (ROWS or COLUMNS) and its partition."""
 
     axis: int
     partition: Partition
@@ -264,7 +259,7 @@ class Slices:
 
     Attributes:
         where: the file, for messages.
-        cuts: the cuts by the name of the tensor. They include the biases of sums, which `ranges` does not cut.
+        cuts: the cuts by the name of the tensor. They include the biases of partial sums, which `ranges` does not cut.
     """
 
     where: str
@@ -272,7 +267,7 @@ class Slices:
 
     @classmethod
     def of(cls, planned: Planned) -> Slices:
-        """Return how the tensors of a planned model are cut. No weight is read.
+        """Return how the tensors of a planned model are cut.
 
         Raises:
             NotShardableError: there is no rule for a tensor.
@@ -309,10 +304,7 @@ class Slices:
             )  # fmt: skip
 
     def ranges(self, name: str, rank: int, size: int) -> tuple[int, Ranges] | None:
-        """Return the axis and the ranges of a tensor that a rank holds; None if the tensor is not cut.
-
-        Every rank holds a tensor that is not cut, except that only rank 0 holds the bias of a sum.
-        """
+        """Return the axis and the ranges of a tensor that a rank holds; None if the tensor is not cut."""
         cut = self.cuts.get(name)
         return None if cut is None or self.is_bias_of_sum(name) else (cut.axis, cut.partition.ranges(rank, size))
 
@@ -321,7 +313,7 @@ class Slices:
         return CUT.get(Name.of(linear).part, ("", ROWS))[1] == COLUMNS
 
     def is_bias_of_sum(self, name: str) -> bool:
-        """Return whether a tensor is the bias of a layer whose products are partial sums. Only rank 0 adds it."""
+        """Return whether a tensor is the bias of a layer whose products are partial sums. Only rank 0 has this bias."""
         return name.endswith(".bias") and self.is_partial(name)
 
 
@@ -368,7 +360,7 @@ class _Partitions:
         return OfHeads(heads, width, are_kv=of_kv, are_normed=of_rows and kind == "keys")
 
     def _delta(self, layer: int, kind: str) -> Partition:
-        """Return a partition of the delta rule by key heads: a rank gets key heads, and all value heads that read them.
+        """Return a partition of the delta rule: each rank gets some key heads, and all value heads that read them.
 
         With `are_neighbors`, the value heads of each key head are adjacent, in a single section (see `Pieces`).
         Otherwise value head h reads key head h % n_key_heads, and is in section h // n_key_heads.
@@ -400,9 +392,7 @@ class _Partitions:
 
 
 def sliced(planned: Planned, rank: int, size: int) -> Planned:
-    """Return a planned model that loads only the slices of one rank.
-
-    The backend that runs this model must have the group of ranks (`Backend.group`).
+    """Return a planned model that loads only the slices of one rank, for a backend with `Backend.group`.
 
     Raises:
         NotShardableError: a matrix cannot be cut into `size` parts, or there is no rule for a tensor.
@@ -470,13 +460,7 @@ class RankSlices:
 
 
 def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) -> None:
-    """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
-
-    Args:
-        model: the model with this rank's slices. Its backend has the ranks as `Backend.group`.
-        group: the ranks.
-        sleep: waits until rank 0 has work again.
-    """
+    """Run every pass with this rank's slices, until rank 0 ends the run. `sleep` waits until rank 0 has work again."""
     pools, search = StagePools(model.backend, model.kv_layers), FaultSearch(model, group)
     for message in messages(group, sleep, search):
         if END in message:
@@ -506,7 +490,6 @@ class TensorParallel(SharedModel):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """The cache of each layer on this rank."""
         return self._model.kv_layers
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
