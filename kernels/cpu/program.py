@@ -1,9 +1,8 @@
 """Programs: run the steps of a model's layers in one call, without Python code between them.
 
 Each step of a program is one backend operation. Returning to Python between steps would take an eighth of the decode
-time, because reading the weights evicts the interpreter from the CPU caches. The CPU backend records the steps once, by
-running the definition of the layers (`mlx_engine/models/layer.py`) on symbolic values. Running this definition op by op
-must give the same bits, so there is no NumPy reference.
+time, because reading the weights evicts the interpreter from the CPU caches. `mlx_engine/backends/cpu/lowering.py`
+makes the steps. The reference is the same model op by op, which must give the same bits.
 """
 
 from __future__ import annotations
@@ -155,8 +154,7 @@ def _move(source: int, row: int, n_rows: int, width: int, out: int, out_row: int
 def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, work: int, out: int) -> None:
     """Multiply the first K elements of each head with the head's own matrix (N, K), for all rows at a time.
 
-    The step has K at N_KV_HEADS and N at ROW_WIDTH. `work` has space for a head's inputs and products, and the scratch
-    of `project`.
+    `work` has space for a head's inputs and products, and the scratch of `project`.
     """
     n_heads, k, n = step[N_HEADS], step[N_KV_HEADS], step[ROW_WIDTH]
     width, blocks = step[A_ROW] // n_heads, words(step[STEP_BLOCK])
@@ -170,7 +168,7 @@ def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, wor
 
 @jit
 def _join(step: Any, n_rows: int, a: int, b: int, out: int) -> None:
-    """Write n elements of `a` and then m elements of `b` for each head; the step has m at N_KV_HEADS."""
+    """Write n elements of `a` and then m elements of `b` for each head (`layout.py`)."""
     n_heads, n, m = step[N_HEADS], step[ROW_WIDTH], step[N_KV_HEADS]
     for h in range(n_heads):
         to = out + 4 * h * (n + m)
@@ -191,7 +189,7 @@ def _append(address: int, entries: Any, step: Any, kv: Any, n_tokens: int, k: in
 
 @jit
 def _run_step(address: int, program: int, step: Any, of: Any, layers: int, values: int, work: int, parts: int) -> None:
-    """Run one step; `of` has the words of the forward pass (PASS_TOKENS, ...)."""
+    """Run one step; `of` has the words of the forward pass."""
     entries, n_tokens = words(program), of[PASS_TOKENS]
     n_rows = of[PASS_ROWS] if step[WANTED] != 0 else n_tokens
     a, b = _at(values, n_tokens, step, A_AT), _at(values, n_tokens, step, B_AT)
@@ -269,16 +267,10 @@ def run_steps(
 ) -> None:
     """Run the steps from `first` to before `end` of a program.
 
-    Args:
-        address: address of the thread pool's control block.
-        program: address of the program's words (`layout.py`).
-        first: the first step.
-        end: the step after the last one.
-        forward_pass: address of the words of the forward pass.
-        layers: address of the words of each layer's keys, values and states.
-        values: address of the memory of all values, a multiple of 64.
-        work: address of the scratch memory of `project`, `run_experts` and `_head_linear`.
-        parts: address of the memory for the argument `parts` of `attend`.
+    The other arguments are addresses: `address` of the thread pool's control block; `program`, `forward_pass` and
+    `layers` (keys, values and states) of their words (`layout.py`); `values`, a multiple of 64, of the memory of all
+    values; `work` of the scratch memory of `project`, `run_experts` and `_head_linear`; `parts` of the memory for the
+    results of blocks (`attend`).
     """
     of = words(forward_pass)
     for i in range(first, end):

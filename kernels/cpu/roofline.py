@@ -26,11 +26,9 @@ CHAINS = 12
 
 @jit
 def read_in_order(array: Any) -> int:
-    """Read an array of int64s in order; return the exclusive or of all, so that no read is optimised away.
-
-    The loop is over an index, because LLVM does not vectorise a loop over the array itself.
-    """
+    """Read an array of int64s in order; return the exclusive or of all, so that no read is optimised away."""
     mixed = 0
+    # LLVM does not vectorise a loop over the array itself.
     for i in range(array.size):
         mixed ^= array[i]
     return mixed
@@ -38,10 +36,7 @@ def read_in_order(array: Any) -> int:
 
 @jit
 def read(array: Any) -> Any:
-    """Read an array of int64s in eight streams at the same time; return the exclusive or of all.
-
-    Eight streams are faster than one: `benchmarks/ways.py` compares this function with `read_in_order`.
-    """
+    """Read an array of int64s like `read_in_order`, but in eight streams: this is faster (`benchmarks/ways.py`)."""
     n = array.size // 8
     a, b, c, d = array[:n], array[n : 2 * n], array[2 * n : 3 * n], array[3 * n : 4 * n]
     e, f, g, h = array[4 * n : 5 * n], array[5 * n : 6 * n], array[6 * n : 7 * n], array[7 * n : 8 * n]

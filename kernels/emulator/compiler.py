@@ -1,14 +1,13 @@
 """Find clang, compile kernels with it, and cache the compiled libraries.
 
 Kernels are linked without libraries, so that no C++ library has to be built or found. They call only functions that the
-process has already loaded: those of the emulator's runtime, and functions of the C library with exact results, such as
-`fmodf`.
+process has already loaded: those of the emulator's runtime, and exact functions of the C library, such as `fmodf`.
 
-Kernels are compiled for a fixed instruction set per architecture, not for the current processor. So results, findings
+Kernels are compiled for a fixed instruction set per architecture, not for the current processor, so results, findings
 and reported lines are equal on all processors of an architecture. Three rules make results bit-identical on different
 architectures, too: multiplications and additions are not contracted to fma, functions such as `exp` are the runtime's
-own (`runtime/math.c`), and half precision is rounded after every operation. There is one exception: the sign of a NaN
-that an operation produces is negative on x86-64 and positive on arm64.
+own (`runtime/math.c`), and half precision is rounded after every operation. The exception is the sign of a NaN that an
+operation produces: negative on x86-64, positive on arm64.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ _INSTRUMENTED = (
 # flag is passed by -Xclang, because zig treats a plain -O1 as -O2.
 RACES = Build("races", (*_INSTRUMENTED, "-Xclang", "-O1"))
 BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
-# The optimiser moves loads, and merges loads of several lines. Without optimisation, a fault is reported at the line of
-# the thread's first wrong access, on every processor.
+# The optimiser moves and merges loads. Without it, a fault is reported at the line of a thread's first wrong access.
 UNOPTIMIZED = Build("unoptimized", (*_ALIGNMENT, "-O0"))
 # The builds of `BUILDS` without optimisation, with the same checks. Kernels compile in a tenth of the time and run
 # several times slower.
@@ -140,11 +138,10 @@ _RUNTIME_FLAGS = (
     "-Wall",
     "-Wextra",
 )
-# The flags of the instruction set, by architecture. On x86-64 the instruction set is x86-64-v3. Without its
-# half-precision conversions, kernels take twice as long. AVX-512 makes kernels no faster, and changes the lines that
-# faults report. The flag names "haswell", a processor with x86-64-v3, because clang and zig spell "x86-64-v3"
-# differently. All arm64 processors have the instructions of "generic". On arm64, atomics must not be calls of library
-# functions, because kernels are linked without libraries.
+# The flags of the instruction set, by architecture. "haswell" is x86-64-v3, which clang and zig spell differently.
+# Without its half-precision conversions, kernels take twice as long. AVX-512 makes kernels no faster, and changes the
+# lines at which faults are reported. On arm64, atomics must not be calls of library functions, because kernels are
+# linked without libraries.
 BASELINES = {
     "x86_64": ("-march=haswell",),
     "aarch64": ("-mcpu=generic", "-mno-outline-atomics"),
@@ -222,7 +219,7 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 @cache
 def _surroundings(*, runtime: bool) -> bytes:
-    """Return a digest of the architecture and of the runtime's source (`runtime`), or of the headers of kernels."""
+    """Return a digest of the architecture with the runtime's source (`runtime`) or the headers of kernels."""
     digest = hashlib.sha256()
     kernels = [*(_HERE / "include").rglob("*"), _HERE / "runtime" / "abi.h"]
     for file in sorted((_HERE / "runtime").glob("*.[ch]") if runtime else kernels):
@@ -279,8 +276,7 @@ def runtime_library() -> Path:
 
 
 # Text with tensors is compiled as C++23: `matmul2d` takes structures as template arguments, and `tensor[i, j]` has
-# several indices. For such text the SLP vectoriser is off, because Clang 22's SLP vectoriser fails on loads of bools,
-# such as attention masks.
+# several indices. The SLP vectoriser is then off, because Clang 22's fails on loads of bools, such as attention masks.
 _TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|cooperative_tensor|d?extents\s*<)")
 
 
@@ -296,10 +292,7 @@ def _language(text: str) -> tuple[str, ...]:
 def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = None) -> Path:
     """Return the path of the compiled library of a translation unit; compile the unit if it is not cached.
 
-    Args:
-        text: the translation unit.
-        build: how to compile the unit.
-        accept: called after a compilation; if it raises an error, the unit is refused and not cached.
+    `accept` is called after a compilation; if it raises an error, the unit is not cached.
 
     Raises:
         CompileError: clang reports errors; the message has them.
@@ -316,8 +309,8 @@ def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = 
     return _built(name, compile_in)
 
 
-# Further flags for a complete .metal file. In included files, literals without a suffix must be floats:
-# -cl-single-precision-constant. In templates, clang still treats them as doubles, so the warning about promotion to
+# Further flags for a complete .metal file. As in Metal, literals without a suffix are floats, also in included files
+# (-cl-single-precision-constant). In templates clang still treats them as doubles, so the warning about promotion to
 # double is off.
 _FILE_FLAGS = ("-Dkernel=", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion", "-O0")
 
@@ -358,11 +351,8 @@ def calls_of(text: str, build: Build) -> str:
 def preprocess(text: str, folders: Sequence[Path], standard: Path) -> str:
     """Return the text of a complete .metal file with includes and macros expanded, and with line markers.
 
-    Args:
-        text: the file's text.
-        folders: folders to search for included files.
-        standard: a temporary folder with empty files in place of Metal's own headers. Source and result are written
-            there, too.
+    Included files are searched in `folders`, then in `standard`, a temporary folder with empty files in place of the
+    headers of Metal. Source and result are written to `standard`, too.
 
     Raises:
         CompileError: an included file is missing, or a preprocessor directive is wrong.
@@ -383,15 +373,15 @@ def _link(items: Sequence[Path], file: Path) -> None:
 
 
 def _digest(text: bytes, flags: Sequence[str]) -> str:
-    # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache. If
-    # the text is empty, the digest is for the runtime.
+    # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache. Empty
+    # text means the runtime.
     used = [flag for flag in flags if not flag.startswith("-I")]
     known = repr((text, used, compiler().version, _surroundings(runtime=not text)))
     return hashlib.sha256(known.encode()).hexdigest()[:24]
 
 
 def _built(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the cached file of this name. If it is missing, create it; another process may do so at the same time."""
+    """Return the cached file of this name; create it if it is missing. Other processes may do so at the same time."""
     file = cache_folder("emulator") / name
     if file.exists():
         return file

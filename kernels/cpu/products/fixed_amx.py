@@ -1,19 +1,18 @@
-"""The tile of AMX for activations in fixed point: 32 rows and up to 12 tokens, multiplied as bytes.
+"""The tile of AMX for gemm in fixed point: 32 rows and up to 12 tokens, multiplied as bytes.
 
-The arithmetic is that of `fixed_tile.py`, and so are the bits: the sums of a block are exact integers. A quant of a
-token is two digits, `256 * high + low`. A tile register has 16 lines of 64 bytes. An instruction multiplies a tile of
-digits, a line of 32 columns for each token, with a tile of quants, in which a line has 4 columns of each of 16 rows.
-The result is a tile of sums, a line of 16 rows for each token. So a block of 32 columns takes four instructions: two
-digits of the tokens, each with the first and with the last 16 rows. Then `256 * (sum of high) + (sum of low)`, times
-both scales, is added to the products y.
+The sums of a block of 32 columns are exact integers, so the bits are those of `fixed_tile.py`. A quant of a token is
+two signed bytes, its *digits*: `256 * high + low`. AMX's tile registers have 16 lines of 64 bytes. One instruction
+multiplies a register of digits (a line has 32 columns of a token) with a register of weight quants (a line has 4
+columns of each of 16 rows). The result is a register of sums (a line has 16 rows for a token). So a block takes four
+instructions: the high and the low digits, each with the first and the last 16 rows. Then
+`256 * (sum of high) + (sum of low)`, times both scales, is added to the products y.
 
-Formats with a scale for 16 columns use the tile of `fixed_tile.py`, because AMX would not be faster: an instruction
-can multiply 64 columns and takes as long for 16, and there would be twice as many sums.
+Formats with a scale for each 16 columns use the tile of `fixed_tile.py`. AMX would be no faster: an instruction takes
+as long for 16 columns as for 32, and twice as many sums would have to be added.
 
 Sums can leave a tile register only through memory. A multiplication occupies the tile unit for 16 cycles, but its
-result is ready only after 52, and then has to be written. So the code is a pipeline: while 16 rows are multiplied, the
-sums of the other 16 rows are written to memory. Sums that were written earlier are added to y, in four parts of a
-quarter of the tokens each, between the AMX instructions.
+result is ready only after 52. So the code is a pipeline: while 16 rows are multiplied, the sums of the other 16 rows
+are written to memory, and between the AMX instructions, a quarter of the tokens' earlier sums is added to y.
 """
 
 from __future__ import annotations
@@ -90,7 +89,10 @@ def release_tiles(typing: Any) -> Any:
 
 
 class _Tile:
-    """The state of the functions that generate the tile; float sums y (tokens, halves of the rows) are in registers."""
+    """The code generator of the tile; the products y (tokens, sides) are in SIMD registers.
+
+    Side 0 is the first 16 rows, side 1 the last 16. Digit 0 is the high one, digit 1 the low one.
+    """
 
     def __init__(self, builder: Any, n: Any, rows: Any, tokens: Any, kind: Any) -> None:
         self.builder, self.n, self.rows, self.tokens = builder, n, rows, tokens
@@ -118,7 +120,7 @@ class _Tile:
         return word_address(self.builder, self.rows, self.builder.mul(block, ir.Constant(_I64, ROW_WORDS * ROWS)))
 
     def _words_of_tokens(self, block: Any, word: int) -> Any:
-        """Return the address of word `word` of the first token in a block; those of the other tokens follow."""
+        """Return the address of word `word` of the first token in a block; the other tokens' words follow."""
         at = self.builder.add(self.builder.mul(block, ir.Constant(_I64, TOKEN_WORDS)), ir.Constant(_I64, word))
         return word_address(self.builder, self.tokens, self.builder.mul(at, self.n))
 
@@ -190,7 +192,7 @@ def _is_set(builder: Any, kind: Any, bit: int) -> Any:
 
 @intrinsic
 def multiply_tiles(typing: Any, n: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
-    """Multiply a panel of rows with a panel of tokens, like `fixed_tile.choice`, for a format with one scale per block.
+    """Do what `fixed_tile.multiply_panels` does, for a format with one scale per block, with AMX.
 
     `configure_tiles` must have been called with n or n + 1.
     """

@@ -1,8 +1,8 @@
 """Gemv in fixed point (`--activations i16`): the tasks that multiply a few tokens with rows as they are stored.
 
 `fixed_numpy.py` defines the arithmetic. `formats/fixed_rows.py` has the kernels, and defines the record of a token: its
-quants, scales and totals. A kernel multiplies two adjacent rows of each of four ranges of rows at the same time,
-because a core reads several streams of memory faster than one stream (`gemv.py`).
+quants, scales and totals. A kernel multiplies two adjacent rows of each of four ranges of rows at the same time
+(`gemv.py` gives the reason).
 """
 
 from __future__ import annotations
@@ -109,17 +109,13 @@ def prepare_records(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def multiply_fixed_stored(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply the weight rows of one chunk with each token, then apply bias, activation and residual.
-
-    With a gate, the four ranges are two ranges of the gate matrix and the same two ranges of the up matrix.
-    """
+    """Do in fixed point what `gemv.multiply_stored` does: multiply the rows of one chunk with each token."""
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])
     first = (chunk - job[m + CHUNK]) * height
     n, n_tokens = min(height, apart - first), job[T]
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
-    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size), where size is the height rounded up to
-    # LANES.
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size); size is the height in whole SIMD vectors.
     size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products, step = floats(place), row_bytes(job, m, job[K])
     from_m, from_other = job[m + WEIGHTS], job[other + WEIGHTS]

@@ -27,18 +27,12 @@ BLOCK = 32
 # The largest quant, 127 * 256 + 127. Some kernels split a quant into two signed bytes, `256 * high + low`; for a larger
 # quant, the high byte would have to be 128.
 LIMIT = np.float32(32639)
-# A block whose largest magnitude is below LEAST becomes zero, because LIMIT divided by this magnitude could be
-# infinite.
+# A block whose largest magnitude is smaller becomes zero, because LIMIT divided by it could be infinite.
 LEAST = np.float32(1e-34)
 
 
 class Fixed(NamedTuple):
-    """Rows in fixed point.
-
-    Attributes:
-        quants: (T, K) int16.
-        scales: (T, K / 32), NaN where a value of a block is not finite.
-    """
+    """Rows in fixed point: quants (T, K), and scales (T, K / 32), NaN where a value of a block is not finite."""
 
     quants: NDArray[np.int16]
     scales: Floats

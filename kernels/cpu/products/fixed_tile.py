@@ -1,9 +1,8 @@
 """Register tiles for gemm in fixed point (`--activations i16`): integer products of int16 quants, with scales.
 
 `fixed_numpy.py` defines the arithmetic. The sum of a block of 32 columns (or of 16, if a format has a scale for each
-16) is an exact int32, so the order of its terms is free. Blocks are added to the output in the order of columns, by one
-multiply-add each, and by one more if the format has offsets. So a tile may have any shape, and all processors give the
-same bits.
+16) is an exact int32, so the order of its terms is free. Blocks are added to the output in the order of columns. So a
+tile may have any shape, and all processors give the same bits.
 
 A SIMD lane is a row of the matrix. Weight rows are expanded to panels of ROWS rows (`formats/panels.py`), and tokens
 are packed into panels of at most TOKENS tokens (`pack`). A tile multiplies one panel of rows with one panel of tokens.
@@ -21,12 +20,11 @@ There are two forms of quants:
 - *quads*, on arm64 with sdot: a word is four int8. Of a row, only the first 8 words are used. A quant of a token is two
   int8, `256 * high + low`: the first 8 words of a token have the high bytes, the last 8 words the low bytes.
 
-With AMX (`fixed_amx.py`), rows of formats without HALVES are quads, and tokens are pairs. Between the pairs and the
-scales of all tokens are their digits: 32 high bytes of each token, then 32 low bytes of each token.
+With AMX (`fixed_amx.py`), rows are quads if their format is without HALVES, else pairs. Tokens are pairs, followed by
+the digits that AMX multiplies with quads: 32 high bytes of each token, then 32 low bytes of each token.
 
-LLVM's own code for a tile of pairs either is a quarter slower, because of the order of its instructions, or keeps sums
-in memory. So eight pairs of columns are one piece of inline assembly (`_pairs`). For processors without the assembly's
-instructions, `_plain_pairs` computes the same with LLVM's operations.
+LLVM's own code for a tile of pairs is a quarter slower, or keeps sums in memory. So eight pairs of columns are one
+piece of inline assembly (`_pairs`), or LLVM's operations if the processor lacks its instructions (`_plain_pairs`).
 """
 
 from __future__ import annotations
@@ -47,14 +45,11 @@ from ..formats.panels import BIASED, HALVES, QUADS, ROW_WORDS, ROWS, TILES, UNSI
 
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _WIDTH = register_lanes()
-# The most tokens of a tile, by lanes of a register. AVX-512 has 32 registers, of which 24 have sums of 16 rows each;
-# AVX2 has 16, of which 12 have sums of 8 rows; NEON has 32, of which 24 have sums of 4 rows, separately for high and
-# low bytes.
+# The most tokens of a tile, by lanes of a register. Sums take 24 of the 32 registers of AVX-512 and NEON, 12 of the 16
+# of AVX2; NEON has separate sums for high and low bytes.
 TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
-# Positions of a token's words in a block: 16 words of quants, with AMX 16 words of digits (their high and low bytes),
-# the scale, the total, two totals of 16 columns, and the sum of the quants as an integer. TOKEN_WORDS is the number of
-# words. With AMX, TOKEN_WORDS is a multiple of 8, so that digits are at multiples of 32 bytes: AMX tiles whose lines
-# cross cache lines are loaded at half the speed.
+# Positions of a token's words in a block (listed above), and the number of these words. With AMX the number is a
+# multiple of 8, so that digits are at multiples of 32 bytes: AMX loads lines that cross cache lines at half the speed.
 DIGITS = 16
 SCALE = DIGITS + (16 if TILES else 0)
 TOTAL, HALF_TOTALS, WHOLE_TOTAL, TOKEN_WORDS = SCALE + 1, SCALE + 2, SCALE + 4, SCALE + (8 if TILES else 5)
@@ -84,8 +79,7 @@ def load_words(builder: Any, base: Any, n_words: Any, kind: Any) -> Any:
 def _pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
     """Add the products of 8 pairs of columns, in inline assembly.
 
-    AVX2 has four registers besides those of the sums: two for rows, one for a token, and one for products. If `sums` is
-    None, the products of the first pair of columns become the sums, which saves adding them to zero.
+    AVX2 has four registers besides those of the sums: two for rows, one for a token, and one for products.
     """
     dot, kind = pair_dot(), ir.VectorType(_I32, _WIDTH)
     adds, move = "vpdp" in dot, "vmovdqu" if _WIDTH == 8 else "vmovdqu32"
@@ -172,8 +166,7 @@ class _Tile:
     def put(self, sums: list[Any], scales: Any, totals: Any) -> None:
         """Multiply the sums by the scales of rows and tokens, and add them to y, with the offsets if there are any.
 
-        `scales` is the position of the rows' scales in the panel of rows, and `totals` that of the tokens' totals in
-        the panel of tokens, both in words.
+        The rows' scales begin at word `scales` of the block of rows, the tokens' totals at word `totals` of the tokens.
         """
         with self.builder.if_else(self.biased) as (with_offsets, without):
             with with_offsets:
@@ -272,21 +265,15 @@ if STEP is _pairs:
 
 
 def choice(n: int, step: Step) -> Any:
-    """Make the function that multiplies a panel of rows with a panel of 1 to n tokens, by the tile for their number."""
+    """Make the function that multiplies a panel of rows with a panel of 1 to n tokens; each number has its own tile."""
     own, fewer = tile_of(n, step), choice(n - 1, step) if n > 1 else None
 
     @jit
     def multiply(n_tokens: int, rows: int, tokens: int, n_blocks: int, y: int, y_row: int, kind: int) -> None:
-        """Add the products of the blocks to `y[t * y_row + r]`, for row r and token t.
+        """Add the products of `n_blocks` blocks of 32 columns to the float `y[t * y_row + r]`, for row r and token t.
 
-        Args:
-            n_tokens: tokens of the panel.
-            rows: address of a panel of rows.
-            tokens: address of a panel of tokens, at its first block to multiply.
-            n_blocks: blocks of 32 columns.
-            y: address of the products.
-            y_row: distance in y from one token to the next, in floats.
-            kind: the kind of the format (`formats/panels.py`).
+        `rows` and `tokens` are the addresses of the first blocks to multiply in a panel of rows and in a panel of
+        `n_tokens` tokens; y is an address, too. `kind` is the kind of the format (`formats/panels.py`).
         """
         if fewer is None or n_tokens == n:
             own(rows, tokens, n_blocks, y, y_row, kind)
@@ -304,10 +291,9 @@ multiply_panels = choice(TOKENS, STEP)
 
 @intrinsic
 def _pack_block(typing: Any, quants: Any, to: Any, t: Any, n: Any) -> Any:
-    """Write 32 int16 at address `quants` to a block, at address `to`, of a panel of n tokens: the words of token t.
+    """Write the 32 quants of token t, int16 at address `quants`, to a block, at address `to`, of a panel of n tokens.
 
-    With AMX also write their digits. A pair is columns 4 i and 4 i + 2, or columns 4 i + 1 and 4 i + 3, as in a panel
-    of rows (`formats/panels.py`).
+    With AMX also write their digits. A pair is columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, as in a panel of rows.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

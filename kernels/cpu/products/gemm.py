@@ -2,17 +2,16 @@
 
 Weight rows are expanded one stretch (STRETCH columns) at a time. For at most GEMM_NEAR tokens, four weight rows are
 expanded at a time, so that they stay in the L1 cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so
-that the activations are read less often. Tiles prefetch the rows that are expanded next, a cache line at a time: a
-burst of prefetches would occupy the buffers through which activations come from the L2 cache. Products of 12 to 32
-tokens take 10 to 16 % less time than with bursts (Xeon, AVX-512).
+that the activations are read less often. Tiles prefetch the rows that are expanded next, a cache line at a time. This
+takes 10 to 16 % less time than bursts of prefetches, which delay reads of activations from the L2 cache (12 to 32
+tokens, Xeon, AVX-512).
 
-With AVX2, the sums of a tile do not fit into registers, so a tile makes two sweeps over its columns (`tile.py`). The
-first sweep reads the first 8 of each 16 columns, and the second one the last 8. Expanded rows are stored in these two
-parts: the first parts of all rows, then the last parts of all rows; activations are stored likewise. The first parts of
-all rows are multiplied with the first parts of the tokens of two tiles, and then the last parts. So the parts of four
-rows, and of the tokens of two tiles, fit together into an L1 cache of 32 KB, and rows are read from the L2 cache once
-for two tiles. According to a simulation of the L1 cache, this reads 13 bytes from L2 per cycle of multiply-adds. With
-one tile at a time it would be 22 bytes, nearly the L2 bandwidth of a Zen 3 core.
+With AVX2, a tile makes two sweeps (`tile.py`): the first one reads the first 8 of each 16 columns, the second one the
+last 8. Expanded rows and activations are stored in these two *parts*: the first parts of all rows, then the last parts.
+For two tiles of tokens at a time, the first parts of all rows are multiplied, then the last parts. The parts of four
+rows and of these tokens fit together into an L1 cache of 32 KB, and rows are read from the L2 cache once for two tiles.
+According to a simulation, this reads 13 bytes from the L2 cache per cycle of multiply-adds. One tile at a time would
+read 22 bytes, nearly the L2 bandwidth of a Zen 3 core.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ PREPARED = 16
 # Number of parts in which expanded rows and activations are stored, and also the number of tiles of tokens that are
 # multiplied with the same rows.
 PARTS = LANES // PART
-# Number of floats of the sums of these tiles, which are kept in memory between the two sweeps.
+# Number of floats of all sums that are kept in memory between the two sweeps.
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
 # Floats from a part of an expanded row to the same part of the next row. At a distance of 4,096 bytes, all rows would
 # use the same sets of the L1 cache, so LANES floats are added. With AVX2 the distance is 2,048 bytes, so adjacent rows
@@ -72,11 +71,9 @@ def _add_products(
 ) -> None:
     """Compute `sums[at + i * row + r] += dot(W[first + r], x[t + i])` for `n_rows` rows r and `n_tokens` tokens i.
 
-    W is matrix m of the job. `row` is the distance from the sums of one token to those of the next token. Sums are
-    written for four rows at a time, so up to three sums after the last row are written, too.
-
-    Scratch memory is FORMAT_SCRATCH bytes, then one stretch of the rows that are expanded together, then the sums that
-    are kept between two sweeps.
+    W is matrix m of the job. Sums are written for four rows at a time, so up to three sums after the last row are
+    written, too. Scratch memory is FORMAT_SCRATCH bytes, then one stretch of GEMM_ROWS expanded rows, then the sums
+    that are kept between two sweeps.
     """
     expanded = scratch + FORMAT_SCRATCH
     n_columns, together = job[K], _rows_expanded(n_tokens)
@@ -103,8 +100,7 @@ def _add_stretch(
     """Add the products of n expanded rows and a span of tokens over the stretch that begins at `column`.
 
     Meanwhile, prefetch memory from address `ahead` on, `step` bytes for each 16 columns of each tile. Return the
-    address after the prefetched bytes. The sums that are kept between two sweeps are stored after the memory of
-    GEMM_ROWS expanded rows.
+    address after the prefetched bytes.
     """
     whole = ceil_div(min(STRETCH, job[K] - column), LANES) * LANES
     weights, kept, x = floats(expanded), floats(expanded + _EXPANDED), floats(job[X])

@@ -2,12 +2,11 @@
 
 Memory bandwidth is the limit, so each weight row is read from memory once for all tokens. A core reads several streams
 of memory faster than one stream. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range,
-and the kernel multiplies one row of each range at the same time (with many input vectors, of two ranges or one).
+and the kernel multiplies one row of each range at the same time (with many input vectors, of fewer ranges).
 
 The input vectors (one per token) are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of
 each of its vectors, then the next 16 elements of each, and so on. While a stretch (STRETCH columns) is multiplied, the
-stretch's part of the panel stays in the L1 cache. (Gemm in fixed point has other panels, of expanded weight rows and of
-tokens, `fixed_tile.py`.)
+stretch's part of the panel stays in the L1 cache.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ def _first_panel(n_tokens: int) -> int:
 _FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
 # Prefetch distance in bytes for a single input vector. It is short, because the hardware also prefetches the four rows.
 _AHEAD = 1024
-# For several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
-# it prefetches the same stretch of a later row, so many rows ahead that one stretch of these rows has at least this
-# number of bytes.
+# The distance for several vectors, in bytes of one stretch. The kernel multiplies one stretch of all rows before the
+# next stretch, so it prefetches the same stretch of a later row.
 _AHEAD_OF_PIECES = 2048
 
 
@@ -90,8 +88,7 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     n = min(height, apart - first)
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
     n_columns, n_tokens = job[K], job[T]
-    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size), where size is the height rounded up to
-    # LANES.
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size); size is the height in whole SIMD vectors.
     size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products = floats(place)
     products[: n_tokens * 4 * size] = 0

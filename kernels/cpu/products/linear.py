@@ -90,8 +90,7 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
         source = scratch_of(control, control[THREADS])
         norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
     job[X], job[Y], job[RESIDUAL] = source, y, residual
-    # Each chunk reads all panels from the L2 cache, one stretch at a time. So with larger chunks, panels are read less
-    # often.
+    # Each chunk reads all panels from the L2 cache, one stretch at a time. Larger chunks read them less often.
     job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
     _run_stored(control, b, b[TASK_GEMV])
 
@@ -147,10 +146,7 @@ def _multiply_fixed_stored(control: Any, b: Any, x: int, residual: int, scratch:
 
 @jit
 def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Multiply in fixed point: few tokens with rows as they are stored, more tokens with expanded panels of rows.
-
-    For more tokens, norm, quantise and pack groups of tokens, then multiply chunks of rows with SPAN groups each.
-    """
+    """Multiply in fixed point: few tokens with rows as they are stored, more tokens with expanded panels of rows."""
     job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
     stored = b[HAS_GEMV] != 0
     for m in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
@@ -179,10 +175,7 @@ def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, 
 
 @jit
 def _keep(job: Any, b: Any, is_fixed: bool) -> None:
-    """Set the rows of some matrices in the job's table to 0, so that the job does not multiply these matrices.
-
-    If `is_fixed`, keep the rows of the matrices that are multiplied in fixed point, else those of the others.
-    """
+    """Set ROWS of some matrices to 0 in the job: only those in fixed point, or only the others, are then multiplied."""
     for at in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
         job[at + ROWS] = b[at + ROWS] if (b[at + PANEL] != 0) == is_fixed else 0
 
@@ -205,7 +198,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
     Args:
         address: address of the thread pool's control block.
         block: address of the block's words (`layout.py`).
-        n_tokens: T.
+        n_tokens: T, the number of input rows.
         x: address of the input, (T, K).
         residual: address of the array that is added to the products, (T, N), or 0.
         scratch: address, a multiple of 64, of memory for (T, `product_floats(K)`) floats; not used by gemv of one token
@@ -217,8 +210,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
     for i in range(TABLE + b[MATRICES] * WIDTH):
         job[i] = b[i]
     job[T] = n_tokens
-    # A norm of the output needs whole rows, which are complete only after the job. So if there is such a norm, the
-    # residual is added after the norm.
+    # A norm of the output needs complete rows, so it follows the job, and the residual is added after it.
     added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     if b[FIXED] != 0:
         _keep(job, b, True)

@@ -74,10 +74,7 @@ def norm_rotate(
     x: Any, at: int, n_heads: int, width: int, weight: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int,
     step: int,
 ) -> None:  # fmt: skip
-    """Norm (if eps >= 0) and rotate the heads of one token; heads of the output are `step` elements apart.
-
-    A negative eps means no norm; the weight is then not read.
-    """
+    """Norm (if eps >= 0) and rotate the heads of one token; heads of the output are `step` elements apart."""
     for h in range(n_heads):
         source, target = at + h * width, to + h * step
         if eps >= 0:
@@ -87,9 +84,7 @@ def norm_rotate(
             rotate(x, source, width // 2, cos, sin, row, out, target)
 
 
-# ---- norm rows, add rows, or both: `residual + norm(x)` ----
-
-# `Backend.norm_add` (`mlx_engine/backends/base.py`) defines the result.
+# ---- norm rows, add rows, or both, as `Backend.norm_add` (`mlx_engine/backends/base.py`) defines it ----
 
 
 @jit
@@ -103,15 +98,9 @@ def norm_rows(x: Any, n_rows: int, width: int, weight: int, bias: int, eps: Any,
 def norm_add(address: int, of: int, n_rows: int, width: int, x: int, residual: int, out: int) -> None:
     """Write `residual + norm(x)` of contiguous rows, in one thread.
 
-    Args:
-        address: address of the thread pool's control block.
-        of: address of the norm's three words: the address of its weight, its epsilon (bits of a float64), and the
-            address of its bias (0 for an RMS norm). If `of` is 0, there is no norm.
-        n_rows: number of rows.
-        width: elements of a row.
-        x: address of the rows.
-        residual: address of the rows to add; 0 for none.
-        out: address of the result, other than the inputs.
+    `of` is the address of the norm's three words: the address of its weight, its epsilon (bits of a float64), and the
+    address of its bias (0 for an RMS norm). If `of` is 0, there is no norm. `x`, `residual` (or 0) and `out` are
+    addresses of rows (n_rows, width); `out` is neither `x` nor `residual`. `address` is not used.
     """
     y, added = floats(out), floats(residual)
     if of != 0:

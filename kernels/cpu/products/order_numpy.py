@@ -152,9 +152,7 @@ def _attend_token(
     return np.asarray(sums / divisor[..., None], dtype=np.float32).reshape(-1, q.shape[3])
 
 
-# ---- sums of exponentials ----
-
-# The NumPy reference of `sum_exp.py`, and the constants that both use.
+# ---- sums of exponentials: the reference of `sum_exp.py`, and the constants that both use ----
 
 # e**LEAST replaces smaller exponentials, some of which would be subnormal numbers.
 LEAST = -700.0
@@ -163,8 +161,7 @@ LOG2_E = 1.4426950408889634
 # for 1. The low bits of the sum are the integer, in two's complement.
 ROUNDER = 1.5 * 2.0**52
 
-# 2**r is computed as the Taylor polynomial of degree 6 of 2**(r / 8), squared three times. The relative error is below
-# 5e-13.
+# 2**r is computed as the Taylor polynomial of degree 6 of 2**(r / 8), squared three times: relative error below 5e-13.
 SQUARINGS = 3
 
 

@@ -21,7 +21,6 @@ from ..build.vectors import Vector, add, between, everywhere, get, larger, load,
 from ..build.vectors import splat as splat_float
 from .order_numpy import COEFFICIENTS, LEAST, LOG2_E, ROUNDER
 
-# LLVM's types of vectors of 16 float64 and of 16 int64.
 _F64, _I64 = ir.DoubleType(), ir.IntType(64)
 _VECTOR, _INTS = ir.VectorType(_F64, LANES), ir.VectorType(_I64, LANES)
 _FRACTION_BITS = 52
@@ -87,10 +86,7 @@ def exp(x: Any) -> Any:
 
 @entry
 def sum_exp(row: int, n: int, top: float, out: int) -> None:
-    """Write `sum(exp(row - top))`, a float64, to address `out`.
-
-    `row` is the address of n float32, and `top` is the largest of them.
-    """
+    """Write `sum(exp(row - top))`, a float64, to address `out`; `top` is the largest of n float32 at address `row`."""
     x, largest, sums = floats(row), splat(top), splat(0.0)
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):

@@ -8,17 +8,15 @@ This is the order of summation of the float32 dot products of linear layers and 
     the 16 sums are then added to halves: sums l and l + 8, then sums 4, 2 and 1 apart. The totals of the stretches are
     added in their order, from zero.
 
-So the order depends only on the number of columns. A tile is several rows and several input vectors (below: vectors).
-Each pair of a row and a vector has its own 16 sums, in one register of 16 lanes. With registers of 8 or 4 lanes a tile
-makes two or four sweeps over its columns, each for a half or a quarter of the sums. So the order does not restrict the
-tile's shape, which is chosen by the number of registers: enough independent sums to hide the latency of multiply-adds,
-and few enough to stay in registers.
+A tile multiplies several rows with several input vectors (below: vectors). Each pair of a row and a vector has its own
+16 sums, in one register of 16 lanes. With registers of 8 or 4 lanes, a tile makes two or four *sweeps* over its
+columns, each for a half or a quarter of the sums. So the order allows any shape of a tile. The shape is chosen by the
+number of registers: enough independent sums to hide the latency of multiply-adds, few enough to stay in registers.
 
-Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 there are two parts,
-and each sweep reads one of them, which is contiguous. With columns in their original order, products took 3 to 10 %
-longer: the first sweep loaded whole cache lines from the L2 cache and used half of each line. With AVX2 the two sweeps
-are separate calls, and the first one writes its sums to memory. So the same sweep of several tiles can use rows while
-these are in the L1 cache (`gemm.py`).
+Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART): with AVX2 two parts, one for each
+sweep, otherwise one. With AVX2 and columns in their original order, products took 3 to 10 % longer, because the first
+sweep used half of each cache line that it loaded. The two sweeps of AVX2 are separate calls, and the first one writes
+its sums to memory, so that the same sweep of several tiles uses rows while these are in the L1 cache (`gemm.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from ..build.vectors import PART, call_llvm, element_address, everywhere, fold, 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 # By lanes of a register: the most vectors of a tile, and the number of registers for the sums of `weighted_of`. AVX-512
-# and NEON have 32 registers, AVX2 has 16; the loaded elements of rows or vectors need some of them.
+# and NEON have 32 registers, AVX2 has 16; loaded elements need the other registers.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
 # The same as _SUMS for rows that are not float32, where a scale and a converted element need two more registers.
@@ -228,7 +226,8 @@ def _sweep(
     """Return one register of sums for each pair of a row and a vector; the pairs of the first vector come first.
 
     For each LANES columns prefetch the cache line at each pointer of `after`, and advance the pointer by `step` bytes.
-    Prefetching between the two steps of an iteration would make LLVM write sums of six vectors to the stack (AVX-512).
+    Iterations begin with their prefetches. If these were between the steps, LLVM would write sums to the stack
+    (AVX-512, six vectors).
     """
     (sums,) = _sweep_parts(builder, [(rows, vectors)], n, after, step)
     return sums
@@ -329,7 +328,7 @@ def add_dots(
 
 
 def _switch(builder: Any, value: Any, cases: Mapping[int, Callable[[], None]]) -> None:
-    """Generate a switch over `value`: code of the case with this number, and no code for other values."""
+    """Generate a switch over `value`, which does nothing if there is no case for the value."""
     after = builder.append_basic_block("after")
     switch = builder.switch(value, after)
     for number, case in cases.items():
@@ -345,12 +344,11 @@ def dots_of(read: Read, size: int) -> Any:
     """Make the kernel that writes the dot products of stored rows and a tile of vectors.
 
     The kernel writes `dot(row r, vector t of x)` to `y[y_at + t * y_row + r]`, for n_rows rows and up to
-    `tile_vectors()` vectors, in the order of `add_dots`. Rows are `w_row` bytes apart from address w on; vector t
-    begins at element `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. Up to three
-    more products may be written after the product of the last row. Each element is converted to float32 in a register,
-    once for all vectors; 32 elements are `size` bytes. `ahead` is the prefetch distance of rows in bytes; with 0, no
-    other rows are prefetched. If it is not 0, a second array at address `also` is prefetched at the offsets of the
-    current rows.
+    `tile_vectors()` vectors, in the order of `add_dots`; up to three more products may be written after the last row's.
+    Rows are `w_row` bytes apart from address w on; vector t begins at element `x_at + t * x_row` of x. Both have n
+    columns, a multiple of 16 and at most STRETCH. Each element is converted to float32 in a register, once for all
+    vectors; 32 elements are `size` bytes. If `ahead` is not 0, the kernel prefetches rows that are `ahead` bytes later,
+    and a second array at address `also` at the offsets of the current rows.
     """
     widens = size < 4 * 32
 
@@ -449,7 +447,7 @@ def _lanes_of(builder: Any, read: Read, rows: list[Any], first: int) -> list[Ope
 def _sums_of_lanes(
     builder: Any, read: Read, rows: list[Any], vectors: list[Any], n: Any, after: list[Any]
 ) -> list[Any]:  # fmt: skip
-    """Return the sums of four stored rows and some vectors, in the order of `_sweep`. A sweep is for some of 16 lanes.
+    """Return the sums of four stored rows and some vectors, in the order of `_sweep`, by a sweep per register of lanes.
 
     In the last of several sweeps, the rows are in the L1 cache already, so this sweep prefetches the next rows,
     `after`. A single sweep does not prefetch, because it would become a tenth slower.
@@ -466,11 +464,9 @@ def _sums_of_rows(
 ) -> list[Any]:  # fmt: skip
     """Return what `_sums_of_lanes` returns. A sweep is for all 16 lanes: of four rows, with AVX2 of two rows.
 
-    So the scale of a Q8_0 block is converted once, which saves a tenth of the time with AVX2. NEON would load each
-    vector again for every row.
-
-    While they multiply, the sweeps prefetch the bytes of four rows at each pointer of `after`. If these were prefetched
-    all at once, the processor would wait for memory, and attention would take 5 % longer.
+    So the scale of a Q8_0 block is converted once, which saves a tenth of the time with AVX2. With NEON this function
+    is not used, because it would load each vector again for every row. The sweeps prefetch four rows at each pointer of
+    `after`, a few lines at a time; with bursts of prefetches, attention would take 5 % longer.
     """
     starts = range(0, LANES, register_lanes())
     count = TILE_ROWS // len(starts)

@@ -32,10 +32,8 @@ from ..build.memory import floats, words
 from ..build.vectors import add, div, fma, load, mul, splat, store, sub, zeros
 from ..products.activations import activate, gated, silu
 
-# Words of a job. X, BEFORE and AFTER are the addresses of the input, of the gate of the input and of the gate of the
-# output; an absent gate is 0. X_ROW, BEFORE_ROW and AFTER_ROW are elements from one row to the next. SPAN is the number
-# of channels in a chunk, a thread's unit of work. In a job of `gate_span`, BEFORE is the address of the gate, and KIND
-# its activation function (0: sigmoid).
+# Words of a job, most of them arguments of `short_conv`. SPAN is the number of channels in a chunk, a thread's unit of
+# work. In a job of `gate_span`, BEFORE is the address of the gate, and KIND its activation function (0: sigmoid).
 X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH, KIND = range(15)
 # Number of channels in a chunk of a convolution of more than SMALL_BATCH tokens; number of tokens in a chunk of a gate.
 CHANNELS, TOKENS = 128, 32
@@ -96,24 +94,14 @@ def short_conv(
     address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
     states: int, runs: int, n_runs: int, out: int,
 ) -> None:  # fmt: skip
-    """Write `out = after * f(convolution(before * x) + bias)` for rows (T, C).
+    """Write `out = after * f(convolution(before * x) + bias)` for `n_rows` = T rows; f is SiLU if CONV_SILU is set.
 
-    If CONV_SILU is set, f is SiLU, else the identity.
+    `address` is that of the thread pool's control block, `block` that of the convolution's words (`layout.py`). C, the
+    number of channels, is a multiple of 16. The other arguments are, with `..._row` elements from row to row:
 
-    Args:
-        address: address of the thread pool's control block.
-        block: address of the convolution's words (`layout.py`); C is a multiple of 16.
-        n_rows: T.
-        x: address of the input.
-        x_row: elements from one row of the input to the next.
-        before: address of the gate of the input, or 0.
-        before_row: elements from one row of this gate to the next.
-        after: address of the gate of the output, or 0.
-        after_row: elements from one row of this gate to the next.
-        states: address of the states, (slots, taps - 1, C).
-        runs: address of the runs, int64 (n, RUN_WIDTH).
-        n_runs: number of runs.
-        out: address of (T, C).
+    - x: address of the input. before, after: addresses of the gates of the input and of the output, or 0
+    - states: address of the states, (slots, taps - 1, C). runs: address of the runs, int64 (n_runs, RUN_WIDTH)
+    - out: address of the contiguous output, (T, C)
     """
     control, b = words(address), words(block)
     job, n_channels = control[JOB:], b[CONV_CHANNELS]
@@ -143,19 +131,11 @@ def gate_span(job: Any, chunk: int, scratch: int) -> None:
 def gate_rows(
     address: int, task: int, kind: int, n_rows: int, width: int, x: int, x_row: int, gate: int, gate_row: int, out: int
 ) -> None:
-    """Write `x * f(gate)` for rows (T, N), where f is the sigmoid or another activation function.
+    """Write `x * f(gate)`, or if x is 0 `f(gate)`, to contiguous rows (n_rows, width) at address `out`.
 
-    Args:
-        address: address of the thread pool's control block.
-        task: address of the task `gate_span`.
-        kind: 0 for the sigmoid, or the number of an activation function (`layout.py`).
-        n_rows: T.
-        width: N, a multiple of 16.
-        x: address of the input. If 0, `f(gate)` is written, and `kind` must not be 0.
-        x_row: elements from one row of the input to the next.
-        gate: address of the gate.
-        gate_row: elements from one row of the gate to the next.
-        out: address of (T, N).
+    `address` is that of the thread pool's control block, `task` that of `gate_span`. x and `gate` are addresses, with
+    `x_row` and `gate_row` elements from row to row. `kind` is 0 for the sigmoid (not if x is 0), or the number of an
+    activation function (`layout.py`). `width` is a multiple of 16.
     """
     control = words(address)
     job = control[JOB:]

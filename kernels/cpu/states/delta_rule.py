@@ -42,8 +42,7 @@ from ..formats.float32 import dot
 from ..products.activations import silu
 from ..products.norms import rms_norm
 
-# Words of a job. STEP is the address of the time steps (dt). GATE_ROW, BETA_ROW and STEP_ROW are strides: the number of
-# elements from one row to the next.
+# Words of a job: the arguments of `delta_net`.
 X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)
 # Number of tokens whose queries and keys are prepared at a time.
 PIECE = 32
@@ -81,26 +80,16 @@ def _scaled(x: Any, at: int, n: int, factor: Any, out: Any, to: int) -> None:
 
 
 @jit
-def _four(
+def _wide(
     m: Any, at: int, new_at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any,
     out: Any, to: int,
 ) -> None:  # fmt: skip
     """Apply one token to 64 columns (four vectors) of a head's matrix; write the token's output for these columns.
 
-    Args:
-        m: the states.
-        at: index in m of the matrix before the token: of its row 0, first column.
-        new_at: index in m of the matrix after the token: of its row 0, first column.
-        apart: the number of elements from one row of the matrix to the next.
-        n: E, the number of rows.
-        qk: scaled queries and keys, as `_prepare` writes them.
-        q: index in qk of the token's query; the token's key is at q + n.
-        v: the input rows, which have the values.
-        v_at: index in v of the token's value, first column.
-        decay: the factor of the matrix, in every lane.
-        strength: the factor of the correction, `sigmoid(beta)`, in every lane.
-        out: the output.
-        to: index in out of the token's output, first column.
+    The states m have the matrix before the token at index `at`, and after the token at `new_at` (row 0, first of the
+    columns); its n = E rows are `apart` elements apart. In `qk` (`_prepare`), the token's query is at index q, its key
+    at q + n. The token's value for the first column is at index `v_at` of v, its output at index `to` of `out`. `decay`
+    is the factor of the matrix, and `strength`, `sigmoid(beta)`, that of the correction, both in every lane.
     """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
@@ -140,7 +129,7 @@ def _one(
     m: Any, at: int, new_at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any,
     out: Any, to: int,
 ) -> None:  # fmt: skip
-    """Apply one token to 16 columns, with the arguments of `_four`."""
+    """Apply one token to 16 columns, with the arguments of `_wide`."""
     known, y = zeros(), zeros()
     for e in range(n):
         known = fma(load_splat(qk, q + n + e), load(m, at + e * apart), known)
@@ -186,11 +175,10 @@ def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, 
             for t in range(piece, last):
                 at, v, y = (t - piece) * step, t * row + values + head * P + column, t * H * P + head * P + column
                 decay, strength = load_splat(qk, at + 2 * E), load_splat(qk, at + 2 * E + 1)
-                # The first token reads the source slot and writes the target slot: other sequences may still need the
-                # source.
+                # The first token reads the source slot, which stays as it is: other sequences may still need it.
                 old = begin if t == first else to
                 if wide:
-                    _four(m, old + column, to + column, P, E, qk, at, x, v, decay, strength, out, y)
+                    _wide(m, old + column, to + column, P, E, qk, at, x, v, decay, strength, out, y)
                 else:
                     _one(m, old + column, to + column, P, E, qk, at, x, v, decay, strength, out, y)
             column += 4 * LANES if wide else LANES
@@ -203,10 +191,7 @@ def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, 
 
 @task
 def delta_head(job: Any, chunk: int, scratch: int) -> None:
-    """Compute value head `chunk` of all runs.
-
-    A run is consecutive rows of one sequence, with the slots of the states before and after them.
-    """
+    """Compute value head `chunk` of all runs. A run is consecutive rows of one sequence (`layout.py`)."""
     runs, qk = words(job[RUNS]), floats(scratch)
     for i in range(job[N_RUNS]):
         a = runs[i * RUN_WIDTH :]
@@ -220,20 +205,13 @@ def delta_net(
 ) -> None:  # fmt: skip
     """Compute the gated delta rule with H value heads, norm each head's output, and multiply with the SiLU of the gate.
 
-    Args:
-        address: address of the thread pool's control block.
-        block: address of the rule's words (`layout.py`); E and P are multiples of 16.
-        x: address of contiguous rows, each with the queries, keys and values of a token.
-        gate: address of the gate, (T, H * P).
-        gate_row: elements from one row of the gate to the next.
-        beta: address of beta, (T, H).
-        beta_row: elements from one row of beta to the next.
-        step: address of the time step before its bias and softplus, (T, H).
-        step_row: elements from one row of the time step to the next.
-        states: address of the states, (slots, H, E, P).
-        runs: address of the runs, int64 (n, RUN_WIDTH).
-        n_runs: number of runs.
-        out: address of (T, H * P).
+    `address` is that of the thread pool's control block, `block` that of the rule's words (`layout.py`). E and P are
+    multiples of 16. The other arguments are addresses, with `..._row` elements from row to row:
+
+    - x: contiguous rows, each with the queries, keys and values of a token
+    - gate: the gate, (T, H * P). beta: (T, H). step: the time step (dt) before its bias and softplus, (T, H)
+    - states: the states, (slots, H, E, P). runs: the runs, int64 (n_runs, RUN_WIDTH)
+    - out: the contiguous output, (T, H * P)
     """
     control, b = words(address), words(block)
     job = control[JOB:]

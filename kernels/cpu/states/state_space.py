@@ -1,7 +1,7 @@
 """The state space model of Mamba2 (SSD), its gate, and the norm of its output.
 
-Tokens are applied one by one, not in chunks of tokens as in the SSD algorithm. In this file, a chunk is a thread's unit
-of work: one of the H heads, for all tokens of the pass. A run is consecutive rows of one sequence (`layout.py`).
+Tokens are applied one by one, not in chunks as in the SSD algorithm. In this file, a chunk is a thread's unit of work:
+one of the H heads, for all tokens of the pass. A run is consecutive rows of one sequence (`layout.py`).
 
 The state of a head is a matrix (N, P) with state size N and head dim P. Each token decays the matrix, adds the outer
 product of the token's B and input to the matrix, and reads the matrix with the token's C. For each of the P columns,
@@ -44,8 +44,7 @@ from ..products.activations import silu
 from ..products.norms import rms_norm
 from .delta_rule import exp_one, softplus
 
-# Words of a job. STEP is the address of the time steps (dt). GATE_ROW and STEP_ROW are strides: the number of elements
-# from one row to the next.
+# Words of a job: the arguments of `state_space`.
 X, GATE, GATE_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, ROWS = range(11)
 # Number of tokens whose decays are prepared at a time, and number of tokens in a chunk of the norm.
 PIECE, TOKENS = 32, 8
@@ -56,20 +55,10 @@ def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: in
          y: int) -> None:  # fmt: skip
     """Apply one token to 16 columns of a head's matrix; write the token's output for these columns.
 
-    Args:
-        m: the states.
-        source: index in m of the matrix before the token: of its row 0, first column.
-        to: index in m of the matrix after the token: of its row 0, first column.
-        apart: the number of elements from one row of the matrix to the next.
-        n: N, the number of rows.
-        x: the rows with inputs, B and C, after the convolution.
-        b: index in x of the token's B.
-        c: index in x of the token's C.
-        v: index in x of the token's input, first column.
-        of: decays and time steps, as `_prepare` writes them.
-        at: index in `of` of the token's decay; the time step follows.
-        out: the output.
-        y: index in `out` of the token's output, first column.
+    The states m have the matrix before the token at index `source`, and after the token at `to` (row 0, first of the
+    columns); its n = N rows are `apart` elements apart. In x, the output of the convolution, the token's B is at index
+    b, its C at c, and its input for the first column at v. In `of` (`_prepare`), its decay is at index `at`, and its
+    time step follows. Its output for the first column is at index y of `out`.
     """
     decay, added, sum_ = load_splat(of, at), mul(load_splat(of, at + 1), load(x, v)), zeros()
     for e in range(n):
@@ -163,6 +152,7 @@ def _piece(job: Any, block: Any, head: int, first: int, n: int, source: int, tar
             at = (first + t) * row + b
             _four(m, read, to, P, N, x, row, at, at + G * N, v + t * row, of, 2 * t, out, y + t * width, width)
             t, read = t + 4, to
+        # A single token is applied to 64 columns at a time, and to the rest of the columns 16 at a time.
         if n == 1 and column % (4 * LANES) == 0 and column + 4 * LANES <= P:
             at = first * row + b
             _wide(m, read, to, P, N, x, at, at + G * N, v, of, 0, out, y)
@@ -220,21 +210,14 @@ def state_space(
 ) -> None:  # fmt: skip
     """Compute the state space of Mamba2, multiply its output with the SiLU of its gate, and norm the product.
 
-    If SPACE_NORM is 0, there is no norm.
+    If SPACE_NORM is 0, there is no norm. `address` is that of the thread pool's control block, `block` that of the
+    state space's words (`layout.py`). P is a multiple of 16. The other arguments are addresses, with `..._row` elements
+    from row to row:
 
-    Args:
-        address: address of the thread pool's control block.
-        block: address of the state space's words (`layout.py`); P is a multiple of 16.
-        n_rows: T.
-        x: address of T contiguous rows, each with the inputs, B and C of a token.
-        gate: address of the gate, (T, H * P).
-        gate_row: elements from one row of the gate to the next.
-        step: address of the time step before its bias and softplus, (T, H).
-        step_row: elements from one row of the time step to the next.
-        states: address of the states, (slots, H, N, P).
-        runs: address of the runs, int64 (n, RUN_WIDTH).
-        n_runs: number of runs.
-        out: address of (T, H * P).
+    - x: `n_rows` = T contiguous rows, each with the inputs, B and C of a token
+    - gate: the gate, (T, H * P). step: the time step (dt) before its bias and softplus, (T, H)
+    - states: the states, (slots, H, N, P). runs: the runs, int64 (n_runs, RUN_WIDTH)
+    - out: the contiguous output, (T, H * P)
     """
     control, b = words(address), words(block)
     job = control[JOB:]
