@@ -1,7 +1,7 @@
 """Count the GPU dispatches (kernel launches) of one decode step, for the command `backends -m MODEL`.
 
 Launches of this project's kernels are counted; for each of MLX's operations, the table `STOCK` has the number. In small
-models, a dispatch waits longer for the previous dispatch than it takes to read its bytes.
+models, waiting for the previous dispatch takes longer than reading the bytes of a dispatch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.options import OFF
 from mlx_engine.weights.model import Model, open_model
 
-# From this number of keys on, MLX splits attention into two dispatches on large GPUs; on smaller ones, later.
+# From this number of keys on, MLX splits attention into two dispatches on large GPUs; smaller GPUs have a higher bound.
 TWO_PASSES = 1024
 # Head dims of MLX's attention kernel for one query. Others take UNFUSED dispatches: scale, matmul, softmax, matmul.
 FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4

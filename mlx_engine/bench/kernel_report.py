@@ -209,7 +209,7 @@ def _prompts(found: Row) -> str:
 
 
 def _by_type(tokens: Sequence[Row]) -> Iterator[tuple[tuple[str, str], list[Row]]]:
-    """Yield ((type of activations, key of WAYS), rows) for each pair of these; for float32, the key is ""."""
+    """Yield ((type of activations, key of WAYS), rows) for each combination. For float32, the key is ""."""
     for key, ours in groupby(tokens, lambda row: (str(row.get("activations")), str(row.get("tensors", "")))):
         yield key, list(ours)
 

@@ -76,7 +76,7 @@ def output_of(*command: str) -> str | None:
 
 SCHEMA = 1
 PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
-# Paths that benchmarks write. `commit` ignores these, so that the results of one benchmark do not mark the next one's.
+# Paths that benchmarks write. Changes there do not mark the commit of the next benchmark as changed.
 WRITTEN = ("benchmarks/results", "benchmarks/reports", "BENCHMARKS.md")
 
 
@@ -92,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of this checkout, with "+" if tracked files but `WRITTEN` have changed; None if not in Git."""
+    """Return the commit of this checkout, and "+" if files other than `WRITTEN` have changed; None if not in Git."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
@@ -144,7 +144,7 @@ class OtherProcesses:
         self._start = self._times()
 
     def share(self) -> float | None:
-        """Return the share, 0 to 1, of the cores that other processes have used; None if the system reports none."""
+        """Return the share, 0 to 1, of the cores that other processes have used; None if unknown."""
         whole, busy, own = (now - then for now, then in zip(self._times(), self._start, strict=True))
         return min(1.0, max(0.0, busy - own - TICKS) / whole) if whole > 0 else None
 

@@ -36,14 +36,14 @@ class Outlook:
 
     Attributes:
         weights_bytes: bytes of the weights as the backend holds them, with the experts in memory.
-        left_bytes: bytes of embedding tables that stay in the file, not in `weights_bytes`; a pass reads a few rows.
+        left_bytes: bytes of embedding tables that stay in the file, which `weights_bytes` does not include.
         context: tokens of the prompt and the answer together.
         kv_bytes: bytes of keys and values of `context` tokens.
         decode_bytes: bytes that a pass of one token reads when the context is full.
         experts_bytes: bytes of all experts, in memory or not.
         experts_held_bytes: bytes of the experts in memory.
-        experts_read_bytes: bytes of experts that a token is expected to read from the file, if successive tokens have
-            as many experts in common as in Qwen3-30B-A3B.
+        experts_read_bytes: bytes of experts that a token is expected to read from the file, if successive tokens share
+            as many experts as in Qwen3-30B-A3B.
     """
 
     backend: str
@@ -65,7 +65,7 @@ class Outlook:
     def rate(self, bandwidth: float | None) -> float | None:
         """Return the tokens/s of decode at a full context, if memory is read at `bandwidth` bytes/s.
 
-        Return None without a bandwidth, for `NOT_BOUND`, and if tokens read experts from the file, at an unknown speed.
+        Return None without a bandwidth, on `NOT_BOUND`, and if experts are read from the disk, whose speed is unknown.
         """
         is_unknown = bandwidth is None or self.backend in NOT_BOUND or self.experts_read_bytes > 0
         return None if bandwidth is None or is_unknown else bandwidth / self.decode_bytes

@@ -42,7 +42,7 @@ MAGIC = "mlx_engine log-probabilities 1"
 MOST_HEADER = 1 << 16
 # Log-probabilities are stored down to this distance below the largest one at the same position; e**-24 is 4e-11.
 DEPTH = 24.0
-# The largest quantised log-probability in a file.
+# The largest code of a rounded log-probability in a file.
 CODES = (1 << 16) - 1
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
@@ -66,9 +66,8 @@ class Result:
         kl: the Kullback-Leibler divergence KL(reference || model) at each scored token; empty without a reference.
         same_top: for each scored token, whether model and reference give the highest probability to the same token.
         references: the reference's log-probability of each scored token.
-        squares: for each scored token, two sums over the vocabulary: of the squared differences between the model's and
-            the reference's logits, and of the reference's squared logits. Empty if the reference is a file, which has
-            no logits.
+        squares: for each scored token, two sums over the vocabulary: of the squared differences of the model's logits
+            from the reference's, and of the reference's squared logits. Empty if the reference is a file.
     """
 
     windows: Sequence[Window]
@@ -99,7 +98,7 @@ class Result:
         return math.sqrt(wrong / size) if size else None
 
     def summary(self) -> dict[str, Any]:
-        """Return the perplexity with its standard error, and the agreement with the reference, as JSON types."""
+        """Return the perplexity, its standard error and the agreement with the reference, as JSON types."""
         nll = -np.array(self.logprobs)
         mean, error = float(nll.mean()), _standard_error(nll)
         found: dict[str, Any] = {
@@ -262,7 +261,7 @@ def measure(
 def _reference(reference: Engine | Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
     """Return an iterator over the scored tokens: the reference's log-probability of the token, and its logits (V,).
 
-    If the reference is a file, they are replaced by rounded log-probabilities (V,).
+    A file has rounded log-probabilities (V,) in place of the logits.
     """
     if isinstance(reference, Path):
         return read_saved(reference, text, n_vocab)
@@ -301,8 +300,7 @@ def _compare(found: Result, row: np.ndarray, logprob: float, reference: np.ndarr
 def _record(n_vocab: int) -> np.dtype[Any]:
     """Return the NumPy type of a scored token's record.
 
-    A record has the float32 log-probability of the scored token, and the log-probability of every token of the
-    vocabulary, rounded to `least + step * code` with a 16-bit code.
+    A record has the token's log-probability, and those of the whole vocabulary, rounded to `least + step * code`.
     """
     return np.dtype([("logprob", "<f4"), ("least", "<f4"), ("step", "<f4"), ("codes", "<u2", (n_vocab,))])
 
@@ -345,7 +343,7 @@ def is_saved(path: Path) -> bool:
 
 
 def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
-    """Return an iterator over the records: the log-probability of the scored token, and the rounded ones (V,) of all.
+    """Return an iterator over the records: the token's log-probability, and the rounded ones (V,) of the vocabulary.
 
     Raises:
         FormatError: the file is damaged.

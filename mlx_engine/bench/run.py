@@ -50,7 +50,7 @@ def rows(
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as soon as it is measured.
 
-    Rows of an unavailable backend have the reason. With `profile`, rows with a KV cache also have a profile of one pass.
+    Rows of an unavailable backend have the reason. With `profile`, rows with a KV cache have the profile of a pass.
     `announce` is called before and after each run with (runs done, runs in total, title). `how` is passed to `engines`.
 
     Raises:

@@ -226,7 +226,7 @@ class Sweep:
 
 
 def seconds_per_weight(backend: Backend) -> float:
-    """Return a backend's seconds per weight of a small float32 matrix. A large matrix differs by a small factor."""
+    """Return a backend's seconds per weight of a small float32 matrix. Large ones differ by a small factor."""
     shape = (32, 512)
     zeros = np.zeros(shape, dtype=np.float32)
     linear: Any = Linear("small", backend.prepare(Weight.pack("small", zeros, F32)))

@@ -29,7 +29,7 @@ OPTIONAL = {
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return a table with a line per row: mean ± standard deviation of the rate (~ if estimated), or why none."""
+    """Return a table with, per row, the mean ± standard deviation of the rate (~: estimated), or why there is none."""
     cells = [_cells(row) for row in rows]
     shown = [name for name in cells[0] if any(c[name] != OPTIONAL.get(name) for c in cells)]
     return aligned([shown, *([c[name] for name in shown] for c in cells)])
