@@ -1,8 +1,7 @@
 """Count the GPU dispatches (kernel launches) of one decode step, for the command `backends -m MODEL`.
 
-This project's kernels are counted when they are launched. For MLX's operations, a table has the number of dispatches.
-The number matters for small models: each dispatch waits for the previous one, and this latency exceeds the time to read
-the dispatch's bytes.
+Launches of this project's kernels are counted; for each of MLX's operations, the table `STOCK` has the number. In small
+models, waiting for the previous dispatch takes longer than reading the bytes of a dispatch.
 """
 
 from __future__ import annotations
@@ -31,11 +30,9 @@ from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.options import OFF
 from mlx_engine.weights.model import Model, open_model
 
-# With at least this many keys, MLX splits attention into two dispatches on large GPUs. The bound of smaller GPUs is
-# higher.
+# From this number of keys on, MLX splits attention into two dispatches on large GPUs; smaller GPUs have a higher bound.
 TWO_PASSES = 1024
-# Head sizes of MLX's attention kernel for a single query. Other sizes take UNFUSED dispatches: scale, matmul, softmax,
-# matmul.
+# Head dims of MLX's attention kernel for one query. Others take UNFUSED dispatches: scale, matmul, softmax, matmul.
 FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4
 # MLX splits the sum of a row of more elements into two dispatches.
 LONGEST_SUM = 4096
@@ -68,13 +65,10 @@ def _launches(backend: Any, kernel: str) -> bool:
 
 
 def _product(backend: Any, weight: Any) -> int:
-    """Return MLX's dispatches of a matrix product; 0 if our kernel computes it.
-
-    MLX has three for a `SplitMatrix`, whose scales and biases it computes before the product.
-    """
+    """Return MLX's dispatches of a matrix product; 0 if our kernel computes it."""
     if not isinstance(weight, SplitMatrix):
         return 0 if _launches(backend, "dense") and weight.shape[1] >= NARROWEST else 1
-    return 3 if "matvec" in weight.kernels.refused else 0
+    return 3 if "matvec" in weight.kernels.refused else 0  # MLX computes scales, biases and the product
 
 
 def _embed(backend: Any, table: Any, ids: Any) -> int:
@@ -112,11 +106,9 @@ STOCK: dict[str, Callable[..., int]] = {
 
 @dataclass(frozen=True)
 class Dispatches:
-    """The dispatches of one decode step.
+    """The dispatches of one decode step, by kernel or operation.
 
-    Attributes:
-        layer: dispatches per layer, by kernel or operation: the mean over all layers, rounded up.
-        around: dispatches before the first and after the last layer.
+    `layer` has the mean over all layers, rounded up, and `around` the dispatches of the operations in `AROUND`.
     """
 
     layer: dict[str, int]
@@ -128,11 +120,7 @@ AROUND = ("embed", "norm_head", "row_sums", "argmax")
 
 
 def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
-    """Count the dispatches of one token at depth `depth`.
-
-    Raises:
-        TypeError: the engine's backend does not run on MLX.
-    """
+    """Count the dispatches of one token after `depth` tokens. Raise TypeError if the backend does not run on MLX."""
     if not isinstance(engine.backend, MlxBackend):
         raise TypeError(f"dispatches: expected a backend on MLX, found {engine.backend.name}")
     counts: Counter[str] = Counter()  # of the whole step, then of its layers only

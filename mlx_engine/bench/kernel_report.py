@@ -1,7 +1,6 @@
 """Measure the GPU kernels on a model's matrices: a table for the terminal, and a report file to share.
 
-This project is developed without a Mac. Measurements on Apple GPUs come from users who run `kernels bench --report` and
-send the file.
+We have no Mac: users measure Apple GPUs with `kernels bench --report`, and send us the file.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 # The tests of a model: prefill and decode.
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
-# The 16-bit types of activations. With these, one of two kernels multiplies prompts. The environment
-# variable `MLX_ENGINE_TENSORS` selects the kernel. WAYS maps each value of the variable to the Metal operation of the
-# selected kernel.
+# The 16-bit types of activations. With these, the environment variable MLX_ENGINE_TENSORS selects the kernel for the
+# products of prompts. WAYS maps the values of the variable to the Metal operation of the kernel.
 ROUNDED = ("f16", "bf16")
 WAYS = {"on": "matmul2d", "off": "simdgroup_matrix"}
 # The backends to time, by executor: MLX alone, and this project's kernels.
@@ -49,10 +47,7 @@ def measure(
 ) -> Row:
     """Measure the ladder (matvec kernels from slow to fast, `kernels/lab/ladder.py`) on a model's matrices.
 
-    Each product multiplies a matrix with `vectors` input vectors. The result also describes the machine.
-
-    Raises:
-        SourceError: there is no such model.
+    Each product has `vectors` input vectors. Raise SourceError if there is no such model.
     """
     from mlx_engine.kernels.lab import bench
     from mlx_engine.kernels.lab.ladder import Product, climb, products
@@ -104,8 +99,8 @@ def add_models(
 ) -> None:
     """Add the model's tokens per second on the backend `mlx`, and on the backend with this project's kernels.
 
-    The rates are measured with float32 activations and, with the executor `metal`, with each 16-bit type. On a GPU with
-    neural accelerators, each 16-bit type is measured with both kernels for prompts.
+    The activations are float32 and, with the executor `metal`, also each 16-bit type. On a GPU with neural
+    accelerators, each 16-bit type is measured with both kernels of `WAYS`.
     """
     names, executor = BACKENDS[found["executor"]], found["executor"]
     found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))
@@ -142,11 +137,7 @@ def default_file() -> Path:
 
 
 def check_file(path: Path) -> None:
-    """Check that the file can be written. Called before measuring, so that a wrong path does not waste a run.
-
-    Raises:
-        SourceError: the file cannot be written.
-    """
+    """Raise SourceError if the file cannot be written. Call this before measuring: a wrong path then wastes no run."""
     try:
         with path.open("a", encoding="utf-8"):
             pass
@@ -155,10 +146,9 @@ def check_file(path: Path) -> None:
 
 
 def write_report(path: Path, found: Row) -> None:
-    """Write the report: JSON if the suffix is .json, else a Markdown page with the JSON at its end.
+    """Write the report: JSON if the suffix is .json, else Markdown with the JSON at its end.
 
-    Raises:
-        SourceError: the file cannot be written.
+    Raise SourceError if the file cannot be written.
     """
     every = json.dumps(found, indent=1)
     write(path, every + "\n" if path.suffix == ".json" else f"{page(found)}\n```json\n{every}\n```\n")

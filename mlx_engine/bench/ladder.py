@@ -1,7 +1,4 @@
-"""The ladder of `bench --sweep`: a list of rungs (backends with settings), and the report of their speed.
-
-The report has a table of rates, and the speedup from each rung to the next.
-"""
+"""The ladder of `bench --sweep`: its rungs (backends with settings), and the report of their rates and speedups."""
 
 from __future__ import annotations
 
@@ -39,8 +36,7 @@ RUNGS = (
     Rung("metal", "metal"),
     Rung("cuda", "cuda"),
 )
-# The suffix of the title of a rung without a KV cache. `Sweep.passes` also measures the fastest rung without a cache,
-# under a title with this suffix. Unless the fastest rung is `scalar`, this title is not in `RUNGS`.
+# The suffix of the title of a rung without a KV cache: of one in `RUNGS`, and of the rung that `Sweep.passes` makes.
 NO_CACHE = ", no cache"
 
 
@@ -48,7 +44,7 @@ NO_CACHE = ", no cache"
 class Speedup:
     """The speedup of a test from `old` to `new`: two rungs, or F32 and another type of weights on the same rung.
 
-    `weights` is the type of weights on the rung `new`, or None if the report does not need it.
+    `weights` is the type of weights on the rung `new`, or None if `text` need not name it.
     """
 
     test: str
@@ -114,8 +110,7 @@ def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     return sorted(by_prompt, key=lambda n: by_prompt[n]), [n for n in by_gen if counts[n] == most]
 
 
-# The first and last pass (counted from 1) of two ranges. The ratio of their median times shows how passes slow down as
-# the text grows.
+# Two ranges of passes, counted from 1. The ratio of their median times shows how passes slow down as the text grows.
 EARLY, LATE = (8, 23), (241, 256)
 
 
@@ -128,7 +123,7 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
-    """Return a line with the largest speedup of a test, then a list of all of `steps`; None if there are none."""
+    """Return a line with the largest speedup of a test, then a list of all speedups; None if there are none."""
     found = steps(rows, test)
     if not found:
         return None

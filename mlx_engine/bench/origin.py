@@ -1,7 +1,4 @@
-"""Describe the origin of a measurement: machine, time, versions, commit, model digest, and the load of other processes.
-
-If other processes used more than 5 % of the cores (`MOST`) during a measurement, its figures are marked as not usable.
-"""
+"""Describe the origin of a measurement: machine, time, versions, commit, model, and the load of other processes."""
 
 from __future__ import annotations
 
@@ -79,8 +76,7 @@ def output_of(*command: str) -> str | None:
 
 SCHEMA = 1
 PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
-# Paths that benchmarks write. `commit` ignores changes of these files, so that the results of one benchmark do not mark
-# the commit of the next one as changed.
+# Paths that benchmarks write. Changes there do not mark the commit of the next benchmark as changed.
 WRITTEN = ("benchmarks/results", "benchmarks/reports", "BENCHMARKS.md")
 
 
@@ -96,10 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that this package runs from; None if there is no checkout.
-
-    If tracked files other than results of benchmarks (`WRITTEN`) have changed, "+" follows.
-    """
+    """Return the commit of this checkout, and "+" if files other than `WRITTEN` have changed; None if not in Git."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
@@ -151,18 +144,12 @@ class OtherProcesses:
         self._start = self._times()
 
     def share(self) -> float | None:
-        """Return the share, 0 to 1, of the cores that other processes have used; None if the system does not report it.
-
-        `TICKS` core seconds are subtracted, so that rounding to clock ticks does not count as other processes.
-        """
+        """Return the share, 0 to 1, of the cores that other processes have used; None if unknown."""
         whole, busy, own = (now - then for now, then in zip(self._times(), self._start, strict=True))
         return min(1.0, max(0.0, busy - own - TICKS) / whole) if whole > 0 else None
 
     def _times(self) -> tuple[float, float, float]:
-        """Return core seconds (total, busy, own), where own is the time of this process and its ended children.
-
-        Total and busy count from the start of the system.
-        """
+        """Return core seconds: total and busy since the system's start, and of this process and its ended children."""
         whole = busy = 0.0
         for core in self._cores():
             times = {name: seconds for name, seconds in core._asdict().items() if name not in TWICE}
@@ -171,7 +158,7 @@ class OtherProcesses:
         return whole, busy, sum(self._process.cpu_times()[:4])
 
     def _cores(self) -> Sequence[Any]:
-        """Return the times of each core that this process may use, or of all if the system does not tell which."""
+        """Return the times of each core that this process may use, or of all cores if these are not known."""
         cores = psutil.cpu_times(percpu=True)
         allowed = self._process.cpu_affinity() if hasattr(self._process, "cpu_affinity") else None
         return [cores[i] for i in allowed] if allowed and max(allowed) < len(cores) else cores
@@ -191,7 +178,7 @@ def disturbed(rows: Sequence[dict[str, Any]]) -> str | None:
 def finding(rows: Sequence[dict[str, Any]]) -> str | None:
     """Return a sentence about the rows whose figures are not usable, or None if there are none.
 
-    A row without the key `test` is a report of the command `report`, and stands for all its figures.
+    A row without the key `test` is the result of the command `report`.
     """
     found = [row for row in rows if row.get("usable") is False]
     if not found:

@@ -1,6 +1,6 @@
-"""Predict, without loading weights, whether a model fits this machine's memory, and how fast it would decode.
+"""Predict whether a model fits this machine's memory, and how fast it would decode, for the command `inspect`.
 
-The command `inspect` prints the result. The rate is the memory bandwidth divided by the bytes read per token.
+The predicted rate is the memory bandwidth divided by the bytes read per token.
 """
 
 from __future__ import annotations
@@ -35,17 +35,15 @@ class Outlook:
     """The memory and the expected speed of a model on this machine.
 
     Attributes:
-        backend: the backend.
         weights_bytes: bytes of the weights as the backend holds them, with the experts in memory.
-        left_bytes: bytes of embedding tables that stay in the file, not in `weights_bytes`; a pass reads a few rows.
+        left_bytes: bytes of embedding tables that stay in the file, which `weights_bytes` does not include.
         context: tokens of the prompt and the answer together.
         kv_bytes: bytes of keys and values of `context` tokens.
         decode_bytes: bytes that a pass of one token reads when the context is full.
-        available_bytes: memory that is available now.
-        experts_bytes: bytes of all experts, also of those that are not in memory.
+        experts_bytes: bytes of all experts, in memory or not.
         experts_held_bytes: bytes of the experts in memory.
-        experts_read_bytes: bytes of experts that a token is expected to read from the file, if successive tokens have
-            as many experts in common as in Qwen3-30B-A3B.
+        experts_read_bytes: bytes of experts that a token is expected to read from the file, if successive tokens share
+            as many experts as in Qwen3-30B-A3B.
     """
 
     backend: str
@@ -67,8 +65,7 @@ class Outlook:
     def rate(self, bandwidth: float | None) -> float | None:
         """Return the tokens/s of decode at a full context, if memory is read at `bandwidth` bytes/s.
 
-        Return None if the bandwidth is None, on the backends `NOT_BOUND`, and if tokens read experts from the file. The
-        speed of the disk is not measured.
+        Return None without a bandwidth, on `NOT_BOUND`, and if experts are read from the disk, whose speed is unknown.
         """
         is_unknown = bandwidth is None or self.backend in NOT_BOUND or self.experts_read_bytes > 0
         return None if bandwidth is None or is_unknown else bandwidth / self.decode_bytes
@@ -81,11 +78,11 @@ class Outlook:
 def outlook(
     path: Path, backend: str = "auto", context: int | None = None, experts_memory: int | None = None
 ) -> Outlook:
-    """Return the `Outlook` of the model of a file or folder. Its weights are not loaded.
+    """Return the `Outlook` of the model of a file or folder, without loading its weights.
 
     Args:
         path: a GGUF file or a folder.
-        backend: the backend; "auto" is the fastest on this machine.
+        backend: "auto" is the fastest on this machine.
         context: tokens of prompt and answer; None is the model's context, at most 4,096.
         experts_memory: the most bytes of experts in memory; None for what is available.
 
@@ -130,7 +127,7 @@ def outlook(
 def machine_bandwidth(threads: int) -> float | None:
     """Return the bytes per second that this many threads read from memory.
 
-    None if the size of the caches is unknown, or if the largest cache would serve over half of the reads.
+    Return None if the cache sizes are unknown, or if more than half of the bytes would fit into the largest cache.
     """
     cache = cache_bytes()
     if cache is None or 2 * cache > MOST_BYTES:

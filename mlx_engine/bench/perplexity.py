@@ -8,8 +8,8 @@ perplexity is exp of the mean negative log-likelihood (NLL) of all scored tokens
 The guide's code computes another perplexity, `Result.guide`: it takes the mean NLL of each window, and weights it by
 the window's number of new tokens minus 1. The two differ a little if windows overlap.
 
-The reference is another model, or a file with a model's log-probabilities. Such a file has a line of JSON, then a
-record per scored token: the token's exact log-probability, and 16 bits for every token of the vocabulary.
+The reference is another model, or a file with a model's log-probabilities: a line of JSON, then a `_record` per scored
+token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAGIC = "mlx_engine log-probabilities 1"
 MOST_HEADER = 1 << 16
 # Log-probabilities are stored down to this distance below the largest one at the same position; e**-24 is 4e-11.
 DEPTH = 24.0
-# The largest quantised log-probability in a file.
+# The largest code of a rounded log-probability in a file.
 CODES = (1 << 16) - 1
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
@@ -61,15 +61,13 @@ class Result:
     """The scores of a text.
 
     Attributes:
-        logprobs: the log-probability of each scored token.
         ids: the scored tokens.
-        windows: the windows.
+        logprobs: the log-probability of each scored token.
         kl: the Kullback-Leibler divergence KL(reference || model) at each scored token; empty without a reference.
         same_top: for each scored token, whether model and reference give the highest probability to the same token.
         references: the reference's log-probability of each scored token.
-        squares: for each scored token, two sums over the vocabulary: of the squared differences between the model's and
-            the reference's logits, and of the reference's squared logits. Empty if the reference is a file, which has
-            no logits.
+        squares: for each scored token, two sums over the vocabulary: of the squared differences of the model's logits
+            from the reference's, and of the reference's squared logits. Empty if the reference is a file.
     """
 
     windows: Sequence[Window]
@@ -100,7 +98,7 @@ class Result:
         return math.sqrt(wrong / size) if size else None
 
     def summary(self) -> dict[str, Any]:
-        """Return the perplexity with its standard error, and the agreement with the reference, as JSON types."""
+        """Return the perplexity, its standard error and the agreement with the reference, as JSON types."""
         nll = -np.array(self.logprobs)
         mean, error = float(nll.mean()), _standard_error(nll)
         found: dict[str, Any] = {
@@ -147,7 +145,6 @@ class Text:
     """A text and its windows.
 
     Attributes:
-        ids: the tokens.
         context: the largest number of tokens of a window.
         stride: the number of tokens from the beginning of a window to the beginning of the next window.
         bos: a token to put before each window that does not begin the text; None for none.
@@ -169,7 +166,7 @@ class Text:
 
     @property
     def windows(self) -> list[Window]:
-        """The windows in which tokens are scored."""
+        """The windows, without those in which no token is scored."""
         found, end = list[Window](), 0
         for first in range(0, len(self.ids), self.stride):
             new, end = end, min(first + self.context, len(self.ids))
@@ -182,7 +179,7 @@ class Text:
 
     @property
     def n_scored(self) -> int:
-        """The number of tokens that are scored."""
+        """The number of scored tokens."""
         return sum(window.end - window.scored for window in self.windows)
 
     @property
@@ -233,10 +230,10 @@ def measure(
     save: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Result:
-    """Score a text with a model.
+    """Score a text with a model, and write the log-probabilities to the file `save`.
 
-    `save` is the file to which the log-probabilities are written. `reference` is another model with the same
-    vocabulary, or a file that an earlier run has saved. `progress` is called with (tokens scored, tokens to score).
+    `reference` is another model with the same vocabulary, or a file that an earlier run has saved. `progress` is called
+    with (tokens scored, tokens to score).
 
     Raises:
         OptionError: the reference has another vocabulary, or its file was made with other tokens or windows.
@@ -264,7 +261,7 @@ def measure(
 def _reference(reference: Engine | Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
     """Return an iterator over the scored tokens: the reference's log-probability of the token, and its logits (V,).
 
-    A file has rounded log-probabilities (V,) in place of logits.
+    A file has rounded log-probabilities (V,) in place of the logits.
     """
     if isinstance(reference, Path):
         return read_saved(reference, text, n_vocab)
@@ -303,8 +300,7 @@ def _compare(found: Result, row: np.ndarray, logprob: float, reference: np.ndarr
 def _record(n_vocab: int) -> np.dtype[Any]:
     """Return the NumPy type of a scored token's record.
 
-    A record has the exact log-probability of the scored token, and the log-probability of every token of the
-    vocabulary, rounded to `least + step * code` with a 16-bit code.
+    A record has the token's log-probability, and those of the whole vocabulary, rounded to `least + step * code`.
     """
     return np.dtype([("logprob", "<f4"), ("least", "<f4"), ("step", "<f4"), ("codes", "<u2", (n_vocab,))])
 
@@ -339,7 +335,7 @@ def saving(target: Path, text: Text, n_vocab: int) -> Iterator[Callable[[np.ndar
 
 
 def is_saved(path: Path) -> bool:
-    """Return whether a path is a reference file."""
+    """Return whether a path is a reference file, as made by `saving`."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -347,9 +343,7 @@ def is_saved(path: Path) -> bool:
 
 
 def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
-    """Return an iterator over the records of a reference file.
-
-    A record has the log-probability of the scored token, and the rounded log-probabilities (V,) of all tokens.
+    """Return an iterator over the records: the token's log-probability, and the rounded ones (V,) of the vocabulary.
 
     Raises:
         FormatError: the file is damaged.

@@ -75,7 +75,7 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
 def _line(axes: Any, row: Row, color: str, name: str) -> None:
     """Plot the median time of each pass over the repetitions, and a band from the fastest to the slowest repetition.
 
-    If the budget ended before all passes were run, a dotted line shows the estimated times of the other passes.
+    A dotted line shows the estimated times of passes that did not fit into the budget.
     """
     n = min(len(run) for run in row["passes_s"])
     runs = [[run[i] * 1e3 for run in row["passes_s"]] for i in range(n)]
@@ -98,7 +98,7 @@ def ladder(rows: Sequence[Row]) -> Figure | None:
     prompts, gens = tests(rows)
     chosen = [("prefill", prompts[-1])] if prompts else []
     chosen += [("decode", gens[0])] if gens else []
-    # In the order of the ladder; the type of weights is None for rungs that were not measured.
+    # (rung, type of weights) in the order of the ladder. The type is None for rungs that were not measured.
     lines = [key for key in dict.fromkeys((row["rung"], row["weights"]) for row in rows) if _has(rows, key, chosen)]
     if not chosen or not any(weights for _, weights in lines):
         return None
@@ -140,7 +140,7 @@ def _error_bar(
 ) -> float:
     """Draw an error bar from the smallest to the largest sample; return its length from the point to the largest.
 
-    With fewer than two samples, draw nothing and return 0. The samples are x coordinates if `is_x`, else y coordinates.
+    With fewer than two samples, draw nothing and return 0. Samples are x coordinates if `is_x`, else y coordinates.
     """
     if not samples or len(samples) == 1:
         return 0.0
@@ -226,8 +226,7 @@ LATENCIES = (
 def clients(rows: Sequence[Row]) -> Figure | None:
     """Plot two panels over the number of clients: throughput with the limits of memory and arithmetic, and latencies.
 
-    A point is the median over the rounds of the measurement; its error bar reaches from the smallest to the largest
-    value of a round.
+    A point is the median over the rounds; its error bar reaches from the smallest to the largest value of a round.
     """
     rows = [row for row in rows if row.get("total_ts")]
     if not rows:

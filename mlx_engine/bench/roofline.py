@@ -1,12 +1,11 @@
 """Measure the machine's limits: memory bandwidth and peak arithmetic.
 
-`Limits` samples both limits between the repetitions of a test, because they may change by half within minutes. The
-kernels of `kernels/cpu/roofline.py` run on as many threads as the backend has. To measure the bandwidth, they read the
-model's matrices. To measure peak arithmetic, they run multiply-adds in registers. Without compiled kernels, NumPy reads
-the model's matrices and multiplies small matrices.
+`Limits` samples both limits between the repetitions of a test, because they may change by half within minutes. On as
+many threads as the backend has, kernels (`kernels/cpu/roofline.py`) read the model's matrices, or run multiply-adds in
+registers. Without compiled kernels, NumPy reads the model's matrices, or multiplies small matrices.
 
-`read_bandwidth` (for the server), `bandwidth_of` (for `inspect` and `plan`) and `product_rate` (for `plan`) are quick
-estimates without these kernels. They take a fraction of a second, once the backend's own kernels are compiled.
+`read_bandwidth` (for the server), `bandwidth_of` (for `inspect` and `plan`) and `product_rate` (for `plan`) are
+estimates without these kernels. They take a fraction of a second, once the backend's kernels are compiled.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class InNumPy:
     SIDE = 192
 
     def read_in_order(self, words: np.ndarray) -> int:
-        """Return the exclusive or of int64s."""
+        """Read int64s in one stream; return their exclusive or."""
         return int(np.bitwise_xor.reduce(words))
 
     # NumPy cannot read several streams in one loop.
@@ -72,11 +71,11 @@ class Compiled:
         self._library = library
 
     def read(self, words: np.ndarray) -> int:
-        """Return the exclusive or of int64s, read in eight streams."""
+        """Read int64s in eight streams; return their exclusive or."""
         return self._read(self._library.read_words, words)
 
     def read_in_order(self, words: np.ndarray) -> int:
-        """Return the exclusive or of int64s."""
+        """Read int64s in one stream; return their exclusive or."""
         return self._read(self._library.read_words_in_order, words)
 
     def compute(self, rounds: int) -> float:
@@ -100,7 +99,7 @@ class Compiled:
 
 
 def kernels(*, jit: bool) -> Compiled | InNumPy:
-    """Return the compiled kernels, or their NumPy references if `jit` is false or there is no machine code."""
+    """Return the compiled kernels, or `InNumPy` if `jit` is false or there is no machine code."""
     library = load_kernels() if jit else None
     return InNumPy() if library is None else Compiled(library)
 
@@ -128,7 +127,7 @@ class Limits:
         self.peak.append(flops / self._computing(self._rounds))
 
     def sample_in_order(self) -> None:
-        """Take one sample of the bandwidth of reading the same bytes sequentially."""
+        """Take one sample of the bandwidth of reading the same bytes in one stream per thread."""
         seconds = self._reading(self._repeats, self.kernels.read_in_order)
         self.in_order.append(self._nbytes * self._repeats / seconds)
 
@@ -173,7 +172,7 @@ def enough(timed: Callable[[int], float]) -> int:
     return n
 
 
-# Arrays with fewer bytes in total are concatenated, because a call per array would take as long as reading the array.
+# Arrays with fewer bytes in total are concatenated, because a call for a small array would take as long as reading it.
 SMALL = 64 << 20
 
 
@@ -204,10 +203,7 @@ def in_words(array: np.ndarray) -> np.ndarray:
 
 
 def side_by_side(words: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the arrays, or, if they have fewer than `SMALL` bytes in total, one array with a copy of all of them.
-
-    The copy has as many bytes as the arrays, so the same share of it fits into the processor's cache.
-    """
+    """Return the arrays, or one copy of all of them if they have fewer than `SMALL` bytes in total."""
     return [in_words(np.concatenate(words))] if sum(w.nbytes for w in words) < SMALL else words
 
 
@@ -233,7 +229,7 @@ def read_bandwidth(engine: Engine) -> float | None:
 def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
     """Return the bytes per second at which threads read int64 arrays, the best of `READINGS`.
 
-    Only the first arrays are read, up to `MOST_BYTES` in total, but at least one array.
+    Only the first arrays are read, up to `MOST_BYTES` in total, but at least one.
     """
     ends = itertools.accumulate(array.nbytes for array in words)
     some = [array for array, end in zip(words, ends, strict=True) if end <= MOST_BYTES] or [words[0]]
@@ -252,17 +248,13 @@ def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
     return max(rates)
 
 
-# The default sizes of `product_rate`: a chunk of a prompt, and a matrix of a usual size. The product takes some
-# milliseconds on two cores.
+# The default sizes of `product_rate`: a chunk of a prompt, and a matrix of a usual size.
 PRODUCT_ROWS, PRODUCT_SIDE = 512, 2048
 PRODUCTS = 5
 
 
 def product_rate(backend: Backend, type_: GGMLType, rows: int = PRODUCT_ROWS, side: int = PRODUCT_SIDE) -> float:
-    """Return the floating-point operations per second of a product with a matrix of this type, the best of `PRODUCTS`.
-
-    The product is of an input (rows, side) and a matrix (side, side).
-    """
+    """Return the FLOP/s of a product of (rows, side) and a matrix (side, side) of this type, the best of `PRODUCTS`."""
     weight = Weight("speed", (side, side), type_, np.zeros(type_.bytes_for(side * side), np.uint8))
     rates = []
     with backend.session():

@@ -50,10 +50,8 @@ def rows(
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as soon as it is measured.
 
-    An unavailable backend is never replaced by another one; its rows have the reason.
-
-    With `profile`, a row with a KV cache also has the profile of one pass. `announce` is called before and after each
-    run with (runs done, runs in total, title). `how` has other options of `engines`.
+    Rows of an unavailable backend have the reason. With `profile`, rows with a KV cache have the profile of a pass.
+    `announce` is called before and after each run with (runs done, runs in total, title). `how` is passed to `engines`.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
@@ -103,7 +101,7 @@ def engines(
 ) -> Iterator[tuple[Row, str | None, Bench | None]]:
     """Yield for each backend the fields of its rows, and either the reason why it is unavailable or its `Bench`.
 
-    A `Bench` is closed when the next one is asked for. `check` is called with each model before its weights are read;
+    A `Bench` is closed when the next item is requested. `check` is called with each model before its weights are read;
     `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
@@ -147,8 +145,7 @@ class Bench:
         be = engine.backend
         self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(be, type_), quant, be.kv_type)
         self.threads = threads_of(engine.backend)
-        # Limits are measured on the processor, so they do not apply to other devices. They do not apply to a model on
-        # several machines either, because this machine has only a part of the weights.
+        # The limits of this processor apply neither to other devices nor to a model on several machines.
         on_cpu = engine.backend.device == "cpu" and not engine.model.is_shared
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
@@ -165,13 +162,13 @@ class Bench:
     ) -> Row:
         """Measure a test; return its row: samples, backend, shares of the machine's limits, load of other processes.
 
-        `progress` is called before and after each run with (runs done, runs in total).
+        `progress` is called with (runs done, runs in total) before and after each run.
         """
         between = self.limits.sample if self.limits is not None else lambda: None
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
         others = OtherProcesses()
         result = measure(self.engine, test, **how, between=between, progress=progress)
-        # Ranks of this run may be processes on this machine, so the load of other processes is not reported.
+        # The other processes may be ranks of this model.
         share = None if self.engine.model.is_shared else others.share()
         row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv), **fields(share)}
         if profile and kv:
@@ -221,13 +218,12 @@ def threads_of(backend: Backend) -> int | None:
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
     """Return the type in which the backend holds the largest matrix.
 
-    This is the type to which `quant` converts the matrix, or the file's type. If the backend expands this type, it is
-    the type of the activations, or F32.
+    This is its type after the conversion `quant`, or, if the backend expands it, the type of the activations or F32.
     """
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
-    # I16 is also the name of a GGML type, but matrices that fixed point cannot multiply are expanded to float32.
+    # I16 is also a GGML type, but with activations i16, weights without a fixed-point kernel are expanded to float32.
     expanded = F32 if backend.activations == "i16" else BY_NAME.get(backend.activations.upper(), F32)
     return loaded if is_kept else expanded

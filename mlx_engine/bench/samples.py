@@ -43,7 +43,7 @@ class Result:
     """The samples of a test, one per repetition.
 
     Attributes:
-        seconds: the times of the test.
+        seconds: the durations of the test.
         passes: the seconds of all decode passes, a list per repetition.
         estimated: how the samples were extrapolated, or None if the whole test was measured.
     """
@@ -82,7 +82,7 @@ def tests_of(
 ) -> list[Test]:
     """Return all tests in the order of llama-bench: at each depth prefill tests, then decode tests, then tests of both.
 
-    If only `both` is given, prefill alone and decode alone are left out.
+    If only `both` is given, only tests of both are returned.
 
     Raises:
         OptionError: a list cannot be parsed, or there is no test.
@@ -140,21 +140,20 @@ def check_context(name: str, n_tokens: int, context: int) -> None:
     require(n_tokens <= context, option=name, expected=expected, found=n_tokens, message=message)
 
 
-# With fewer measured passes, `rest` assumes that time is proportional to the number of tokens.
+# The smallest number of measured passes to which `rest` fits a line.
 ENOUGH = 8
 
 
 def rest(passes: Sequence[float], lengths: Sequence[int]) -> list[float]:
     """Estimate the seconds of the passes that were not run.
 
-    With a KV cache, every pass has length 1, and the estimate is the mean of the measured passes. Without a cache, the
-    time is a constant (to read the weights) plus a part proportional to the length. A line is fitted to the later half
-    of the measured passes, because short lengths use other kernels. With fewer than ENOUGH measured passes, the time is
-    assumed to be proportional to the length.
+    With a KV cache, every length is 1, and the estimate is the mean of the measured passes. Without a cache, a line is
+    fitted to the later half of the measured passes, because short lengths use other kernels. With fewer than ENOUGH
+    measured passes, the time is assumed to be proportional to the length.
 
     Args:
         passes: the seconds of the passes that were run.
-        lengths: the number of tokens that each pass computes: first the passes of `passes`, then the missing passes.
+        lengths: the number of tokens that each pass computes: first the measured passes, then the missing ones.
     """
     n = len(passes)
     missing = lengths[n:]

@@ -7,8 +7,8 @@ The file has a JSON object per line, with these keys:
 - `name`, `max_tokens`, `prediction` (a text that the answer may repeat): optional.
 - `right`, optional: a fraction. The answer is first generated without proposals. Then its tokens are proposed, with all
   but this fraction replaced by wrong ones. This measures the speedup at a given acceptance, also with random weights.
-- `drafter`, optional: "mtp" or "draft". Without `drafter` and `right`, n-gram lookup and every loaded drafter get a row
-  each. With both, the drafter runs and its time counts, but tokens are proposed as with `right` alone.
+- `drafter`, optional: "mtp" or "draft". With `right`, this drafter runs and its time counts, but the proposed tokens
+  are those of `right`. Without `drafter` and `right`, n-gram lookup and every loaded drafter get a row each.
 
 Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
 """
@@ -46,8 +46,8 @@ RECORDED = "recorded"
 class Recorded:
     """Proposes the tokens of a known answer, with some of them replaced by wrong ones.
 
-    The number of wrong tokens is exact; their positions are random, drawn with `seed`. If each token were replaced with
-    a fixed probability, the number would vary: in one answer of 256 tokens, 76 % were right instead of 80 %.
+    The positions of wrong tokens are drawn with `seed`; their number is exact. With a fixed probability per token, 76 %
+    instead of 80 % of the tokens of one answer were right.
     """
 
     def __init__(self, answer: Sequence[int], right: float, seed: int = 0) -> None:
@@ -60,7 +60,7 @@ class Recorded:
         self._n += len(ids)
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return at most `most` next ids, and LONGEST, the greatest evidence of n-gram lookup."""
+        """Return at most `most` next ids, and as evidence LONGEST, the longest match of n-gram lookup."""
         return self.after(self._n, most), LONGEST
 
     def after(self, n: int, most: int) -> Sequence[int]:
@@ -188,7 +188,7 @@ def prompts_of(text: Row) -> list[Any]:
 
 
 def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Speculation:
-    """Return the speculation with the drafter `way`; if the text has `right`, proposals are of the known answers."""
+    """Return the speculation with the drafter `way`; if the text has `right`, known answers are proposed."""
     right, vocabulary = text.get("right", 1.0), int(engine.config.vocab_size)
     if way == RECORDED:
         return Speculation(Recordings(answers, right), vocabulary, usual=(LOOKUP,))
@@ -198,10 +198,9 @@ def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Specula
 
 
 def _answered(engine: Engine, text: Row, way: str | None, known: Sequence[Sequence[int]]) -> Row:
-    """Answer the prompts of a text at once; return ids, counts and times.
+    """Answer the prompts of a text at once; return ids, counts, and times from when every answer has its first token.
 
-    The times are measured from the moment when every answer has its first token. `way` is the name of the drafter, or
-    None for no proposals; `known` are the ids of the answers without proposals.
+    `way` is the name of the drafter, or None for no proposals; `known` has the ids of the answers without proposals.
     """
     options = Options.of(text.get("max_tokens", N_TOKENS), ignore_eos=True, prediction=text.get("prediction"))
     requests: list[Request] = [engine.request(prompt, options) for prompt in prompts_of(text)]

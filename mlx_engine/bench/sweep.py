@@ -45,8 +45,7 @@ from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.weights.model import architecture_of, open_model
 
-# Seconds per cell: one test on one rung with one type of weights. All rungs of the built-in model then take two to
-# three minutes.
+# Seconds per cell: a test on a rung with a type of weights. All rungs of the built-in model then take 2 to 3 minutes.
 BUDGET = 10.0
 # Number of passes of the long decode test, with and without a cache.
 PASSES = 256
@@ -131,7 +130,7 @@ def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title
 
 
 class Sweep:
-    """The state of a sweep. It holds one engine at a time, shared by consecutive rungs where possible."""
+    """The state of a sweep. It holds one engine at a time, for all consecutive cells with the same settings."""
 
     def __init__(self, path: Path, checkpoint: Checkpoint, plan: Plan, announce: Announce, total: int) -> None:
         self.path, self.checkpoint, self.plan, self.total = path, checkpoint, plan, total
@@ -169,9 +168,8 @@ class Sweep:
     def _attempts(self, rung: Rung) -> list[tuple[Conversion, str | None]]:
         """Return the conversions of weights to measure, each with the reason to skip it or None.
 
-        Usually there are two: F32_LAYERS converts all layers to float32, STORED converts none. If `plan.quant` is not
-        STORED, if the rung expands all weights to float32 anyway, or if the rung is unavailable, `plan.quant` is the
-        only one.
+        These are F32_LAYERS (all layers as float32) and STORED (no conversion), or only `plan.quant`: if it is not
+        STORED, or if the rung is unavailable or expands all weights to float32.
         """
         reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations, jit=rung.jit)
         if reason is not None:
@@ -228,7 +226,7 @@ class Sweep:
 
 
 def seconds_per_weight(backend: Backend) -> float:
-    """Return a backend's seconds per weight of a small float32 matrix. A large model differs by a small factor."""
+    """Return a backend's seconds per weight of a small float32 matrix. Large ones differ by a small factor."""
     shape = (32, 512)
     zeros = np.zeros(shape, dtype=np.float32)
     linear: Any = Linear("small", backend.prepare(Weight.pack("small", zeros, F32)))

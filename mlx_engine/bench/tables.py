@@ -29,10 +29,7 @@ OPTIONAL = {
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return a table with a line per row: mean ± standard deviation of the rate, or why the test was not run.
-
-    `~` marks an estimate.
-    """
+    """Return a table with, per row, the mean ± standard deviation of the rate (~: estimated), or why there is none."""
     cells = [_cells(row) for row in rows]
     shown = [name for name in cells[0] if any(c[name] != OPTIONAL.get(name) for c in cells)]
     return aligned([shown, *([c[name] for name in shown] for c in cells)])
@@ -141,11 +138,7 @@ def default_folder(model: str) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder. Call this before measuring, so that a wrong path does not waste a run.
-
-    Raises:
-        SourceError: the folder cannot be created.
-    """
+    """Create the folder, or raise SourceError. Call this before measuring: a wrong path then wastes no run."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,11 +2,10 @@
 
 The benchmarks divide this work by the measured time, and compare the resulting rates with the machine's limits.
 
-Every pass reads each matrix once, for any number of tokens. A pass reads only those experts of a layer that its tokens
-are expected to choose. Embedding lookups are neglected. A tied embedding table counts once, as the output head.
-
-The last layer computes queries, keys and values of all tokens. Its later operations, and the head, are computed only
-for tokens whose logits are wanted. In a test, these are the last token of a prompt and every generated token.
+A pass reads each matrix once, for any number of tokens, but only the experts that its tokens are expected to choose.
+Embedding lookups are neglected. A tied embedding table counts once, as the output head. In the last layer, operations
+after the queries, keys and values run only for tokens whose logits are wanted, as does the head. In a test, these are
+the last token of a prompt and every generated token.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from mlx_engine.weights.plan import check
 # Tables with a row per token id or position. All other two-dimensional tensors count as matrices of linear layers.
 LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
-# How the names of matrices after a layer's token mixer (such as attention) begin. In the last layer, these matrices are
-# multiplied only with tokens whose logits are wanted.
+# The beginnings of the names of matrices after a layer's token mixer (such as attention).
 AFTER_MIXER = ("attn_output", "ssm_out", "shortconv.out_proj", "ffn_", "inp_gate", "proj")
 # A Python float takes 24 bytes, and its reference in a list 8.
 PYTHON_FLOAT_BYTES = 32
@@ -47,12 +45,11 @@ class Sizes:
     """Sizes of the weights and caches that a pass reads.
 
     Attributes:
-        layers: number of weights that each token is multiplied with, over all layers; of the experts, only the chosen
-            ones count.
+        layers: number of weights of all layers that each token is multiplied with: of the experts, the chosen ones.
         head: number of weights of the head.
         nbytes: bytes of layers and head without experts, as the backend holds them.
-        cached: bytes of keys and values per token that attention reads, over all layers.
-        scored: multiplications of attention per query and visible token, summed over all layers.
+        cached: bytes of keys and values per token, over all layers.
+        scored: multiplications of attention per query and visible token, over all layers.
         local: the share of layers with a sliding window of `window` tokens.
         last_token_only: the last layer's part of `layers` that is multiplied only with tokens whose logits are wanted.
         scored_last: the last layer's part of `scored`, which counts only for tokens whose logits are wanted.
@@ -78,9 +75,7 @@ class Sizes:
 def sizes(
     checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED, kv_type: str = "f32"
 ) -> Sizes:
-    """Return the sizes of a checkpoint's model on a backend.
-
-    `held` returns the backend's bytes per weight of a type.
+    """Return the sizes of a checkpoint's model on a backend, whose bytes per weight of a type are those of `held`.
 
     Raises:
         ModelError: no model can be built from the checkpoint.

@@ -1,7 +1,4 @@
-"""The KV cache: pages (`pool.py`), recurrent states (`states.py`), sequences (`sequence.py`), and the prefix cache.
-
-`prefix.py` has the prefix cache in memory, and `disk.py` its files.
-"""
+"""The KV cache: pages, recurrent states, sequences, and the prefix cache (`prefix.py`) with its files (`disk.py`)."""
 
 from mlx_engine.cache.pool import CacheLayer, KVLayer, KVPool
 from mlx_engine.cache.prefix import PrefixCache

@@ -1,24 +1,21 @@
 """Keep pages and states of the prefix cache in files, so that later processes need not compute known prompts again.
 
-A file has one whole page of one group of layers, or the recurrent states of all layers after a whole page. The *chain
-digest* of a page is the SHA-256 digest of the previous page's chain digest and of this page's token ids. The name of a
-file begins with the first half of the chain digest. So the name stands for all tokens up to the end of the page, and a
-prefix is found by computing the digests of its pages one after the other. A file is only used by engines of the same
-*identity*: model, backend, types, source code and format. Each identity has a folder of its own. A header in each file
-repeats the identity and the digest, and a checksum covers header and contents.
+A file has a whole page of one group of layers (those with the same window), or the recurrent states of all layers after
+a whole page. The *chain digest* of a page is the SHA-256 digest of the previous page's chain digest and of this page's
+token ids, so it stands for all tokens up to the end of the page. The name of a file begins with the first half of the
+chain digest. A file is only used by engines of the same *identity*: model, backend, types, source code and format. Each
+identity has a folder. The header of a file repeats identity and digest, and a checksum covers header and contents.
 
-Pages are written soon after the prompt has been run, and not when they are evicted. So the files exist even if the
-process is killed, and evictions need no writes. A thread writes the files. On an eager backend, the thread reads a page
-in place while passes run. A page of the prefix cache does not change until the cache drops the page. Each drop
-increments the page's *generation*, a counter. If the generation has changed while the thread read the page, the thread
-discards the bytes. So the thread holds no reference to a page, and passes never wait for the thread. On a lazy backend,
-pages are copied when they are offered, up to `MOST_COPIED` bytes.
+Pages are written soon after the prompt has been run, not when they are evicted, so the files exist even if the process
+is killed. A thread writes the files. On an eager backend, the thread reads a page in place while passes run. A page of
+the prefix cache does not change until the cache drops the page and increments the page's *generation*, a counter. If
+the generation has changed while the thread read the page, the thread discards the bytes. So passes never wait for the
+thread. On a lazy backend, pages are copied when they are offered, up to `MOST_COPIED` bytes.
 
-If a file fails its checks, it is removed, and its tokens are computed again. Files are read into memory and not
-memory-mapped, for two reasons. If another program truncated a mapped file, this process would be killed. And a mapped
-file could change between the check and the use. A file is first written under another name, and renamed when it is
-complete. Several processes may share a folder. If all files together are larger than a bound, the least recently used
-files are removed. The pages at the end of a prefix are removed before the pages at its beginning.
+A file that fails its checks is removed, and its tokens are computed again. Files are not memory-mapped: if another
+program truncated a mapped file, this process would be killed, and a mapped file could change between check and use.
+Several processes may share a folder, so a file has another name until it is complete. If all files together exceed a
+bound, the least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -61,30 +58,26 @@ from mlx_engine.quant.key_values import DTYPES, row_length
 DEFAULT_NBYTES = 20 << 30
 MAGIC, VERSION = b"mlxekv\r\n", 1
 ENDING = ".kv"
-# README.txt describes the folder, and marks it as a folder of prefixes.
+# Names in the folder: its description, the description in the folder of each identity, the folder of models' digests.
 README, ABOUT, DIGESTS = "README.txt", "about.txt", "digests"
 TEXT = """\
 This folder has keys and values of prompts, written by mlx_engine. A later start of the same model reads them instead of
 computing the prompts again. Prompts can be recovered from keys and values: keep this folder as private as the prompts.
 Any file may be removed at any time; `mlx_engine cache remove prefixes` removes all.
 """
-# The largest number of queued jobs, and the largest number of bytes of a lazy backend's copies in the queue. Writes
-# beyond these limits are dropped.
+# The most queued jobs, and the most bytes of a lazy backend's copies in the queue. Further writes are dropped.
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
 # The bytes of files that are read between two passes, which takes about 0.1 s.
 MOST_READ = 64 << 20
-# The number of threads that read files ahead.
+# The number of threads that read files in advance.
 READERS = 2
-# PAUSE: seconds for which nothing is written after a write has failed. TOUCHED: the smallest number of seconds between
-# two updates of the time of a file's last use.
+# Seconds without writes after a failed write; minimum seconds between two updates of the time of a file's last use.
 PAUSE, TOUCHED = 60.0, 60.0
-# Nanoseconds by which the time of use of a page is earlier than that of the page before it, so that pages are removed
-# from the end of a prefix.
+# A page's time of use is this many ns earlier than the previous page's, so a prefix is removed from its end.
 STEP_NS = 1_000_000_000
-# Seconds that `close` and the end of the process wait for a place in the queue, and then for the writing thread; and
-# the default of `wait`.
+# Seconds that `close` and the end of the process wait for a place in the queue, and then for the writing thread.
 PATIENCE = 20.0
-# The largest number of seconds that the first prompt waits until the folder has been opened.
+# The most seconds that the first prompt waits until the folder has been opened.
 BRIEFLY = 0.5
 _HEADER = struct.Struct("<8sI32s32s8sQ")
 MAGIC_FILE, _FILE = b"mlxekvs\n", struct.Struct("<8sI32sQ")
@@ -93,31 +86,19 @@ STATE = "s"
 
 
 class Key(NamedTuple):
-    """The key of a file.
-
-    Attributes:
-        chain: the chain digest at the end of the page, 32 bytes.
-        part: the number of the group of layers whose page it is, as text; or `STATE` for the states after the page.
-    """
+    """The key of a file: a page's chain digest (32 bytes), and the number of its layer group as text, or `STATE`."""
 
     chain: bytes
     part: str
 
     @property
     def name(self) -> str:
-        """The name of the file."""
+        """The name of the file that has this page or these states."""
         return f"{self.chain[:16].hex()}-{self.part}{ENDING}"
 
 
 class Piece(NamedTuple):
-    """An array in a file: a layer's page (n_arrays, G, page, row), or an array of a layer's state.
-
-    Attributes:
-        layer: the index of the layer.
-        number: the index of the array in the layer's state; 0 for a page.
-        shape: the shape.
-        dtype: the type of the elements.
-    """
+    """An array in a file: a layer's page (n_arrays, G, page, row), or array `number` of a layer's state."""
 
     layer: int
     number: int
@@ -126,7 +107,7 @@ class Piece(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the array."""
+        """The size of the array in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -135,13 +116,12 @@ class DiskStats:
     """Counters of a `SavedPrefixes` since its creation.
 
     Attributes:
-        tokens: number of tokens of prompts that were read from files.
-        read: number of files that were read.
-        written: number of files that were written.
-        dropped: number of files that were not written, because the queue was full, the page was evicted first, or the
-            write failed.
-        damaged: number of files that were removed because they failed their checks.
-        removed: number of files that were removed because all files together were too large, or the disk was full.
+        tokens: tokens of prompts that were read from files.
+        read: files that were read.
+        written: files that were written.
+        dropped: files that were not written: the queue was full, the page was evicted first, or the write failed.
+        damaged: files that were removed because they failed their checks.
+        removed: files that were removed because all files together were too large, or the disk was full.
         nbytes: bytes of all files, as far as this process knows.
     """
 
@@ -178,11 +158,7 @@ def pieces(pool: KVPool) -> dict[str, list[Piece]]:
 
 
 def source_digest() -> str:
-    """Return a digest of the source code that determines the bits of keys and values.
-
-    Every edit changes the digest, although most edits do not change bits. So prefixes are sometimes computed again
-    without need, but prefixes with other bits are never used.
-    """
+    """Return a digest of the source code that determines the bits of keys and values. Any edit changes the digest."""
     total = hashlib.sha256()
     for package in ("backends", "models", "weights", "config", "quant", "kernels"):
         root = resources.files(f"mlx_engine.{package}")
@@ -223,7 +199,6 @@ class SavedPrefixes:
     """Reads the pages and states in files that `Saver` has written. Each of these files has a whole prefix.
 
     Attributes:
-        stats: counters.
         identity: the digest of the identity (`identity_of`); empty if it is not known yet.
         saved: the file of each page or state, and the offset in this file; by `Key.name`.
     """
@@ -233,13 +208,7 @@ class SavedPrefixes:
         self.saved: dict[str, tuple[Path, int]] = {}
 
     def add(self, path: Path, identity: bytes) -> list[int]:
-        """Use a file that `Saver` has written, and return its token ids.
-
-        Raises:
-            FormatError: `Saver` did not write the file, or wrote it for another model, version or type of keys and
-                values.
-            OSError: the file cannot be read.
-        """
+        """Use a file that `Saver` has written, and return its token ids. Raise the errors of `opened`."""
         ids, records = opened(path, identity)
         self.identity = identity
         self.saved |= {name: (path, at) for name, at in records.items()}
@@ -247,32 +216,32 @@ class SavedPrefixes:
 
     @property
     def is_here(self) -> bool:
-        """Whether pages can be written: never in this class."""
+        """Whether pages can be written: only to a `PrefixFolder`."""
         return False
 
     def wait_briefly(self) -> None:
-        """At the first call, wait for a limited time until the folder is open. Does nothing in this class."""
+        """Do nothing: only a `PrefixFolder` must first be opened."""
 
     def flush(self) -> None:
-        """Wait until every offered page and state has been written or dropped. Does nothing in this class."""
+        """Do nothing: only a `PrefixFolder` has queued writes."""
 
     def close(self) -> None:
-        """Write the queued pages and states, and end the thread. Does nothing in this class."""
+        """Do nothing: only a `PrefixFolder` has a thread."""
 
     def has(self, key: Key) -> bool:
         """Return whether a page or a state is on disk."""
         return key.name in self.saved
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the file and the offset of a page or a state, and how many more bytes to read after its end."""
+        """Return the file and the offset of a page or a state, and the number of bytes to read after its end."""
         found = self.saved.get(key.name)
         return None if found is None else (*found, 0)
 
     def contents(self, key: Key, nbytes: int, buffer: np.ndarray) -> np.ndarray | None:
         """Read a page or a state into a buffer of `room(nbytes)` bytes, and return its contents (nbytes,) uint8.
 
-        Return None if the page or state is missing, damaged or of another identity. Several threads may call this
-        method. The thread that runs passes then calls `count` for each result.
+        Return None if the page or state is missing, damaged or of another identity. This method is thread-safe; the
+        thread that runs passes then calls `count` for each result.
         """
         if (place := self.place(key)) is None:
             return None
@@ -284,7 +253,7 @@ class SavedPrefixes:
         return sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
 
     def count(self, key: Key, is_sound: bool) -> None:
-        """Count a page or a state that was read. If it is damaged, do not use it again."""
+        """Count a page or a state that was read; do not use a damaged one again."""
         if is_sound:
             self.stats.read += 1
         elif self.saved.pop(key.name, None) is not None:
@@ -294,10 +263,9 @@ class SavedPrefixes:
 class PrefixFolder(SavedPrefixes):
     """A folder of prefixes: reads the files of one identity, writes new ones in a thread, and bounds the folder's size.
 
-    A thread begins to open the folder at once.
+    The thread first opens the folder.
 
     Attributes:
-        identity: the digest of the identity; empty until the folder is open.
         ours: the folder of the identity, inside of `path`; None until it is open, or if it cannot be used.
 
     Args:
@@ -305,15 +273,15 @@ class PrefixFolder(SavedPrefixes):
         max_nbytes: the largest number of bytes of all files, of all identities.
         model: the name of the model, with which the name of the identity's folder begins.
         identify: a function that returns the identity. It takes a folder in which it may keep the digest of the model's
-            files, because computing this digest reads all files of the model.
+            files, because computing this digest reads all of them.
     """
 
     def __init__(self, path: Path, max_nbytes: int, model: str, identify: Callable[[Path], Mapping[str, str]]) -> None:
         super().__init__()
         self.path, self.max_nbytes = path, max_nbytes
         self.ours: Path | None = None
-        # Names of existing files, with the time when this process last marked the file as used; names of files that are
-        # about to be written; and names of damaged files that could not be removed.
+        # Names of existing files, with the time when this process last marked the file as used; of files that are about
+        # to be written; and of damaged files that could not be removed.
         self._known: dict[str, float] = {}
         self._claimed: set[str] = set()
         self._bad: set[str] = set()
@@ -332,10 +300,7 @@ class PrefixFolder(SavedPrefixes):
         return self._is_open.wait(seconds) and self.ours is not None
 
     def wait_briefly(self) -> None:
-        """At the first call, wait at most `BRIEFLY` until the folder is open.
-
-        Opening takes milliseconds if the digest of the model's files is already known.
-        """
+        """At the first call, wait at most `BRIEFLY` until the folder is open. Computing a digest takes longer."""
         if not self._has_waited and self.is_here:
             self._has_waited = True
             self._is_open.wait(BRIEFLY)
@@ -346,7 +311,7 @@ class PrefixFolder(SavedPrefixes):
             self._jobs.join()
 
     def close(self) -> None:
-        """Let the thread finish the queued writes and end. Wait at most twice `PATIENCE` seconds."""
+        """Let the thread finish the queued writes and end; wait at most twice `PATIENCE` seconds."""
         self._end()
 
     @property
@@ -381,10 +346,7 @@ class PrefixFolder(SavedPrefixes):
         self.ours = ours
 
     def _mark(self, ours: Path) -> None:
-        """Write the files that describe the folders, unless they exist.
-
-        `bound` only removes files from folders with such a description.
-        """
+        """Write missing descriptions of the folders. `bound` only removes files from folders with a valid `ABOUT`."""
         for file, content in ((self.path / README, TEXT), (ours / ABOUT, self._about)):
             if not (file.exists() if file.name == README else is_ours(ours)):
                 with draft(file) as new:
@@ -392,7 +354,7 @@ class PrefixFolder(SavedPrefixes):
                     new.replace(file)
 
     def has(self, key: Key) -> bool:
-        """Return whether there is a file, perhaps written by another process."""
+        """Return whether a page or a state is on disk, perhaps written by another process."""
         name = key.name
         if super().has(key):
             return True
@@ -415,10 +377,7 @@ class PrefixFolder(SavedPrefixes):
         self.stats.dropped += 1
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return where a page or a state is, as in the base class.
-
-        In this folder, a file has one page or state. One more byte is read, to notice a file that is too long.
-        """
+        """Return the place as the base class does. One byte more is read, to notice a file that is too long."""
         found = super().place(key)
         return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
 
@@ -435,8 +394,8 @@ class PrefixFolder(SavedPrefixes):
         path = self.ours / key.name
         self._known.pop(key.name, None)
         if not os.path.lexists(path):
-            # Another process has removed this file, and perhaps many others. List the folder again. Otherwise, the
-            # prefix would be read again from its first file for each missing file.
+            # Another process has removed this file, and perhaps many others: list the folder again. Otherwise, each
+            # missing file would cause another attempt to read the prefix.
             self._known = {name: self._known.get(name, 0.0) for name in _names(self.ours)}
             return
         self.stats.damaged += 1
@@ -472,8 +431,7 @@ class PrefixFolder(SavedPrefixes):
     def bound(self, *, is_full: bool = False) -> None:
         """If all files together exceed the bound, remove the least recently used, until they take 15/16 of the bound.
 
-        With `is_full` (the disk is full), always remove files, until they take 15/16 of the bound or of the present
-        size, whichever is smaller.
+        If the disk `is_full`, always remove files, until they take 15/16 of the smaller of bound and present size.
         """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)
@@ -493,10 +451,7 @@ class PrefixFolder(SavedPrefixes):
                 self._known.pop(path.name, None)
 
     def use(self, chain: Sequence[bytes], parts: Sequence[str]) -> None:
-        """Mark the files of a prefix as used now, unless they were marked in the last `TOUCHED` seconds.
-
-        Files nearer to the end of the prefix get an earlier time.
-        """
+        """Mark the files of a prefix as used now, unless they were marked in the last `TOUCHED` seconds."""
         now, at = time.monotonic(), time.time_ns()
         for i, key in ((i, Key(end, part)) for i, end in enumerate(chain) for part in parts):
             if self.ours is not None and now - self._known.get(key.name, now) > TOUCHED:
@@ -505,10 +460,7 @@ class PrefixFolder(SavedPrefixes):
                     os.utime(self.ours / key.name, ns=(at - i * STEP_NS, at - i * STEP_NS))
 
     def keep(self, key: Key, content: np.ndarray, used: int) -> None:
-        """Write a file. If this fails, warn, and write nothing for `PAUSE` seconds.
-
-        If the disk is full, remove other files, because the bound may be larger than the disk.
-        """
+        """Write a file. If this fails, warn, and write nothing for `PAUSE` seconds."""
         if time.monotonic() < self._paused_until:
             self.forget(key)
             return
@@ -518,7 +470,7 @@ class PrefixFolder(SavedPrefixes):
             self.forget(key)
             self.warn(error)
             self._paused_until = time.monotonic() + PAUSE
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the bound may be larger than the disk
                 with contextlib.suppress(OSError):  # on a full disk, the description of the folder cannot be written
                     self.bound(is_full=True)
 
@@ -533,10 +485,7 @@ class PrefixFolder(SavedPrefixes):
 class DiskPrefixes:
     """Reads and writes prefixes on disk for the prefix cache of one pool.
 
-    Its methods run in the thread that runs passes. Only `_write` runs in the writing thread, where it calls `copied`.
-
-    Attributes:
-        folder: the files.
+    Its methods run in the thread that runs passes, except `_write`, which calls `copied` in the writing thread.
     """
 
     def __init__(self, pool: KVPool, folder: SavedPrefixes) -> None:
@@ -548,10 +497,8 @@ class DiskPrefixes:
 
     @property
     def piece(self) -> int:
-        """The largest number of pages that are read at a time if other requests wait.
-
-        A prefix with windows or states can end at few positions, so it is always read as a whole.
-        """
+        """The most pages that are read at a time if other requests wait."""
+        # With windows or states, a prefix can end at few positions, so it is always read as a whole.
         if STATE in self._pieces or any(window is not None for window in self._pool.windows):
             return sys.maxsize
         return max(1, MOST_READ // max(1, sum(self._nbytes.values())))
@@ -565,13 +512,13 @@ class DiskPrefixes:
     def reach(self, chain: Sequence[bytes], first: int, most: int) -> int:
         """Return the number of pages of a prefix that can be used, if the missing ones are read from files.
 
-        Groups without a window need every page, and groups with a window only the pages that later tokens read. Models
-        with recurrent states need the states after the last page.
+        Groups without a window need every page, groups with a window the pages that later tokens read, and models with
+        recurrent states the states after the last page.
 
         Args:
             chain: the chain digests of the prefix's pages.
             first: the number of pages that are in memory already; the result is at least this.
-            most: the largest number of tokens that will be used, which may end inside the last page.
+            most: the most tokens that will be used, which may end inside the last page.
         """
         n = len(chain)
         self.folder.wait_briefly()
@@ -589,7 +536,7 @@ class DiskPrefixes:
         return n
 
     def _ends_at(self, chain: Sequence[bytes], first: int, n: int) -> bool:
-        """Return whether a prefix can end after n pages: whether files have the pages in windows and the states."""
+        """Return whether a prefix can end after n pages: files have the pages in windows, and the states."""
         for group, window in enumerate(self._pool.windows):
             begin = n if window is None else max(first, first_visible(window, n * self._pool.page) // self._pool.page)
             if not all(self.folder.has(Key(chain[p], str(group))) for p in range(begin, n)):
@@ -628,8 +575,7 @@ class DiskPrefixes:
     def _read(self, keys: Sequence[Key]) -> Generator[np.ndarray | None]:
         """Yield the contents of files, or None for a file that cannot be used. Each result is valid until the next.
 
-        Threads read and check the following files in advance, because computing a checksum takes longer than reading
-        and copying a file.
+        Threads read and check files in advance, because a checksum takes longer than reading and copying a file.
         """
         waiting, left = deque[tuple[Future[np.ndarray | None], np.ndarray]](), iter(keys)
         with ThreadPoolExecutor(READERS, "prefix-reader") as readers:
@@ -650,10 +596,7 @@ class DiskPrefixes:
                 readers.shutdown(cancel_futures=True)
 
     def _restore(self, key: Key, content: np.ndarray | None, slot: int) -> bool:
-        """Copy the contents of a file to a page or to a slot of states; return False if `content` is None.
-
-        `slot` is the first slot of the page, or the slot of states.
-        """
+        """Copy `content` to the page with first slot `slot`, or to the states in `slot`; return False if it is None."""
         self.folder.count(key, content is not None)
         if content is None:
             return False
@@ -676,9 +619,8 @@ class DiskPrefixes:
             chain: the chain digests of the prefix, up to this page.
             part: the group of layers, or `STATE`.
             slot: the first slot of the page, or the slot of the states.
-            generations: the generations of all pages of the group, or of all slots of states. As long as item `number`
-                has the same value, the contents are unchanged.
-            number: the number of the page or of the slot.
+            generations: the generations of all pages of the group, or of all slots of states.
+            number: the number of the page or of the slot, whose contents are unchanged while `generations[number]` is.
         """
         key, generation = Key(chain[-1], part), generations[number]
         folder = self.folder
@@ -729,10 +671,7 @@ class DiskPrefixes:
         content: np.ndarray | None,
         used: int,
     ) -> None:
-        """Write a file, in the writing thread, unless the page has been dropped.
-
-        `content` is a copy of the page, or None if the page is to be read now.
-        """
+        """Write a file, in the writing thread. If `content` is None, read the page now, unless it has been dropped."""
         if content is not None:
             self._n_copied -= content.nbytes
         if content is None and is_current():
@@ -766,7 +705,7 @@ def write_all(file: RawIOBase, content: bytes | memoryview) -> None:
 
 
 def room(nbytes: int) -> int:
-    """Return the size of a buffer for a file with `nbytes` bytes of contents, and for one byte more: see `place`."""
+    """Return the size of a buffer for a file with `nbytes` bytes of contents, and for one more byte (`place`)."""
     return _HEADER.size + _CHECK + nbytes + 1
 
 
@@ -867,7 +806,7 @@ class Saver:
 def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
     """Return the token ids in a file that `Saver` has written, and the offset of each page and state by its name.
 
-    Pages after a damaged header are left out. The contents of pages are checked later, when they are read.
+    Pages after a damaged header are left out. Contents are checked when they are read.
 
     Raises:
         FormatError: `Saver` did not write the file, or wrote it for another model, version or type of keys and values.
@@ -899,10 +838,7 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files and folders that this module made in a folder of prefixes.
-
-    These are the folders of identities, the folder of digests, and a README. The user may have other files there.
-    """
+    """Return what this module made in a folder of prefixes: the folders of identities and of digests, and a README."""
     digests, readme = path / DIGESTS, path / README
     try:
         ours = list(filter(is_ours, sorted(path.iterdir())))
@@ -914,11 +850,8 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None]) -> None:
-    """Run `begin`, and then jobs until the queue returns None. This is the writing thread.
-
-    The thread has a low priority, because passes need the cores.
-    """
-    if sys.platform == "linux":
+    """Run `begin`, then jobs until the queue returns None. This is the writing thread."""
+    if sys.platform == "linux":  # a low priority, because passes need the cores
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
     begin()
@@ -959,10 +892,7 @@ def _opened(
 def _ended(
     jobs: queue.Queue[Callable[[], None] | None], thread: threading.Thread, is_open: threading.Event, process: int
 ) -> None:
-    """Tell the writing thread to end after its jobs, and wait for it. In a forked process, do nothing.
-
-    Do not wait while the thread still opens the folder, which may take long.
-    """
+    """End the writing thread after its jobs; wait unless it still opens the folder. Do nothing in a forked process."""
     if process != os.getpid():
         return
     with contextlib.suppress(queue.Full):
