@@ -99,8 +99,8 @@ _AHEAD = 2048
 # the L1 cache. A single tile would read 21 bytes per cycle from the L2 cache, nearly the L2 bandwidth of a Zen 3 core.
 # _NEAR is the number of floats of keys or values that the tiles read at a time: half of an L1 cache of 32 KB.
 _TILES, _NEAR = 2, 4096
-# In decode with several tiles of queries, this number of rows of keys or values that are not float32 is expanded at a
-# time, so that the expanded rows stay in the L1 cache.
+# In decode with several tiles of queries, rows that are not float32 are expanded to float32, _PIECE rows at a time, so
+# that the expanded rows stay in the L1 cache.
 _PIECE = 8
 
 
@@ -402,8 +402,7 @@ def _sequence_of(job: Any, chunk: int) -> Any:
 def attend_decode(job: Any, chunk: int, scratch: int) -> None:
     """Compute attention of the queries of one sequence and one KV head over one block of keys.
 
-    The results of a sequence are (query tokens, H, blocks, E + 16). They are written to OUT from row
-    `sequence[SEQ_PART]` on; a row is E + 16 floats.
+    OUT has rows of E + 16 floats. A sequence's rows (query tokens, H, blocks) begin at row `sequence[SEQ_PART]`.
     """
     sequence = _sequence_of(job, chunk)
     width, group, n_tokens, n_blocks = job[E], job[H] // job[G], sequence[job[COLUMN]], sequence[SEQ_BLOCKS]

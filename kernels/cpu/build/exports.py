@@ -32,7 +32,7 @@ MANY = 8
 
 
 class _Unoptimized(codegen.CPUCodeLibrary):  # type: ignore[misc]
-    """The LLVM IR of a function as Numba translates it: not optimised, and not linked with the functions that it calls."""
+    """The LLVM IR of a function as Numba translates it: not optimised, and not linked with functions that it calls."""
 
     def __init__(self, translator: Any, name: str) -> None:
         codegen.CodeLibrary.__init__(self, translator, name)

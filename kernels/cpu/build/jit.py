@@ -56,7 +56,7 @@ class Task:
 
     @cached_property
     def address(self) -> int:
-        """The address of machine code compiled in this process, for tests and benchmarks. See also `Library.address`."""
+        """The address of code compiled in this process, for tests and benchmarks; the engine uses `Library.address`."""
         options = {name: _OPTIONS[name] for name in ("boundscheck", "error_model", "cache")}
         return int(numba.cfunc(TASK, **options)(self.function).address)
 
