@@ -1,8 +1,8 @@
 """Kernels for block-quantised weights: Metal kernels with NumPy references, compiled CPU kernels, and block layouts.
 
-The package does not need mlx_engine, and importing it does not need a GPU. In a wheel its name is `mlx_engine.kernels`;
-in a checkout `kernels` and `mlx_engine.kernels` are the same modules. Public names are imported when they are first
-used, so that `import kernels` is fast. `kernels.launch` is a module; its function `launch` runs any `Kernel`.
+The package needs neither mlx_engine nor, to be imported, a GPU. In a wheel its name is `mlx_engine.kernels`; in a
+checkout `kernels` and `mlx_engine.kernels` are the same modules. Public names are imported when they are first used, so
+that `import kernels` is fast. `kernels.launch` is a module; its function `launch` runs any `Kernel`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from .metal.thread_per_output import thread_per_output
     from .metal.tiles import tiles
 
-# {public name: the module that defines it}, without the prefix `kernels.`. A public name that is not a key, such as
-# `matvec`, is defined in the module `metal.NAME`.
+# {public name: the module that defines it}. Other public names have the name of their module, such as
+# `metal.matvec.matvec`; only `launch` is a module.
 _HOMES = {
     "Kernel": "kernel",
     **dict.fromkeys(("counted", "executors", "use"), "launch"),

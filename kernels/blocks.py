@@ -1,18 +1,16 @@
 """The binary layout of quantised blocks: one NumPy structured dtype per format, with fields in file order.
 
-A quantised tensor consists of rows of blocks. In GGUF's formats, a block holds 32, 64 or 256 consecutive weights of
-one row. Its fields are:
+In GGUF's formats, a block holds 32, 64 or 256 consecutive weights of one row. Its fields are:
 
-- `d`: a float16 scale; `m`, `dmin`: float16 minima; `e`: a scale that is a power of two, as its exponent
+- `d`: a float16 scale; `m`: a float16 minimum; `dmin`: the float16 scale of the minima of sub-blocks
+- `e`: a scale that is a power of two, as its exponent
 - `qs`, `ql`: the quants, or their low bits; `qh`, `hmask`: the high bits of the quants
 - `scales`, `scales_l`, `scales_h`: the packed scales of sub-blocks
 - `signs`: the signs of weights
 
 In IQ1 to IQ3, `qs`, `qh` and `grid` are bits of indices into a codebook, and may also have bits of signs and scales.
-The blocks of MLX's types are groups (`group`). `mlx_engine/quant` has one file per format or family of formats, which
-unpacks the quants.
-
-All numbers are little-endian, as on every machine that MLX runs on. Blocks are not padded, so they are unaligned.
+The blocks of MLX's types are groups (`group`). `mlx_engine/quant` unpacks the quants. All numbers are little-endian.
+Blocks are not padded, so they are unaligned.
 
 Source of GGUF's formats: the structs `block_*` of ggml-common.h,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-common.h
@@ -62,11 +60,8 @@ def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.
     are packed as in Q4_1. There, the low four bits of 16 bytes hold 16 quants, and the high four bits the next 16.
     AVX2 unpacks this layout with fewer instructions.
 
-    Args:
-        size: number of weights in the group.
-        bits: bits per quant.
-        scale: the type of scale and bias: F16, BF16 (read as bits), F32 or U8.
-        has_biases: whether the group has a bias.
+    The group has `size` weights, of `bits` bits each. `scale` is the type of the scale and the bias: F16, BF16 (read as
+    bits), F32 or U8.
     """
     kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "U8": "u1"}[scale]
     biases = [("m", kind)] if has_biases else []

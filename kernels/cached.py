@@ -11,12 +11,10 @@ V = TypeVar("V")
 class cached_property(Generic[V]):  # noqa: N801  # named as the class that it replaces
     """A property that is computed when it is first read, and then stored in the object's `__dict__`.
 
-    Before Python 3.12, `functools.cached_property` holds a lock, shared by all objects of the class, while it computes
-    a value. If another thread forks at this time, the lock stays locked in the child process, and a child that reads
-    such a property waits forever.
-    This class has no lock: threads that read the property at the same time may all compute it, and all return the value
-    that was stored first. A subclass must not override such a property and call the parent's, because both would
-    store their value under the same name.
+    Before Python 3.12, `functools.cached_property` holds a lock while it computes a value. If another thread forks at
+    this time, the lock stays locked in the child process, and a child that reads the property waits forever. Without a
+    lock, threads that read the property at the same time may all compute it; all return the value that was stored
+    first. A subclass must not override such a property and call the parent's: both would store under the same name.
     """
 
     def __init__(self, compute: Callable[[Any], V]) -> None:

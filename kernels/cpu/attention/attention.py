@@ -1,14 +1,13 @@
 """Softmax attention over pages of keys and values, which are read in place.
 
 A store is (2, G, slots, E): keys, then values, each contiguous per head, in a type of `stored.py`; or (1, G, slots, E),
-if the keys are also the values. A page is a number of consecutive slots, and each sequence has a page table. The
-queries of a sequence are those of its last tokens. Masks are not stored, float32 keys and values are not copied, and KV
-heads are not repeated. There are two tasks, which give the same bits:
+if the keys are also the values. A page is consecutive slots. The queries of a sequence are those of its last tokens.
+Masks are not stored, float32 keys and values are not copied, and KV heads are not repeated. There are two tasks, which
+give the same bits; a thread runs a task on one chunk of the work at a time:
 
 - decode (up to SMALL_BATCH query tokens in the pass): a chunk is one block of keys of one KV head, so that several
   threads share a long sequence
-- prefill (more query tokens): a chunk is a span of the queries of one sequence that use one KV head, over all blocks of
-  keys
+- prefill (more query tokens): a chunk is one KV head and a span of the tokens of one sequence, over all blocks of keys
 
 The order of summation does not depend on the number of queries or sequences of a pass, on pages, or on which keys are
 new in the pass:
@@ -16,20 +15,18 @@ new in the pass:
 - Keys are cut into blocks of BLOCK keys, counted from position 0.
 - A score is `scale * dot(query, key)`, with the dot product in the order of `tile.py`; with a soft cap it becomes
   `cap * tanh(score / cap)`.
-- The weight of a key is 2 to the power of its score minus the largest score of the block. The weights of a block are
-  added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then sums that are 8, 4, 2 and 1 apart
-  are added.
+- The weight of a key is 2 to the power of its score minus the largest score of the block. Powers of 2 are cheaper than
+  powers of e, so `attend` multiplies the scale by log2(e).
+- The weights of a block are added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then sums
+  that are 8, 4, 2 and 1 apart are added.
 - Values are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`.
 - Blocks are joined in their order. With m the larger of the largest score so far and the block's largest score,
   `sum = fma(new, 2 ** (largest of the block - m), sum * 2 ** (largest so far - m))`.
-- A sink is joined after the last block, as a key whose value is 0.
+- A sink (a logit of a query head without a key) is joined after the last block, as a key whose value is 0.
 
 A masked key has weight 0, which changes no bit, so masked keys at the ends of a block are skipped. The running sum is
 rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
-("FlashAttention", 2022). Weights are powers of 2, because these are cheaper than powers of e; `attend` multiplies the
-scale by log2(e).
-
-Reference in NumPy: `order_numpy.attend`, bit-identical.
+("FlashAttention", 2022). `order_numpy.attend` is the bit-identical reference in NumPy.
 """
 
 from __future__ import annotations
@@ -84,31 +81,26 @@ from ..products.linear_job import ceil_div
 from ..products.tile import MOST_VECTORS, tile_vectors
 from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 
-# Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is the address of the
-# results of blocks. STORE is the address of the KV store, (2, G, slots, E), with SLOTS slots per head; PAGE is the
-# number of tokens per page. COLUMN is SEQ_NEW or SEQ_WANTED: the index of the number of query tokens among the words of
-# a sequence. SPAN is the number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap
-# the cap, in both cases times log2(e). INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap.
-# SCALE and INNER_SCALE are bits of float64. SINKS is the address of the sinks (H,), or 0. TYPE is the type of the
-# store. ARRAYS is 2 for keys and values, and 1 if the keys are also the values.
+# Words of an attention job. Most are arguments of `attend` (TYPE is `kind`); in decode, OUT is `parts`. SPAN is the
+# number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap the cap, in both cases
+# times log2(e). INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap; both are bits of float64.
 (
     Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS, TYPE,
     ARRAYS,
 ) = range(18)  # fmt: skip
 
 _span = jit(attention_span)
-# The value of the largest score if no key is visible.
+# The largest score of a block in which no key is visible.
 LEAST = np.float32(-np.inf)
 LOG2_E = np.float32(1.4426950408889634)
 # Prefetch distance in bytes, along the keys.
 _AHEAD = 2048
 # A tile is up to `tile_vectors()` queries. _TILES tiles are multiplied with the same keys and values while these are in
-# the L1 cache. A block of keys is larger than the L1 cache, and a single tile would read 21 bytes from L2 per cycle of
-# multiply-adds, nearly the L2 bandwidth of a Zen 3 core. _NEAR is the number of floats of keys or values that the tiles
-# read at a time: half of an L1 cache of 32 KB.
+# the L1 cache. A single tile would read 21 bytes per cycle from the L2 cache, nearly the L2 bandwidth of a Zen 3 core.
+# _NEAR is the number of floats of keys or values that the tiles read at a time: half of an L1 cache of 32 KB.
 _TILES, _NEAR = 2, 4096
-# In decode with several tiles of queries, keys and values that are not float32 are expanded in pieces of this number of
-# rows, so that the expanded rows stay in the L1 cache.
+# In decode with several tiles of queries, rows that are not float32 are expanded to float32, _PIECE rows at a time, so
+# that the expanded rows stay in the L1 cache.
 _PIECE = 8
 
 
@@ -119,11 +111,9 @@ def _scores(
 ) -> None:  # fmt: skip
     """Write `dot(key j, query i)` to `scores[i * SCORES + j]` for keys j from `first` to `last - 1` and n queries i.
 
-    The queries are at most two tiles. Keys are rows of type `kind`. Up to three more scores may be written after the
-    score of the last key.
-
-    With `far`, prefetch later keys and the values at address `values`. `far` is for a sequence with few queries, whose
-    keys and values are read from memory only once.
+    The queries are at most two tiles. Up to three more scores may be written after the score of the last key. With
+    `far`, prefetch later keys and the values at address `values`; this is for a sequence with few queries, whose keys
+    and values are read from memory only once.
     """
     row, middle, ahead = row_bytes(kind, width), _first_tile(n), _AHEAD if far else 0
     step = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -149,8 +139,8 @@ def _values(
 ) -> None:
     """Write `sum(scores[i * SCORES + j] * values[j * width + e])` to `found[i * row + e]` for n queries i.
 
-    The sum is over keys j from `first` to `last - 1`, in order. The queries are at most two tiles. Values are rows of
-    type `kind` from address `values` on. If `begun` is not 0, the sums begin with the values in `found`, not with 0.
+    The sum is over keys j from `first` to `last - 1`, in order. The queries are at most two tiles. If `begun` is not 0,
+    the sums begin with the values in `found`, not with 0.
     """
     middle, stored = _first_tile(n), row_bytes(kind, width)
     keys = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -177,8 +167,7 @@ def _squash(scores: Any, at: int, first: int, last: int, scale: Any) -> None:
 def _weights(scores: Any, at: int, first: int, last: int, begin: int, end: int, scale: Any) -> Any:
     """Replace the scores of a query for keys `first` to `last - 1` by weights, which are 0 outside of [begin, end).
 
-    Returns:
-        The largest scaled score, and the sum of the weights.
+    Return the largest scaled score, and the sum of the weights.
     """
     largest, least, factor = splat(LEAST), splat(LEAST), splat(scale)
     first -= first % LANES
@@ -203,8 +192,10 @@ def attend_block(
 ) -> bool:  # fmt: skip
     """Compute attention of at most two tiles of queries over one block of keys; write the results to `found`.
 
+    Return whether any of the queries attends to a key of the block.
+
     Args:
-        job: words of the job, named above.
+        job: words of the job.
         sequence: words of the queries' sequence.
         head: the KV head.
         block: number of the block, counted from position 0.
@@ -218,9 +209,6 @@ def attend_block(
         expanded: address of the float32 keys and values of the block, (2, BLOCK, E), which `_expand` wrote; 0 to read
             the store.
         memory: address of scratch memory for _PIECE expanded rows.
-
-    Returns:
-        Whether any of the queries attends to a key of the block.
     """
     width, start = job[E], block * BLOCK
     first, last, row = BLOCK, 0, width + LANES
@@ -231,7 +219,7 @@ def attend_block(
     if first >= last:
         return False
     pages, kind = words(sequence[SEQ_PAGES]), KV_F32 if expanded != 0 else job[TYPE]
-    # A tile converts rows to float32 in registers. For several tiles it is faster to expand the rows once, to memory.
+    # A single tile converts rows in registers. With several tiles, it is faster to expand the rows once, to memory.
     in_pieces = kind != KV_F32 and n > tile_vectors()
     by_value = 4 * width * BLOCK if expanded != 0 else _by_value(job)
     far, j = expanded == 0 and sequence[job[COLUMN]] <= SMALL_BATCH, first
@@ -288,10 +276,9 @@ def _by_value(job: Any) -> int:
 
 @jit
 def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tokens: int, memory: int) -> int:
-    """Expand the keys and values of a block that the tokens from `position` on attend to.
+    """Expand the keys and values of a block that `n_tokens` tokens from `position` on attend to.
 
-    Returns:
-        `memory`, the address of (2, BLOCK, E) floats; 0 if the store is float32 and nothing is expanded.
+    Return `memory`, the address of (2, BLOCK, E) floats; if the store is float32, expand nothing and return 0.
     """
     kind, width, start = job[TYPE], job[E], block * BLOCK
     if kind == KV_F32:
@@ -313,9 +300,7 @@ def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, exp
     """Find the longest run of a head's keys that is contiguous in memory, from key j of a block to at most `last - 1`.
 
     The block begins at position `start`. If `expanded` is not 0, all keys of the block are contiguous at this address.
-
-    Returns:
-        The address of key j minus the bytes of j rows, and the number of the key after the run.
+    Return the address of key j minus the bytes of j rows, and the number of the key after the run.
     """
     if expanded != 0:
         return expanded, last
@@ -395,14 +380,14 @@ def _copy_queries(job: Any, head: int, first: int, n_tokens: int, queries: Any) 
 
 
 @jit
-def _vectors_after(scores: int) -> int:
-    """Return the first multiple of 64 after the scores of `_TILES` tiles of queries."""
+def _memory_after(scores: int) -> int:
+    """Return the address of the scratch memory for expanded rows: the first cache line after the scores."""
     return (scores + 4 * _TILES * MOST_VECTORS * SCORES + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
 
 
 @jit
 def _sequence_of(job: Any, chunk: int) -> Any:
-    """Return the words of the sequence of a chunk: the last sequence whose first chunk is not after this chunk."""
+    """Return the words of the sequence to which a chunk belongs."""
     of = job[SEQUENCES]
     for i in range(1, job[N_SEQUENCES]):
         if words(job[SEQUENCES] + 8 * SEQ_WIDTH * i)[SEQ_CHUNK] <= chunk:
@@ -415,19 +400,19 @@ def _sequence_of(job: Any, chunk: int) -> Any:
 
 @task
 def attend_decode(job: Any, chunk: int, scratch: int) -> None:
-    """Compute attention over one block of keys, for all queries of a sequence and of the heads that share a KV head.
+    """Compute attention of the queries of one sequence and one KV head over one block of keys.
 
-    The results (query tokens, H, blocks, E + 16) of a sequence are written to OUT, from row `sequence[SEQ_PART]` on.
+    OUT has rows of E + 16 floats. A sequence's rows (query tokens, H, blocks) begin at row `sequence[SEQ_PART]`.
     """
     sequence = _sequence_of(job, chunk)
     width, group, n_tokens, n_blocks = job[E], job[H] // job[G], sequence[job[COLUMN]], sequence[SEQ_BLOCKS]
     head, block = (chunk - sequence[SEQ_CHUNK]) // n_blocks, (chunk - sequence[SEQ_CHUNK]) % n_blocks
     rows, row, position = group * n_tokens, width + LANES, sequence[SEQ_LENGTH] - n_tokens
-    # Scratch memory: queries, then the results and scores of `_TILES` tiles, then expanded keys and values.
+    # Scratch memory: queries, then the results and scores of `_TILES` tiles, then _PIECE expanded rows.
     queries, found = floats(scratch), floats(scratch + 4 * rows * width)
     scores_at = scratch + 4 * (rows * width + _TILES * MOST_VECTORS * row)
     scores, number_of = floats(scores_at), sequence[SEQ_BEGIN] + block
-    memory = _vectors_after(scores_at)
+    memory = _memory_after(scores_at)
     out = floats(job[OUT] + 4 * sequence[SEQ_PART] * row)
     _copy_queries(job, head, sequence[SEQ_ROW], n_tokens, queries)
     tiles = ceil_div(rows, tile_vectors())
@@ -451,8 +436,8 @@ def attend_decode(job: Any, chunk: int, scratch: int) -> None:
 def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
     """Compute attention of the queries of one KV head and one span of tokens, over all their blocks of keys.
 
-    The chunks of one head are consecutive, so that its keys stay in the cache. Spans are processed from last to first:
-    the last span has the most keys, so the final chunks, for which other threads wait, are short.
+    The chunks of one head are consecutive, so that its keys stay in the cache. The last span, which has the most keys,
+    is the first chunk: threads wait for each other at the end of a job, so the last chunks should be short.
     """
     sequence = _sequence_of(job, chunk)
     width, group, n_queries = job[E], job[H] // job[G], sequence[job[COLUMN]]
@@ -460,12 +445,12 @@ def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
     head, t = own // n_spans, (n_spans - 1 - own % n_spans) * job[SPAN]
     n_tokens, position = min(job[SPAN], n_queries - t), sequence[SEQ_LENGTH] - n_queries + t
     rows, row = group * n_tokens, width + LANES
-    # Scratch memory: queries, their running results, the results of one block and the scores for `_TILES` tiles, and
-    # expanded keys and values.
+    # Scratch memory: queries, their running results, the results and scores of `_TILES` tiles for one block, and the
+    # expanded keys and values of a block.
     queries, sums = floats(scratch), floats(scratch + 4 * rows * width)
     found = floats(scratch + 4 * rows * (width + row))
     scores_at, out = scratch + 4 * (rows * (width + row) + _TILES * MOST_VECTORS * row), floats(job[OUT])
-    scores, memory = floats(scores_at), _vectors_after(scores_at)
+    scores, memory = floats(scores_at), _memory_after(scores_at)
     _copy_queries(job, head, sequence[SEQ_ROW] + t, n_tokens, queries)
     for r in range(rows):
         for e in range(0, row, LANES):
@@ -494,7 +479,7 @@ def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
 
 @jit
 def _number_chunks(job: Any, is_decode: bool) -> Any:
-    """Write the first chunk, row, block and result of each sequence; return the number of chunks."""
+    """Write the words SEQ_ROW to SEQ_BLOCKS of each sequence; return the number of chunks."""
     row, chunk, part = 0, 0, 0
     for i in range(job[N_SEQUENCES]):
         sequence = words(job[SEQUENCES] + 8 * SEQ_WIDTH * i)
@@ -511,7 +496,7 @@ def _number_chunks(job: Any, is_decode: bool) -> Any:
 
 @jit
 def _join_blocks(job: Any, n_sequences: int, parts: Any, out: Any) -> None:
-    """Join the results of the blocks of each query, in the order of blocks."""
+    """Join the results of the blocks of each query, in the order of blocks, and write the outputs to `out`."""
     width, row, to = job[E], job[E] + LANES, 0
     for i in range(n_sequences):
         sequence = words(job[SEQUENCES] + 8 * SEQ_WIDTH * i)
@@ -537,33 +522,31 @@ def attend(
         decode: address of the task `attend_decode`.
         prefill: address of the task `attend_prefill`.
         q: address of (R, H, E): the last queries of each sequence, end to end.
-        n_rows: R.
+        n_rows: R, the number of query tokens.
         n_heads: H.
         n_kv_heads: G.
-        width: E, a multiple of 16, and of 32 if the store is Q8_0. `layout.attention_scratch` returns the scratch
-            memory that a chunk needs.
+        width: E, a multiple of 16, and of 32 if the store is Q8_0.
         store: address of (2, G, slots, E).
         kind: the type of the store, one of `KV_TYPES`.
         slots: slots per head of the store.
         arrays: 2, or 1 if the store has one array (1, G, slots, E) of keys, which are also the values.
         page: tokens per page.
-        window: number of latest tokens that a token attends to; 0 means all. -C means the tokens of its own chunk: the
-            sequence is cut into chunks of C tokens, from position 0 on.
+        window: number of latest tokens that a token attends to; 0 means all. -C means that the sequence is cut into
+            ranges of C tokens from position 0 on, and a token attends only to its own range.
         sequences: address of the words of each sequence (`layout.py`).
         n_sequences: B.
         column: SEQ_NEW or SEQ_WANTED: the index of the number of query tokens among the words of a sequence.
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; 0 means no soft cap.
-        sinks: address of (H,), one more logit for each query head, without a value; 0 means none.
-        parts: address of memory for the results of blocks: `H * (E + 16)` floats for each pair of a query token and a
-            block in which any query of its sequence sees a key. It is used only if R is at most `SMALL_BATCH`.
+        sinks: address of the sinks (H,); 0 means none.
+        parts: address of memory for the results of decode: `H * (E + 16)` floats for each pair of a query token and a
+            block of keys to which any query of its sequence attends.
         out: address of (R, H, E).
     """
     job = words(address)[JOB:]
     job[Q], job[STORE], job[OUT], job[H], job[G], job[E] = q, store, out, n_heads, n_kv_heads, width
     job[TYPE], job[SLOTS], job[PAGE], job[WINDOW], job[SINKS] = kind, slots, page, window, sinks
     job[ARRAYS] = arrays
-    # The outer factor contains log2(e), because weights are powers of 2.
     job[SCALE] = word((scale if softcap == 0 else softcap) / math.log(2))
     job[INNER_SCALE] = word(0.0 if softcap == 0 else scale / softcap)
     job[SEQUENCES], job[N_SEQUENCES], job[COLUMN] = sequences, n_sequences, column

@@ -25,10 +25,10 @@ from ..build.vectors import get, put
 from ..products.norms import norm_rotate
 from .stored import put_row, row_bytes
 
-# Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN elements apart in the output; in the output,
-# the heads of a token are BY_HEAD elements apart. A NORM_WEIGHT of 0 means no norm. WHERE is the address of one int64
-# per token: the token's row in the cos/sin tables, or the token's slot. When heads are written to slots, TYPE is the
-# type of the store, and BY_TOKEN and BY_HEAD are in bytes.
+# Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN elements apart in the output, where the heads
+# of a token are BY_HEAD elements apart. A NORM_WEIGHT of 0 means no norm. WHERE is the address of one int64 per token:
+# its row in the cos/sin tables, or its slot. When heads are written to slots, TYPE is the type of the store, BY_TOKEN
+# and BY_HEAD are in bytes, and BY_TOKEN is the distance between slots.
 X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD, TYPE = range(14)
 # Number of tokens in a chunk.
 SPAN = 32
@@ -88,21 +88,10 @@ def norm_rope_pair(
 ) -> None:  # fmt: skip
     """Norm the heads of queries (T, H, E) and keys (T, G, E), and rotate them by their tokens' positions.
 
-    A norm is left out if the address of its weight is 0.
-
-    Args:
-        address: address of the thread pool's control block.
-        block: address of the words HEADS_TASK, Q_HEADS, ... (`layout.py`), with the numbers of heads H and G.
-        n_tokens: T.
-        positions: address of the tokens' positions, int64 (T,).
-        q: address of the queries.
-        q_row: elements from the queries of one token to those of the next.
-        k: address of the keys.
-        k_row: elements from the keys of one token to those of the next.
-        cos: address of the cosines, (positions, E / 2).
-        sin: address of the sines, (positions, E / 2).
-        q_out: address of the output queries, (T, H, E).
-        k_out: address of the output keys, (T, G, E).
+    `q_row` and `k_row` are the distances between tokens, in elements. All other arguments but `n_tokens` are addresses:
+    of the thread pool's control block, of the words HEADS_TASK, Q_HEADS, ... (`layout.py`), of the positions, int64
+    (T,), of the inputs `q` and `k`, of the tables `cos` and `sin` (positions, E / 2), and of the outputs (T, H, E) and
+    (T, G, E).
     """
     control, b = words(address), words(block)
     width, job = b[HEAD_DIM], control[JOB:]
@@ -128,12 +117,12 @@ def put_pair(
         address: address of the thread pool's control block.
         span: address of the task `put_span`.
         n_tokens: T.
-        n_heads: G, the number of KV heads.
+        n_heads: G.
         width: E, a multiple of 16, and of 32 if the store is Q8_0.
         k: address of the keys.
-        k_row: elements from the keys of one token to those of the next.
+        k_row: distance between the keys of tokens, in elements.
         v: address of the values; 0 if the store has only keys.
-        v_row: elements from the values of one token to those of the next.
+        v_row: distance between the values of tokens, in elements.
         store: address of the store.
         kind: the type of the store, one of the values of `layout.KV_TYPES`.
         n_slots: slots per head of the store.

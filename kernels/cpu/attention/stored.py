@@ -1,9 +1,8 @@
 """Read and write stored keys and values: float32, float16, bfloat16, or Q8_0 in blocks along the head dim.
 
-The new rows of a pass are rounded when they are written to the store. Attention converts stored rows to float32, in
-registers or in scratch memory, and sums in float32. So for every type, the bits of an output depend only on the stored
-numbers, and not on which keys are new in the pass. Rounding is bit-identical to `mlx_engine/quant` (nearest even; Q8_0
-as in ggml).
+Rows are rounded when they are written, and attention converts stored rows to float32. So the bits of an output depend
+only on the stored numbers, and not on which keys are new in the pass. Rounding is bit-identical to `mlx_engine/quant`
+(nearest even; Q8_0 as in ggml).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ..products.tile import Read, dots_of, weighted_of
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F16, _F32 = ir.HalfType(), ir.FloatType()
-# Number of elements and number of bytes of a Q8_0 block: a float16 scale, then signed bytes.
+# Elements and bytes of a Q8_0 block: a float16 scale, then signed bytes.
 _BLOCK, _BLOCK_BYTES = 32, 34
 _INFINITE = 0x7F800000
 
@@ -53,24 +52,24 @@ def _number(value: int) -> Any:
 
 
 def read_f32(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of a register of floats of a row, from a column on. The arguments are those of `tile.Read`."""
+    """Generate the load of a register of float32 elements of a row, from a column on, as described at `tile.Read`."""
     return _row_at(builder, row, builder.mul(column, _number(4)), kind)
 
 
 def read_f16(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of float16 elements of a row, converted to floats."""
+    """Generate the same load of float16 elements, converted to floats."""
     return builder.fpext(_row_at(builder, row, builder.mul(column, _number(2)), ir.VectorType(_F16, kind.count)), kind)
 
 
 def read_bf16(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of bfloat16 elements of a row as floats: their bits are the upper halves of floats."""
+    """Generate the same load of bfloat16 elements, whose bits are the upper halves of floats."""
     wide = ir.VectorType(_I32, kind.count)
     halves = _row_at(builder, row, builder.mul(column, _number(2)), ir.VectorType(_I16, kind.count))
     return builder.bitcast(builder.shl(builder.zext(halves, wide), _ints(wide, 16)), kind)
 
 
 def read_q8_0(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of elements of one Q8_0 block as floats: `quant * scale`, which float32 represents exactly."""
+    """Generate the same load from one Q8_0 block: `quant * scale`, which float32 represents exactly."""
     n, in_block = kind.count, builder.and_(column, _number(_BLOCK - 1))
     at = builder.mul(builder.udiv(column, _number(_BLOCK)), _number(_BLOCK_BYTES))
     half = _row_at(builder, row, at, _I16)
@@ -135,20 +134,20 @@ def _put_bf16(typing: Any, address: Any, x: Any) -> Any:
 
 @intrinsic
 def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
-    """Quantise the 32 floats at address `x` to a Q8_0 block at `address`. A quant that would not be finite is 0."""
+    """Quantise the 32 floats at address `x` to a Q8_0 block at `address`; quotients that are not finite become 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide, vectors = ir.VectorType(_I32, _BLOCK), ir.VectorType(_F32, _BLOCK)
         bits = _load(builder, args[1], wide)
         sizes = builder.and_(bits, _ints(wide, 0x7FFFFFFF))
-        # The bits are compared as integers: NaN is then larger than infinity, and infinity larger than all numbers.
+        # As integers, the bits of NaN are larger than those of infinity, and those larger than the bits of all numbers.
         top = call_llvm(builder, f"llvm.vector.reduce.umax.v{_BLOCK}i32", _I32, [sizes])
         scale = builder.fdiv(builder.bitcast(top, _F32), ir.Constant(_F32, 127.0))
         nothing = ir.Constant(_F32, 0.0)
         inverse = builder.fdiv(ir.Constant(_F32, 1.0), scale)
         factor = builder.select(builder.fcmp_ordered("==", scale, nothing), nothing, inverse)
         products = builder.fmul(builder.bitcast(bits, vectors), everywhere(builder, factor, _BLOCK))
-        # Half is the largest float below 0.5: with 0.5, the product 0.49999997 would be rounded to 1 and not to 0.
+        # `half` is the largest float below 0.5: with 0.5, the product 0.49999997 would be rounded to 1 and not to 0.
         half = ir.Constant(vectors, [0.49999997019767761] * _BLOCK)
         away = call_llvm(builder, f"llvm.copysign.v{_BLOCK}f32", vectors, [half, products])
         rounded = builder.fadd(products, away)

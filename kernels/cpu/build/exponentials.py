@@ -47,9 +47,9 @@ def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
 def exp(x: Any) -> Any:
     """Return `e**x` within one unit in the last place; infinity or 0 outside the range of float32, NaN for NaN.
 
-    n is x / ln 2, rounded to an integer. So x = n ln 2 + r with |r| <= ln 2 / 2, and `e**x = 2**n * e**r`. To compute
-    r, ln 2 is split into two numbers; the first has few bits, so its product with n is exact. e**r is the Taylor
-    polynomial of degree 7, whose next term is below 2**-27.
+    With n = x / ln 2, rounded to an integer, and x = n ln 2 + r, `e**x = 2**n * e**r`. To compute r, ln 2 is split into
+    two numbers; the first has few bits, so its product with n is exact. e**r is the Taylor polynomial of degree 7,
+    whose next term is below 2**-27.
     """
     x = larger(splat(-150.0), smaller(splat(150.0), x))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -69,9 +69,8 @@ def exp(x: Any) -> Any:
 def tanh(x: Any) -> Any:
     """Return `tanh(x)` within 3 units in the last place, also near 0; NaN for NaN.
 
-    `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. As in `exp`, 2 x = n ln 2 + r, so `y = 2**n (e**r - 1) + (2**n -
-    1)`. For small x, n is 0 and y is `e**r - 1`, without cancellation. For |x| > 10, tanh(x) is 1 or -1 in float32, so
-    2 x is clamped to [-20, 20].
+    `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. As in `exp`, 2 x = n ln 2 + r, so y is `2**n (e**r - 1) + (2**n -
+    1)`, which has no cancellation for small x, where n is 0. For |x| > 10, tanh(x) is 1 or -1 in float32.
     """
     x = larger(splat(-20.0), smaller(splat(20.0), add(x, x)))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -92,8 +91,8 @@ def tanh(x: Any) -> Any:
 def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
     """Return `a * 2**n` for whole n: add n to the exponent bits of a.
 
-    The exact result must be at least 2**-127. If the exact result is below 2**-126, the smallest normal float32, a
-    smaller number is returned: 0 for 2**-127.
+    The result must be at least 2**-127. Instead of a result below 2**-126, the smallest normal float32, a smaller
+    number is returned: 0 for 2**-127.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -112,8 +111,8 @@ _2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2,
 def exp2_below(x: Any) -> Any:
     """Return `2**x` for x <= 0, within one unit in the last place for x >= -126.
 
-    For x < -126 the result is from 0 to 2**-126; for x <= -127 it is 0. The function takes half the time of `exp`,
-    because `x - n` is exact and x needs a limit on one side only.
+    For x < -126 the result is from 0 to 2**-126; for x <= -127 it is 0. This takes half the time of `exp`: `x - n` is
+    exact, and x needs a limit on one side only.
     """
     x = larger(splat(-127.0), x)
     n = _round(x)

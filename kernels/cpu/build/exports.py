@@ -4,13 +4,11 @@ A part is a set of kernels that are compiled together: the kernels of a key of `
 fixed-point kernels of a format.
 
 Numba optimises a function once alone and again inside every caller, and emits code and a wrapper each time. Only the
-machine code of exported kernels is needed here. So each function is translated to LLVM IR once, and the IR of all
-functions of a part is linked and optimised once, together. If a process compiles several parts, they share the
-translated functions.
+machine code of exported kernels is needed here. So each function is translated to LLVM IR once per process, and the IR
+of all functions of a part is linked and optimised once, together.
 
-Two thirds of the time are Numba's translation, in Python. A lower optimisation level of LLVM would save only 3 percent
-of the time, so the highest level is used. Python's garbage collector is off, which saves an eighth of the time of a
-part.
+Numba's translation, in Python, takes two thirds of the time. A lower optimisation level of LLVM would save only 3
+percent. Python's garbage collector is off, which saves an eighth.
 """
 
 from __future__ import annotations
@@ -29,16 +27,12 @@ from numba.core.registry import cpu_target
 from . import jit
 from .library import FIXED_END, MODULES, PACKAGE, sealed
 
-# After this number of parts a process collects its garbage, which is 30 MB per part.
+# After this number of parts, a process collects its garbage: 30 MB per part.
 MANY = 8
 
 
 class _Unoptimized(codegen.CPUCodeLibrary):  # type: ignore[misc]
-    """The LLVM IR of a function as Numba translates it: not optimised, and not linked with the functions that it calls.
-
-    Attributes:
-        modules: the IR modules of this function.
-    """
+    """The LLVM IR of a function as Numba translates it: not optimised, and not linked with functions that it calls."""
 
     def __init__(self, translator: Any, name: str) -> None:
         codegen.CodeLibrary.__init__(self, translator, name)
@@ -58,7 +52,7 @@ class _Unoptimized(codegen.CPUCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return 0, because no compiled function is called in this process."""
+        """Return 0: this process calls no compiled function."""
         return 0
 
     def all_modules(self, seen: set[_Unoptimized]) -> Iterable[Any]:
@@ -168,7 +162,7 @@ def compiled(translator: Translator, part: str) -> bytes:
 def _export(module: Any, name: str, kind: Any, mangled: str) -> None:
     """Add a C function `name` that calls the Numba function whose mangled name is `mangled`.
 
-    A Numba function has two more arguments: the addresses to which it writes its result and its exception.
+    A Numba function has two more arguments: the addresses for its result and for its exception.
     """
     context = cpu_target.target_context
     inner = ir.Function(module, context.call_conv.get_function_type(kind.return_type, kind.args), mangled)

@@ -1,7 +1,7 @@
 """Decorators for kernels: `jit` compiles for this process, `task` and `entry` also export a function to the library.
 
-Kernels use this `jit` and not Numba's, because importing this module sets Numba's cache folder to a folder that this
-user can write to. Numba raises an error if its cache folder is read-only. `exports.py` compiles the exported functions.
+This module also sets Numba's cache folder to one that the user can write to, because Numba raises an error if the
+folder is read-only. `exports.py` compiles the exported functions.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ config.CACHE_DIR = str(folder())
 # NUMBA_CPU_NAME names a processor without it, and for AMX even if the system does not permit it.
 config.CPU_FEATURES = features()
 
-# With the error model "numpy", division by zero follows IEEE 754 and does not raise: callers in compiled code could not
-# catch an exception.
+# With the error model "numpy", division by zero follows IEEE 754; compiled callers could not catch an exception.
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "cache": True}
 
-# The type of a task, the function that processes one chunk of a job (`jobs.py`). Its arguments are the words of the
-# job, the number of the chunk, and the address of scratch memory.
+# The type of a task, a function that processes one chunk of a job (`jobs.py`). Its arguments: the words of the job, the
+# number of the chunk, and the address of scratch memory.
 TASK = types.void(types.CPointer(types.int64), types.int64, types.int64)
 _TYPES = {"i": types.int64, "f": types.float64}
 
@@ -35,10 +34,7 @@ EXPORTS: dict[str, tuple[Callable[..., Any], Any]] = {}
 
 
 def for_export() -> None:
-    """Compile all further kernels only for calls from compiled code, without Python wrappers and without caching.
-
-    Call this before the first kernel is imported.
-    """
+    """Compile kernels without Python wrappers and without caching. Call this before the first kernel is imported."""
     _OPTIONS.update(cache=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
@@ -53,17 +49,14 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 
 class Task:
-    """A kernel that compiled code calls by its address."""
+    """A kernel of type `TASK`, which compiled code calls by its address."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     @cached_property
     def address(self) -> int:
-        """The address of the task's machine code, compiled in this process, for tests and benchmarks.
-
-        To get the address without a compiler, use `Library.address`.
-        """
+        """The address of code compiled in this process, for tests and benchmarks; the engine uses `Library.address`."""
         options = {name: _OPTIONS[name] for name in ("boundscheck", "error_model", "cache")}
         return int(numba.cfunc(TASK, **options)(self.function).address)
 

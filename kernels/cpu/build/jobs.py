@@ -1,10 +1,9 @@
 """Jobs: chunks of work that threads process and steal from each other. `pool.py` has the threads.
 
-A job is a task (the address of machine code), a number of chunks, and words with the addresses and sizes that the task
-needs. Each thread has its own range of chunks and processes this range in order, because memory is fastest when it is
-read in order. Then the thread steals chunks from the other ranges. The thread that submits a job processes chunks, too.
-The job is done when all its chunks are done. The content of a chunk depends only on the job and not on the thread that
-processes it, so results are bit-identical for any number of threads.
+A job is a task (the address of machine code), a number of chunks, and words (int64) with the addresses and sizes that
+the task needs. Each thread, also the one that submits the job, processes its own range of chunks in order, because
+memory is fastest when it is read in order. Then the thread steals chunks from the other ranges. The content of a chunk
+does not depend on the thread that processes it, so results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ def _end(control: Any, thread: int) -> Any:
 
 @jit
 def scratch_of(control: Any, thread: int) -> Any:
-    """Return the address of a thread's scratch memory.
+    """Return the address of a thread's scratch memory; thread 0 is the thread that submits jobs.
 
-    The thread that submits a job is thread 0. Chunks do not overwrite its second scratch memory, which
-    `scratch_of(control, control[THREADS])` returns.
+    `scratch_of(control, control[THREADS])` is its second scratch memory, which chunks do not overwrite.
     """
     return control[SCRATCH] + thread * SCRATCH_BYTES
 
@@ -51,8 +49,8 @@ def scratch_of(control: Any, thread: int) -> Any:
 def work(control: Any, me: int) -> Any:
     """Process chunks, first of this thread's range, then of other ranges; return how many this thread has processed.
 
-    Return when no chunk is left. A thread that begins after the end of a job finds no chunks, or processes chunks of
-    the next job. This is safe, because a job is replaced only after all its chunks are done.
+    A thread that begins after the end of a job finds no chunks, or processes chunks of the next job. This is safe,
+    because a job is replaced only after all its chunks are done.
     """
     done = 0
     for i in range(control[THREADS]):
@@ -71,8 +69,8 @@ def work(control: Any, me: int) -> Any:
 def _wait(control: Any, polls: int) -> Any:
     """Wait after poll number `polls`; return the number of the next poll.
 
-    From poll number SPINS on, the thread sleeps between polls. Another process then gets the core, or another thread of
-    this pool, which may have a chunk but no core.
+    From poll number SPINS on, the thread sleeps between polls, so that another process gets the core, or a thread of
+    this pool that has a chunk but no core.
     """
     if polls < control[SPINS]:
         relax()
@@ -83,10 +81,7 @@ def _wait(control: Any, polls: int) -> Any:
 
 @jit
 def run(control: Any, task: int, chunks: int) -> None:
-    """Run the job whose words are in `control[JOB:]`, together with the worker threads; return when the job is done.
-
-    A job of one chunk runs in this thread alone.
-    """
+    """Run the job whose words are in `control[JOB:]`, together with the worker threads; return when it is done."""
     if chunks == 1:
         call(task, control, JOB, 0, scratch_of(control, 0))
         return

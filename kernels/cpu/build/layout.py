@@ -1,8 +1,7 @@
 """The binary interface between Python and the compiled kernels: descriptors of blocks, jobs and programs, and sizes.
 
 A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. The names below
-are the positions of words in a descriptor. This module needs no compiler, so a process that loads machine code from
-disk can import it, like `library.py` and `pool.py`.
+are the positions of words in a descriptor. This module needs no compiler, like `library.py` and `pool.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ def input_row(n: int) -> int:
 def product_floats(n: int) -> int:
     """Return the number of floats of scratch memory that a product with n columns needs for each token.
 
-    In fixed point with AMX, a token takes the space of 40 floats per 32 columns (`fixed_tile.TOKEN_WORDS`). Otherwise,
-    a token takes at most `input_row` floats.
+    With AMX in fixed point these are 40 floats per 32 columns (`fixed_tile.TOKEN_WORDS`), else at most `input_row`.
     """
     return max(whole_vectors(n + n // 4), input_row(n))
 
@@ -41,22 +39,20 @@ SILU, GELU, CLAMPED_SWIGLU, GELU_ERF, RELU2 = 1, 2, 3, 4, 5
 
 # ---- a thread pool's control block ----
 
-# Words of the control block, which all threads of a pool share. Words that several threads write are on cache lines of
+# Words of the control block, which all threads of a pool share. Words that several threads write have cache lines of
 # their own.
 # - DONE: number of finished chunks; STOP: 1 to end the threads; ON: 1 while more jobs follow, so that no thread parks
 # - TASK, CHUNKS: address of the job's task, and number of its chunks; THREADS: number of threads
 # - SCRATCH: address of the threads' scratch memory
 # - SPINS: after this number of polls without work, a thread sleeps between polls, by the C function at address SLEEP
 # - JOB: the first word of the job
-# - LEFT: from here on each thread has LINE words, of which the first is the number of chunks left in its range
+# - LEFT: from here on each thread has LINE words (two cache lines); the first is the number of chunks left in its range
 DONE, STOP, ON = 0, 16, 17
 TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37, 40, 256
-# Words of a thread at LEFT: two cache lines.
 LINE = 16
 # The argument of SLEEP. The system adds about 50 microseconds to each sleep.
 SLEEP_MICROSECONDS = 20
-# Size in bytes of a scratch memory. Each thread of the pool has one; the thread that submits a job has two
-# (`jobs.scratch_of`).
+# Bytes of a scratch memory. Each thread has one; the thread that submits a job has two (`jobs.scratch_of`).
 SCRATCH_BYTES = 4 << 20
 
 # ---- a block: linear layers that share one input ----
@@ -66,7 +62,7 @@ SCRATCH_BYTES = 4 << 20
 # - NORM_WEIGHT, NORM_EPS, NORM_BIAS: a norm of the input. NORM_WEIGHT is 0 if there is no norm. NORM_BIAS is 0 for an
 #   RMS norm, and an address for a layer norm. POST_NORM_...: a norm of the output, in the same form
 # - N, K: columns of the output and of the input; ACTIVATION: an activation function, or 0
-# - CHUNK_GEMV, CHUNK_GEMM: rows of a chunk; `linear.py` changes this number for some numbers of tokens
+# - CHUNK_GEMV, CHUNK_GEMM: rows of a chunk, which `linear.py` changes for some numbers of tokens
 # - HAND_OUT: 0 if one thread runs a small batch faster than several threads
 # - MATRICES: the number of matrices; HAS_GEMV: 0 if rows cannot be multiplied as they are stored
 # - FIXED: the number of matrices that are multiplied in fixed point (`--activations i16`)
@@ -96,9 +92,9 @@ PANEL = FORMAT + FORMAT_WIDTH
 PANEL_KIND, PANEL_MOST, EIGHT_ROWS, WIDTH = range(PANEL + 1, PANEL + 5)
 MOST_MATRICES = 8
 
-# A dot product sums this number of columns, and then adds the sum to its total. The number is part of the order of
-# summation (`tile.py`), so changing it changes bits. A smaller number would take more time for totals; a larger one
-# would lose precision, and expand rows into more memory.
+# A dot product sums this number of columns, and then adds the sum to its total. This is part of the order of summation
+# (`tile.py`), so changing the number changes bits. A smaller number would take more time for totals; a larger one would
+# lose precision, and expand rows into more memory.
 STRETCH = 1024
 # Number of matrix rows of a register tile (`tile.py`).
 TILE_ROWS = 4
@@ -106,8 +102,8 @@ TILE_ROWS = 4
 # A forward pass of at most this number of tokens runs all layers in one call. A larger pass makes one call per step, so
 # that Python handles Ctrl-C between the calls.
 PROGRAM_TOKENS = 32
-# The most input vectors that any format multiplies with rows as they are stored. The scratch memory of a thread has
-# space for this number of normed vectors (`norm_fits`).
+# The most input vectors that any format multiplies with rows as they are stored. A scratch memory has space for this
+# number of normed vectors.
 PANEL_TOKENS = 18
 # Up to this number of tokens, one thread prepares the input of gemm, attention runs its decode task, and a short
 # convolution is a single chunk.
@@ -116,20 +112,18 @@ SMALL_BATCH = 8
 # MAX_WAYS ranges of its matrix.
 MAX_WAYS = 4
 # A gemv chunk has about this number of bytes of stored rows. If the matrices of a block have at most this size
-# together, one thread alone multiplies a small batch with them. Measured by benchmarks/chunks.py: distributing smaller
-# chunks costs more time than a more even distribution saves.
+# together, one thread multiplies a small batch with them. Distributing smaller chunks costs more time than a more even
+# distribution saves (benchmarks/chunks.py).
 CHUNK_BYTES = 64 * 1024
 # Chunks of long jobs are larger: 1 / LONG_JOB of the job's bytes, up to MOST_CHUNK_BYTES. This makes decode of a 0.6B
-# model 3 to 5 % faster. With such chunks in all jobs, a small model would be slower, because threads would have too few
-# chunks.
+# model 3 to 5 % faster. Short jobs would have too few chunks of this size for all threads.
 MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
 # A gemm chunk has GEMM_ROWS rows and up to GEMM_TOKENS input vectors. With a gate, half of the rows are of the gate
-# matrix, and half of the up matrix. With more rows, the vectors would be read less often, and with more vectors, the
-# rows would be expanded less often. But STRETCH columns of the expanded rows must fit into a core's L2 cache. A job
-# with fewer than GEMM_CHUNKS chunks per thread is cut into chunks of fewer rows, because threads wait for the last one.
+# matrix, and half of the up matrix. With more rows, vectors would be read less often, and with more vectors, rows would
+# be expanded less often; but STRETCH columns of the expanded rows must fit into a core's L2 cache. A job with fewer
+# than GEMM_CHUNKS chunks per thread is cut into chunks of fewer rows, because threads wait for the last chunk.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
-# Up to this number of vectors, gemm expands only four rows at a time: the rows then stay in the L1 cache, while the
-# vectors are read from the L2 cache.
+# Up to this number of vectors, gemm expands only four rows at a time, so that the rows stay in the L1 cache.
 GEMM_NEAR = 48
 
 # ---- a block of query and key heads ----
@@ -164,19 +158,19 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
     EX_WEIGHS_INPUTS, EX_STATE, EX_NEXT, EX_TABLE,
 ) = range(28)  # fmt: skip
 # Words of the state of a mixture's experts, which kernels share with the thread that reads experts:
-# - STATE_NOTE: the note that is written to the thread; STATE_NUMBER: the number of the mixture
+# - STATE_NOTE: the note (below) that is written to the thread; STATE_NUMBER: the number of the mixture
 # - STATE_FAILED: whether reading has failed
 # - STATE_WRITE, STATE_READ: addresses of the C functions `write` and `read`
 # - STATE_PIPE, STATE_ANSWERS: the pipes to the thread and from it; STATE_ANSWER: ANSWER_WORDS words for its answers
 # From STATE_ROWS on there are four arrays with a word for each expert: whether the expert is in memory; whether a pass
-# uses it (USE_...); how many tokens have chosen it; whether the previous mixture has guessed that it will be chosen.
+# uses it (USE_...); how many tokens have chosen it; whether the previous layer's mixture has guessed it.
 (
     STATE_NOTE, STATE_NUMBER, STATE_FAILED, STATE_WRITE, STATE_READ, STATE_PIPE, STATE_ANSWERS, STATE_ANSWER,
 ) = range(8)  # fmt: skip
 ANSWER_WORDS = 8
 STATE_ROWS = STATE_ANSWER + ANSWER_WORDS
-# USE_WANTED: a pass will use the expert, but the expert's memory may be given to another expert before. USE_HELD: the
-# expert stays in memory until the pass has multiplied it.
+# USE_WANTED: a pass will use the expert, but until then its memory may be given to another expert. USE_HELD: the expert
+# stays in memory until the pass has multiplied it.
 USE_NONE, USE_WANTED, USE_HELD = range(3)
 # A note is the number of the mixture times NOTE_KINDS, plus a kind. A negative note ends the thread.
 # - NOTE_FEW: the experts of few tokens have been chosen; they are multiplied in the order in which they are read
@@ -188,8 +182,8 @@ NOTE_FEW, NOTE_MANY, NOTE_GUESS, NOTE_WAITS, NOTE_KINDS = range(5)
 def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int, *, waits: bool = False) -> int:
     """Return the number of floats of scratch memory that `run_experts` needs; an int64 counts as two floats.
 
-    With `waits`, experts may be read while the mixture runs. For few tokens, the result of each (row, expert) is then
-    kept until the end.
+    With `waits`, experts may be read while the mixture runs; for few tokens, each (row, expert) then keeps its result
+    until the end.
     """
     results = width * n_used if waits and n_tokens <= PROGRAM_TOKENS else width
     per_token = (width, width, inner, results, n_experts, n_used, 2 * n_used, 2 * n_used)
@@ -207,8 +201,7 @@ def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner
 ) = range(15)  # fmt: skip
 # Operations of a step (OP).
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE, NORM_ADD = range(12)
-# Operations that Python runs between two calls of the kernels: sum the values of all ranks, or concatenate their
-# columns.
+# Operations that Python runs between two calls: sum the values of all ranks, or concatenate their columns.
 ALL_SUM, ALL_COLUMNS = 12, 13
 # SPACE is the state space of Mamba2. HEAD_LINEAR multiplies each head with its own matrix: STEP_BLOCK (below) is the
 # address of the addresses of N_HEADS blocks, each with N_KV_HEADS inputs and ROW_WIDTH outputs. JOIN concatenates, for
@@ -277,8 +270,7 @@ RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 # Types of a KV store, in which a row has the E elements of one head of one token.
 KV_F32, KV_F16, KV_BF16, KV_Q8_0 = range(4)
 KV_TYPES = {"f32": KV_F32, "f16": KV_F16, "bf16": KV_BF16, "q8_0": KV_Q8_0}
-# Number of keys per block of keys; the first block begins at position 0. The number is part of the order of summation
-# (`attention.py`), so changing it changes bits.
+# Keys per block of keys, from position 0 on. Part of the order of summation: changing the number changes bits.
 BLOCK = 128
 # Words of a sequence:
 # - SEQ_PAGES: address of its page table, which has the slot of each page's first token
@@ -291,28 +283,21 @@ BLOCK = 128
 (
     SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
 ) = range(10)  # fmt: skip
-# The most queries of a prefill chunk: its tokens, times the query heads that share a KV head. These queries and their
-# sums take only a part of a core's L2 cache.
+# The most queries of a prefill chunk, tokens times query heads per KV head: they and their sums take only a part of a
+# core's L2 cache.
 QUERIES = 192
 # Distance in floats between the scores of one query and those of the next query.
 SCORES = BLOCK + LANES
 
 
 def attention_span(group: int) -> int:
-    """Return the number of tokens of a prefill chunk, with `group` query heads per KV head.
-
-    With more than 12 query heads per KV head the number is less than LANES, because LANES tokens would have more than
-    QUERIES queries.
-    """
+    """Return the tokens of a prefill chunk, with `group` query heads per KV head: a multiple of LANES if possible."""
     tokens = QUERIES // group
     return tokens // LANES * LANES if tokens >= LANES else max(1, tokens)
 
 
 def attention_scratch(group: int, width: int, type_: int = KV_F32) -> int:
-    """Return how many bytes of scratch memory a chunk needs, with `group` query heads of head dim `width` per KV head.
-
-    If the store is not float32, the keys and values of a block are expanded in this memory.
-    """
+    """Return the bytes of scratch memory that a chunk needs, with `group` query heads of width `width` per KV head."""
     prefill, decode = attention_span(group) * group * (2 * width + LANES), SMALL_BATCH * group * width
     expanded = 0 if type_ == KV_F32 else 2 * BLOCK * width
     return 4 * (max(prefill, decode) + LANES * (SCORES + width + LANES) + expanded + LANES)

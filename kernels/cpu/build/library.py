@@ -1,9 +1,9 @@
 """Load the machine code of the kernels: code that came with the package, or code that is compiled on this machine.
 
 Code that came with the package (`prebuilt.py`) needs neither Numba nor LLVM. Without such code, the first process that
-needs the kernels compiles them with Numba, and keeps the code on disk. Later processes load the code with LLVM, which
-starts faster than Numba and takes less memory. Kernels that only some models need are separate parts, which are
-compiled when such a model is loaded: each storage format, mixtures of experts, states, and products in fixed point.
+needs the kernels compiles them with Numba, and keeps the code on disk. Later processes load the code with LLVM alone,
+which starts faster than Numba and takes less memory. Kernels that only some models need are separate parts, which are
+compiled when such a model is loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
-# {part: modules} of the kernels that every model needs. The parts take about equally long to compile.
+# {part: modules} of the parts that every model needs, which take about equally long to compile.
 BASE = {
     "products": (
         "build.jobs",
@@ -40,8 +40,8 @@ BASE = {
     ),
     "attention": ("attention.attention", "attention.heads", "program"),
 }
-# FIXED is the part that all products in fixed point need. The fixed-point kernels of a format are another part, whose
-# name is the format's name and FIXED_END.
+# FIXED is the part that all products in fixed point need. The fixed-point kernels of a format are a part of their own,
+# named by the format and FIXED_END.
 FIXED, FIXED_END = "fixed", ".fixed"
 # {part: modules} of all parts except formats.
 MODULES = {
@@ -51,7 +51,7 @@ MODULES = {
     FIXED: ("products.fixed", "products.fixed_gemv"),
     "roofline": ("roofline",),
 }
-# {exported function: its part}, except functions of formats and of the parts in `BASE`.
+# {exported function: its part}, except functions of formats and of `BASE`.
 _HOMES = {
     name: part
     for part, names in {
@@ -62,13 +62,12 @@ _HOMES = {
     }.items()
     for name in names.split()
 }
-# The storage formats. Each is a part of its own, and its module in kernels/cpu/formats has the same name. MLX's affine
-# formats, with names such as "affine4_g64_bf16", are not listed: their module is `affine`, see `affine_format`.
+# The storage formats. Each is a part, and its module in kernels/cpu/formats has the same name. MLX's affine formats,
+# such as "affine4_g64_bf16", are not listed: their module is `affine`.
 FORMATS = (
     "float32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
     "mxfp4",
 )  # fmt: skip
-# The advice to the user if the kernels can be neither found nor compiled.
 HOW_TO_COMPILE = "Numba, which compiles it, is not installed: pip install numba"
 # {name: types of the arguments} of the functions that Python calls: i is an integer or an address, f a float64.
 ENTRIES = {
@@ -95,8 +94,8 @@ ENTRIES = {
 _AFFINE = re.compile(r"affine([234568])_g(32|64|128)_(f16|bf16|f32)")
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 
-# float16 scales are converted by the f16c instructions, which x86 processors have had since 2012. Without f16c, LLVM
-# would emit a call of a library function that the process may not have.
+# f16c converts float16 scales; x86 processors have had it since 2012. Without f16c, LLVM would emit a call of a library
+# function (`_CALLED`) that the process may not have.
 _NEEDED_ON_X86 = ("f16c", "fma", "avx2")
 # LLVM's name of a processor feature: instructions of AMX that multiply tiles, small matrices of int8.
 TILES = "+amx-int8"
@@ -112,14 +111,14 @@ def lacking() -> str | None:
         return f"{found}, and {HOW_TO_COMPILE}"
     from llvmlite import binding
 
-    chosen, told = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
+    chosen, given = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
-    if chosen or told is not None:
+    if chosen or given is not None:
         # NUMBA_CPU_NAME without NUMBA_CPU_FEATURES implies the features of the named processor (`features`).
         own = "" if chosen else binding.get_host_cpu_features().flatten()
         name = chosen or binding.get_host_cpu_name()
-        is_able = _widens(name, own if told is None else told)
+        is_able = _widens(name, own if given is None else given)
         return None if is_able else f"the processor that Numba is told to compile for ({name}) lacks f16c"
     features = binding.get_host_cpu_features()
     missing = [name for name in _NEEDED_ON_X86 if not features.get(name)]
@@ -129,9 +128,8 @@ def lacking() -> str | None:
 def features() -> str:
     """Return the features of the processor to compile for, as LLVM names them.
 
-    The features are the value of NUMBA_CPU_FEATURES. If it is not set, they are those of this processor, or "" if
-    NUMBA_CPU_NAME is set, because the name implies the features. If they list AMX and the system does not permit it,
-    the result disables AMX.
+    These are the value of NUMBA_CPU_FEATURES; if it is not set, those of this processor, or "" if NUMBA_CPU_NAME is
+    set, because the name implies the features. AMX is disabled if the system does not permit it.
     """
     from llvmlite import binding
 
@@ -144,8 +142,8 @@ def features() -> str:
 def permits_tiles() -> bool:
     """Ask Linux to let this process use AMX; return whether it does.
 
-    Without the permission, the first instruction that loads a tile ends the process. Threads and forks of this process
-    inherit the permission; a program that this process starts has to ask again.
+    Without the permission, an instruction that loads a tile ends the process. Threads and forks inherit the permission;
+    a program that this process starts has to ask again.
     """
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return False
@@ -182,8 +180,8 @@ def is_format(name: str) -> bool:
 def _digest() -> str:
     """Return a digest of the kernels' source, so that code compiled from other source is never used.
 
-    Numba's own cache does not notice a change in a function that a kernel calls. The source may be in an archive, so it
-    is read by `importlib.resources`. It may exist only as bytecode, so .pyc files are included.
+    Numba's own cache does not notice a change in a function that a kernel calls. The source may be in an archive, or
+    exist only as bytecode (.pyc).
     """
     packages = (
         PACKAGE,
@@ -201,15 +199,12 @@ def folder() -> Path:
 
 
 def code_file(part: str) -> Path:
-    """Return the path of a part's code for this processor, this version of LLVM, and the NUMBA_... variables.
-
-    A part is a key of `MODULES`, a format, or a format with `FIXED_END`. The file may not exist yet.
-    """
+    """Return the path of a part's code for this processor, this LLVM and the NUMBA_... variables."""
     from llvmlite import binding
 
     processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
-    told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
-    compiler = binding.get_process_triple(), features(), binding.llvm_version_info, told
+    given = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
+    compiler = binding.get_process_triple(), features(), binding.llvm_version_info, given
     target = hashlib.sha256(repr(compiler).encode()).hexdigest()[:16]
     return folder() / f"{processor}-{target}-{part}.code"
 
@@ -240,7 +235,7 @@ class Code:
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
-        # The engine owns the code's memory, so this object must exist as long as the code is used.
+        # The engine owns the code's memory, so this object must outlive the use of the code.
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
         self._engine.add_object_file(binding.ObjectFileRef.from_data(content))
         self._engine.finalize_object()
@@ -258,15 +253,7 @@ def function(address: int, letters: str) -> Callable[..., None]:
 
 
 class Format(NamedTuple):
-    """The kernels of a storage format, in the order of a format's words (`layout.py`).
-
-    Attributes:
-        four_rows: address of the kernel that multiplies stored rows.
-        expand: address of the kernel that expands blocks to float32.
-        block: number of weights of a block.
-        block_bytes: number of bytes of a block.
-        most_stored: the most vectors that are multiplied with rows as they are stored; for more, rows are expanded.
-    """
+    """The kernels and sizes of a storage format: the words FOUR_ROWS to MOST_STORED of `layout.py`."""
 
     four_rows: int
     expand: int
@@ -276,14 +263,7 @@ class Format(NamedTuple):
 
 
 class Panels(NamedTuple):
-    """The kernels of a storage format for products in fixed point, in the order of a matrix's words (`layout.py`).
-
-    Attributes:
-        expand: address of the kernel that expands rows to panels.
-        kind: the kind of the format (`panels.py`).
-        most: the most tokens that are multiplied with rows as they are stored; for more, rows are expanded to panels.
-        eight_rows: address of the kernel that multiplies rows as they are stored.
-    """
+    """The kernels of a storage format for products in fixed point: the words PANEL to EIGHT_ROWS of `layout.py`."""
 
     expand: int
     kind: int
@@ -292,10 +272,7 @@ class Panels(NamedTuple):
 
 
 class Library:
-    """The loaded kernels: entries as Python callables, tasks as addresses. A part is loaded when it is first needed.
-
-    Attributes: one callable per name in `ENTRIES`, made when it is first used.
-    """
+    """The loaded kernels, with a method for each name in `ENTRIES`. Parts are loaded when they are first needed."""
 
     def __init__(self) -> None:
         self._parts: dict[str, Code | SharedCode] = {}
@@ -323,23 +300,19 @@ class Library:
         """
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
         if missing and isinstance(found := _prebuilt(), SharedCode):
-            # Do not compile the parts that the prebuilt code lacks. The prebuilt code may be for an older processor
-            # than this one, and code for different processors may use different memory layouts.
+            # Missing parts are not compiled for this processor: the prebuilt code may be for an older one, and code for
+            # different processors may use different memory layouts.
             absent = [part for part in missing if part not in found.parts]
             if absent:
                 raise LookupError(f"the machine code that came with this package has no {', '.join(absent)}")
             self._parts |= dict.fromkeys(missing, found)
             return
         for part, code in codes(missing).items():
-            # If another thread has loaded the part in the meantime, keep that code, because its kernels may be running.
+            # If another thread has loaded the part meanwhile, keep that code: its kernels may be running.
             self._parts.setdefault(part, Code(code))
 
     def address(self, name: str) -> int:
-        """Return the address of the machine code of an exported function.
-
-        Raises:
-            KeyError: the kernels have no such function.
-        """
+        """Return the address of an exported function's machine code; raise KeyError if no function has this name."""
         homes = [_HOMES[name]] if name in _HOMES else list(BASE)
         self.need(homes)
         found = next(filter(None, (self._parts[part].address(name) for part in homes)), 0)
@@ -395,19 +368,15 @@ def _silent(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
     yield lambda part: None
 
 
-# A hook to report progress. It is called with the parts to compile, before they are compiled. The context that it
-# returns yields a function, which is called with each part after this part has been compiled.
+# A hook to report progress. It is called with the parts that will be compiled. The context that it returns yields a
+# function, which is called with each part that has been compiled.
 announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[str], None]]] = _silent
 
 
 def codes(parts: Iterable[str]) -> dict[str, bytes]:
-    """Return {part: machine code} of these parts, from the folder of compiled code.
+    """Return {part: machine code} from the folder of compiled code; compile parts that are missing there in parallel.
 
-    Parts that are missing there are compiled in parallel.
-
-    Raises:
-        ImportError: Numba is not installed.
-        RuntimeError: the parts cannot be compiled.
+    Raises ImportError and RuntimeError as `machine_code.build` does.
     """
     found = {part: _read(code_file(part)) for part in parts}
     missing = [part for part, code in found.items() if code is None]
@@ -420,7 +389,7 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
 
 
 def _made(parts: list[str], done: Callable[[str], None]) -> dict[str, bytes]:
-    """Return {part: code}: read the parts that another process has compiled meanwhile; compile and store the others."""
+    """Return {part: code}: read parts that another process has compiled meanwhile; compile and store the others."""
     found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
     for part in found:
         done(part)

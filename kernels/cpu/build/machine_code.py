@@ -18,7 +18,7 @@ from typing import IO, cast
 from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, features, opened
 from .prebuilt import Target
 
-# The program of a child process. Its thread ends the process when the parent's end of the pipe `alive` is closed.
+# The program of a child process. Its thread ends the process when the parent ends, which closes the pipe `alive`.
 _CHILD = """
 import os, sys, threading
 threading.Thread(target=lambda: (os.read({alive}, 1), os._exit(1)), daemon=True).start()
@@ -30,16 +30,14 @@ main({parts!r}, {triple!r})
 # The largest number of processes that compile at the same time; each takes 300 MB.
 MOST = 8
 _FORMAT = "a format"
-# Seconds that a core takes to compile each part, measured on a Zen 5. The first entry is for each format, the second
-# for the fixed-point kernels of each format. START is the time to start a process.
+# Seconds that a core of a Zen 5 takes to compile each part; the first two entries are for the float32 and the
+# fixed-point kernels of each format. START is the time to start a process.
 SECONDS = {_FORMAT: 1.7, FIXED_END: 0.8, "products": 4.5, "attention": 6.0, "experts": 1.1, "states": 1.2, FIXED: 2.4}
 START = 1.0
 
 
 def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Target | None = None) -> None:
-    """Compile parts of `kernels.cpu` in one process per core; call `keep(part, machine code)` for each compiled part.
-
-    Without a target, compile for this processor.
+    """Compile parts for `target`, or for this processor; call `keep(part, machine code)` for each compiled part.
 
     Raises:
         ImportError: Numba is not installed.
@@ -54,7 +52,6 @@ def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Targ
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
     with contextlib.ExitStack() as stack:
-        # The pipe closes when this process ends for any reason; then the children end, too.
         alive, held = os.pipe()
         stack.callback(os.close, held)
         stack.callback(os.close, alive)
@@ -62,7 +59,7 @@ def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Targ
         for own in shared_out(parts, n_processes()):
             errors = stack.enter_context(tempfile.TemporaryFile())
             child = stack.enter_context(_started(own, alive, errors, target))
-            # Wait here, too, because after Ctrl-C the exit of Popen's context does not wait for the process.
+            # After Ctrl-C, the exit of Popen's context does not wait for the process.
             stack.callback(child.wait)
             stack.callback(child.kill)
             waiting.register(child.stdout, selectors.EVENT_READ, (child, own, errors))  # type: ignore[arg-type]
@@ -105,17 +102,15 @@ def _started(
     path = [folder for folder in sys.path if isinstance(folder, str)]
     triple = target.triple if target else ""
     code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), triple=triple, alive=alive)
-    # Without the last variable, Numba colours error messages, even of the many errors that it catches itself, which
-    # costs time.
+    # Numba would spend time on colours in error messages, even of the many errors that it catches itself.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
-    # The child compiles for the features that this process may use, because this process runs the code: the system may
-    # permit AMX to the child and not to this process.
+    # The child compiles for this process, to which the system may refuse AMX even if it permits AMX to the child.
     environment["NUMBA_CPU_FEATURES"] = target.features if target else features()
     if target:
         environment["NUMBA_CPU_NAME"] = target.processor
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
-    # The pipe is unbuffered, because a selector does not see bytes that are in a buffer. The child is in a new session,
-    # so that Ctrl-C does not reach it: its end would be reported as a failed compilation.
+    # The pipe is unbuffered, because a selector does not notice bytes in a buffer. The child is in a new session:
+    # otherwise Ctrl-C would end it, which would be reported as a failed compilation.
     return subprocess.Popen(
         [sys.executable, "-c", code],
         bufsize=0,
@@ -153,15 +148,12 @@ def _read(pipe: IO[bytes], n: int) -> bytes:
 
 # ---- locks ----
 
-# There is one lock per part of the kernels. If several processes need the same code, one compiles it and the others
-# wait.
+# There is one lock per part. If several processes need the same code, one compiles it and the others wait.
 
-# The environment variable that marks a compiling process, which must not start compiling processes in turn. Without the
-# variable, a user's program with the name of a standard module would start more and more processes: each compiling
-# process would import and run the program.
+# The environment variable that marks a compiling process, which must not start compiling processes in turn. If a user's
+# program has the name of a standard module, each compiling process imports and runs it, and would start more processes.
 COMPILING = "MLX_ENGINE_COMPILING"
-# Seconds to wait for another process that compiles, which may have been suspended. On two busy cores, compilation took
-# 44 seconds.
+# Seconds to wait for another process, which may have been suspended. On two busy cores, compilation took 44 seconds.
 PATIENCE = 120.0
 
 
@@ -170,7 +162,7 @@ def locked(files: Iterable[Path]) -> Iterator[None]:
     """Hold the locks of these files of machine code within this context; wait for other processes that hold one.
 
     The system releases the locks of a process that dies. All processes take locks in the same order, so there is no
-    deadlock. If a lock cannot be taken, for instance because the folder is read-only, the process compiles without it.
+    deadlock. If a lock cannot be taken, for instance in a read-only folder, the process compiles without it.
     """
     with contextlib.ExitStack() as stack:
         # A compiling process takes no locks: the process that started it holds them and waits for it.

@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from .jit import jit
 
-# The nominal length of an array at an address. Bounds are not checked, so any large number is right.
+# The nominal length of an array at an address; bounds are not checked.
 _LENGTH = 1 << 48
 _WORD = ir.IntType(64)
 
@@ -46,10 +46,9 @@ floats, doubles, raw, words, shorts, ints = map(_array_of, _KINDS)
 
 @intrinsic
 def hidden(typing: Any, value: Any) -> Any:
-    """Return the same number in a way that hides its origin from LLVM's optimiser.
+    """Return the same number, and hide its origin from LLVM's optimiser.
 
-    If the number is an address, LLVM assumes nothing about the memory there. If it is the count of a loop, LLVM does
-    not unroll the loop.
+    LLVM assumes nothing about the memory at a hidden address, and does not unroll a loop with a hidden count.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -84,10 +83,7 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """Load an int64 atomically.
-
-    After the load of a value that a thread has stored by `write`, all that this thread wrote before is visible.
-    """
+    """Load an int64 atomically. If a thread stored it by `write`, all earlier writes of this thread are visible."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)
@@ -97,7 +93,7 @@ def read(typing: Any, words: Any, index: Any) -> Any:
 
 @intrinsic
 def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
-    """Store an int64 atomically. Threads that load the value by `read` see all that this thread wrote before."""
+    """Store an int64 atomically, for threads that load it by `read`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _at(context, builder, signature, *args[:2]), "seq_cst", 8)

@@ -1,9 +1,8 @@
 """The pool of worker threads, which wait for jobs in compiled code. `jobs.py` defines jobs.
 
-After its last chunk, a worker thread polls for new chunks for a millisecond, because waking a parked thread takes
-longer than a small job. After the first 50 microseconds, the thread sleeps between polls, so that other processes get
-the core. After the millisecond, the thread parks: it blocks until `wake` is called. While more jobs are announced (ON
-is 1), threads do not park. The thread that submits a job calls `wake` before the job but does not wait for the parked
+After its last chunk, a worker thread polls for new chunks for PATIENCE seconds, because waking a parked thread takes
+longer than a small job. Then the thread parks: it blocks until `wake` is called. While more jobs are announced (ON is
+1), threads do not park. The thread that submits a job calls `wake` before the job but does not wait for the parked
 threads, so the job may be finished before they run.
 """
 
@@ -21,15 +20,14 @@ import numpy as np
 from .layout import LEFT, LINE, ON, SCRATCH, SCRATCH_BYTES, SLEEP, SPINS, STOP, THREADS
 from .library import Library
 
-# Seconds that a worker thread polls for work before it parks.
 PATIENCE = 1e-3
-# After this number of seconds of polling without work, a thread sleeps between polls. With sleeping, two processes on
-# two cores decode 1.5 times as fast as without (0.6B, Q8_0), and a single process is not slower.
+# After this number of seconds without work, a thread sleeps between polls, so that other processes get the core. Two
+# processes on two cores then decode 1.5 times as fast (0.6B, Q8_0), and a single process is not slower.
 SPIN_SECONDS = 5e-5
 
 
 class Pool:
-    """A pool of `threads` threads, including the thread that submits jobs; only one thread at a time may submit one."""
+    """A pool of `threads` threads, including the one that submits jobs. Only one thread at a time may submit a job."""
 
     def __init__(self, threads: int, library: Library) -> None:
         if threads < 1:
@@ -40,7 +38,7 @@ class Pool:
     def renew(self) -> None:
         """Start the threads again if this process is a fork of the one that started them: fork does not copy threads.
 
-        The caller must make sure that no job was running at the time of the fork.
+        No job may have been running at the time of the fork.
         """
         if self._process != os.getpid():
             self.close.detach()
@@ -61,27 +59,22 @@ class Pool:
         ]
         for worker in self._workers:
             worker.start()
-        # `close` is also called at exit of the interpreter, before the memory that the threads read is freed.
+        # The finalizer also runs at exit of the interpreter, before the memory that the threads read is freed.
         self.close = weakref.finalize(self, _close, self.shared, self._workers)
 
 
 class _Shared:
-    """The memory that the threads share.
-
-    The threads have no reference to the pool, so that the pool can be garbage-collected.
-
-    Ctrl-C may interrupt `wake` between any two steps. So a thread stays in the set of parked threads until the thread
-    removes itself; if a call of `wake` was interrupted, the next call wakes the remaining threads. Waking a thread
-    twice does no harm.
+    """The memory that the threads share. It has no reference to the pool, so that the pool can be garbage-collected.
 
     Attributes:
-        parked: the numbers of the parked threads.
+        parked: the numbers of the parked threads. `wake` does not remove them, but each thread removes itself: so if
+            Ctrl-C interrupts `wake`, the next call wakes the remaining threads. Waking a thread twice does no harm.
     """
 
     def __init__(self, threads: int, library: Library) -> None:
         self.work_until_idle = library.work_until_idle
         self.control = _aligned(LEFT + LINE * threads)
-        # The operating system allocates these pages only when they are written.
+        # The operating system allocates this memory only when it is written.
         self._scratch = _aligned((threads + 1) * SCRATCH_BYTES // 8)
         self.control[THREADS], self.control[SCRATCH] = threads, self._scratch.ctypes.data
         self._system = ctypes.CDLL(None)  # a reference, so that the address of usleep stays valid
@@ -102,7 +95,7 @@ class _Shared:
         return polls / least
 
     def park(self, me: int) -> None:
-        """Block until the next call of `wake`. Return at once if ON is 1, because more jobs follow without a `wake`."""
+        """Block until the next call of `wake`. If ON is 1, return at once: more jobs follow without a `wake`."""
         # Add the thread before ON is checked, so that a job that is submitted after the check wakes this thread.
         self.parked.add(me)
         if not self.control[ON]:

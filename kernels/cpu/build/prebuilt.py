@@ -26,7 +26,7 @@ class Target(NamedTuple):
     Attributes:
         machine: the machine's name on Linux, such as "x86_64" or "aarch64".
         processor: LLVM's name of the processor, as in NUMBA_CPU_NAME.
-        features: its additional features, as in NUMBA_CPU_FEATURES.
+        features: additional features, as in NUMBA_CPU_FEATURES.
         needs: the instruction sets that the code needs, by their names in Linux.
     """
 
@@ -43,12 +43,10 @@ class Target(NamedTuple):
 
 _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# The code of "arm64-dot" is for LLVM's cortex-a76, so it may use not only dot products but also float16 arithmetic and
-# atomic instructions.
+# Code for LLVM's cortex-a76 may use float16 arithmetic and atomic instructions, not only dot products.
 _DOT = frozenset({"asimd", "asimddp", "asimdhp", "atomics"})
-# {name: target}, for each machine the fastest first. Measured in fixed point on a Zen 5: x86-64-v4-vnni takes 0.86 of
-# the prefill time of x86-64-v4. x86-64-v3 is compiled for `haswell`, because this code takes 0.86 of the decode time of
-# code for LLVM's "x86-64-v3".
+# {name: target}, for each machine the fastest first. On a Zen 5 in fixed point, x86-64-v4-vnni takes 0.86 of the
+# prefill time of x86-64-v4, and code for `haswell` 0.86 of the decode time of code for LLVM's "x86-64-v3".
 TARGETS = {
     "x86-64-v4-vnni": Target("x86_64", "x86-64-v4", "+avx512vnni,+avx512vbmi", _V4 | {"avx512_vnni", "avx512vbmi"}),
     "x86-64-v4": Target("x86_64", "x86-64-v4", "", _V4),
@@ -59,12 +57,7 @@ TARGETS = {
 
 
 class SharedCode:
-    """A loaded shared library.
-
-    Attributes:
-        name: the name of the library's target.
-        parts: the parts of the kernels that the library has.
-    """
+    """A loaded shared library: the code of `parts` for the target `name`."""
 
     def __init__(self, file: Path, name: str, parts: frozenset[str]) -> None:
         self._library, self.name, self.parts = ctypes.CDLL(str(file)), name, parts
@@ -78,10 +71,7 @@ class SharedCode:
 
 
 def find(source: str) -> SharedCode | str:
-    """Load the fastest prebuilt code for this processor; if none can be loaded, return the reason.
-
-    `source` is the digest of the installed kernels' source.
-    """
+    """Load the fastest prebuilt code of this source (a digest) for this processor; return why if none can be loaded."""
     try:
         manifest = json.loads((FOLDER / MANIFEST).read_text())
         made_from, targets = manifest["source"], dict[str, Any](manifest["targets"])
@@ -102,10 +92,7 @@ def find(source: str) -> SharedCode | str:
 
 
 def _fits(target: Target) -> bool:
-    """Return whether to use a target's code: it runs on this processor, and Numba's variables do not exclude it.
-
-    If NUMBA_CPU_NAME or NUMBA_CPU_FEATURES is set, both must be as in the target.
-    """
+    """Return whether the code runs on this processor and, if Numba's variables are set, both are as in the target."""
     chosen, features = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     if (chosen or features) and (chosen, features or "") != (target.processor, target.features):
         return False
@@ -114,7 +101,7 @@ def _fits(target: Target) -> bool:
 
 
 def _loaded(name: str, listed: Mapping[str, Any]) -> SharedCode | str:
-    """Load the library of target `name`, whose entry in the manifest is `listed`, or return why it cannot be used."""
+    """Load the library of target `name` with this entry in the manifest, or return why it cannot be used."""
     file = FOLDER / listed["file"]
     try:
         if hashlib.sha256(file.read_bytes()).hexdigest() != listed["sha256"]:
@@ -127,8 +114,8 @@ def _loaded(name: str, listed: Mapping[str, Any]) -> SharedCode | str:
 def instruction_sets() -> frozenset[str]:
     """Return the instruction sets that the processor and the operating system support, by their names in Linux.
 
-    On x86-64, Linux lists an instruction set only if Linux also saves its registers. On arm64, only instruction sets
-    that a target needs are returned.
+    On x86-64, Linux lists an instruction set only if Linux also saves its registers. On arm64, return only instruction
+    sets that a target needs.
     """
     if sys.platform == "darwin":  # all Apple silicon has the instruction sets of `_DOT`
         return _DOT if platform.machine() == "arm64" else frozenset()
@@ -143,7 +130,7 @@ def instruction_sets() -> frozenset[str]:
 
 
 def _auxiliary(kind: int) -> int:
-    """Return an entry of this process's auxiliary vector. Entry 16 is AT_HWCAP, the instruction sets of arm64."""
+    """Return an entry of the auxiliary vector; 16 is AT_HWCAP, the instruction sets of arm64."""
     try:
         read = ctypes.CDLL(None).getauxval
     except AttributeError:

@@ -1,8 +1,8 @@
 """SIMD vectors of 16 floats for kernels in Numba: operations of LLVM that Numba does not offer by itself.
 
 LLVM splits a vector into the processor's registers: one of AVX-512, two of AVX2, four of NEON. The order of summation
-is the same in all three cases. Arguments named `at` are byte offsets in byte arrays and indices in float arrays; bounds
-are not checked. Vectors are float32; `add`, `sub`, `mul`, `larger` and `total` also take the float64 vectors of
+is the same for all three. Arguments named `at` are byte offsets in byte arrays and indices in float arrays; bounds are
+not checked. Vectors are float32; `add`, `sub`, `mul`, `larger` and `total` also take the float64 vectors of
 `sum_exp.py`.
 """
 
@@ -45,8 +45,7 @@ def register_lanes() -> int:
 def has_multishift() -> bool:
     """Return whether the processor that Numba compiles for has the instruction vpmultishiftqb of AVX-512 VBMI.
 
-    The probe reverses 64 bytes. If the processor has AVX-512 VBMI, LLVM compiles the probe to another instruction of
-    AVX-512 VBMI, vpermb.
+    With AVX-512 VBMI, LLVM compiles the probe, which reverses 64 bytes, to another instruction of this set, vpermb.
     """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_BYTES))
     return "vpermb" in text
@@ -78,8 +77,8 @@ _PAIR_DOT = re.compile(r"((?:{vex}\s+)?vpdpwssd|vpmaddwd)\s.*%([yz])mm")
 def pair_dot() -> str:
     """Return the mnemonic of the instruction that multiplies int16 and adds each two adjacent products; "" for none.
 
-    The instruction must work on the widest registers of the processor that Numba compiles for. It is vpdpwssd (perhaps
-    with the prefix {vex}), which also adds to a sum, or vpmaddwd, which does not.
+    The instruction must work on the widest registers. It is vpdpwssd (perhaps with the prefix {vex}), which also adds
+    to a sum, or vpmaddwd, which does not.
     """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_PAIRS))
     found = _PAIR_DOT.search(text)
@@ -102,18 +101,13 @@ def has_tiles() -> bool:
 
 # When rows are expanded for register tiles (`tile.py`), a row is stored in 16 / PART parts: the first part has the
 # first PART columns of every 16 columns, the second part the next PART columns of every 16. With AVX2, PART is the 8
-# columns of one register. A register of AVX-512 holds all 16. On NEON, PART is also 16: if it were smaller, LLVM would
-# load the columns of both steps of the unrolled loop in `tile.py` at once, and no registers would be left for sums.
+# columns of a register, with AVX-512 all 16. With fewer than 16 on NEON, LLVM would load the columns of both steps of
+# the unrolled loop in `tile.py` at once, and no registers would be left for sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 
 class Vector(types.Type):  # type: ignore[misc]
-    """The Numba type of a vector.
-
-    Attributes:
-        scalar: Numba's type of an element.
-        llvm: LLVM's type of the vector.
-    """
+    """The Numba type of a vector: `scalar` is Numba's type of an element, `llvm` LLVM's type of the vector."""
 
     def __init__(self, scalar: Any, llvm: Any) -> None:
         super().__init__(name=f"{scalar}x{llvm.count}")
@@ -187,7 +181,7 @@ def get(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def put(typing: Any, floats: Any, at: Any, value: Any) -> Any:
-    """Store element `at`, without the test for a negative index."""
+    """Store `value` in `floats[at]`, without the test for a negative index."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], element_address(context, builder, signature.args[0], *args[:2]))
@@ -228,12 +222,10 @@ def load_splat(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
-    """Load the float16 at byte `at` into every lane as float32.
-
-    The float16 is copied to all lanes before the conversion, because processors convert whole vectors.
-    """
+    """Load the float16 at byte `at` into every lane as float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # The float16 is copied to all lanes before the conversion, because processors convert whole vectors.
         half = load_as(context, builder, signature, args, _I16)
         return builder.fpext(builder.bitcast(everywhere(builder, half), ir.VectorType(_F16, LANES)), _VECTOR)
 
@@ -328,7 +320,7 @@ def fms(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _choice(comparison: str) -> Any:
-    """Make the function that returns, lane by lane, a if the comparison of a with b is true, else b."""
+    """Make the function that returns, lane by lane, a if its comparison with b is true, else b."""
 
     @intrinsic
     def choose(typing: Any, a: Any, b: Any) -> Any:
@@ -346,10 +338,7 @@ larger, smaller = map(_choice, (">", "<"))
 
 @intrinsic
 def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
-    """Return a vector with lanes `first` to `last - 1` of `a`, and the other lanes of `b`.
-
-    `first` and `last` must fit in an int32.
-    """
+    """Return lanes `first` to `last - 1` of `a`, and the other lanes of `b`. Both numbers must fit in an int32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = ir.Constant(_INTS, list(range(LANES)))
@@ -410,8 +399,8 @@ def prefetch(typing: Any, data: Any, at: Any) -> Any:
 
 # ---- totals of lanes ----
 
-# The lanes of a vector are summed by adding its halves repeatedly. Several vectors are reduced together, so that no
-# lane is idle.
+# The lanes of a vector are summed by adding its halves repeatedly. Several vectors are summed together, so that no lane
+# is idle.
 
 
 def lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
@@ -422,7 +411,7 @@ def lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
 def _two(builder: Any, a: Any, b: Any, distance: int) -> Any:
     """Add the lanes of a, and of b, that are `distance` apart; return all sums in one vector.
 
-    The sums of b are in the lanes whose number has the bit `distance`, those of a in the other lanes.
+    The sums of b are in the lanes whose number has the bit `distance`, the sums of a in the other lanes.
     """
     n = a.type.count
     stay = [lane if not lane & distance else n + lane for lane in range(n)]

@@ -1,8 +1,8 @@
 """CPU kernels of MLX's affine formats: unpack groups of 32, 64 or 128 weights to float32.
 
 Each format (bits, group size, type of scales) is compiled when the first model needs it. A block is a group: a scale
-and a bias (float16, bfloat16 or float32), then quants of 2, 3, 4, 5, 6 or 8 bits in the order of `kernels/blocks.py`. A
-weight is `scale * q + bias`; the product and the sum are each rounded. For scales of 16 bits the product is exact, so
+and a bias (float16, bfloat16 or float32), then quants q of 2, 3, 4, 5, 6 or 8 bits in the order of `kernels/blocks.py`.
+A weight is `scale * q + bias`; the product and the sum are each rounded. For scales of 16 bits the product is exact, so
 an fma gives the same weight. The NumPy reference is in `blocks_numpy.py`.
 """
 
@@ -58,7 +58,7 @@ def scale_and_bias(kind: str) -> Any:
 
 @intrinsic
 def _two_upper_halves(typing: Any, data: Any, at: Any) -> Any:
-    """Load two bfloat16 as one 32-bit word and convert them to float32, by one operation each."""
+    """Load two bfloat16 as one 32-bit word, and convert each to float32 by one operation."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         both = _load_word(context, builder, signature, args)
@@ -85,9 +85,7 @@ def _load_word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def pair_of(bits: int, *, clean: bool) -> Any:
     """Return the function that loads 32 quants from a byte offset on into two vectors of 16 words, one quant per word.
 
-    Args:
-        bits: bits per quant; `kernels/blocks.py` describes how quants are packed in groups with biases.
-        clean: whether the bits of a word above the quant must be zeros.
+    With `clean`, the bits of a word above the quant are zeros.
     """
 
     @jit
@@ -125,7 +123,7 @@ def _quants_of(bits: int, *, clean: bool) -> Any:
 
 
 def _by_bytes(builder: Any, packed: Any, bits: int) -> Any:
-    """Return 16 quants as words: copy the one or two bytes with a quant's bits to the quant's word, and shift them."""
+    """Return 16 quants as words: copy the one or two bytes with a quant's bits to a word, and shift the word."""
     firsts, shifts = zip(*(divmod(i * bits, 8) for i in range(LANES)), strict=True)
     places = [p for byte in firsts for p in (byte, min(byte + 1, 2 * bits - 1), byte, byte)]
     mask = ir.Constant(ir.VectorType(_I32, 4 * LANES), places)
@@ -166,13 +164,13 @@ def floats_of_words(typing: Any, words: Any) -> Any:
 
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-# Number of weights of a row that gemv unpacks together, so that their scale is loaded once. With a larger number, the
-# weights of four rows would not fit into the registers.
+# Weights of a row that gemv unpacks with one load of their scale. More weights of four rows would not fit into the
+# registers.
 _PIECE = 64 if WIDE else 32
 
 
 class Kernels(NamedTuple):
-    """The sizes and kernels of one affine format, by the names that the modules of other formats use (`format.py`)."""
+    """The sizes and kernels of an affine format, by the names in the modules of other formats (`format.py`)."""
 
     BLOCK: int
     BLOCK_BYTES: int
@@ -184,11 +182,7 @@ class Kernels(NamedTuple):
 
 
 def kernels(name: str) -> Kernels:
-    """Return the kernels of a format, such as "affine4_g64_bf16".
-
-    Raises:
-        ValueError: no format has this name.
-    """
+    """Return the kernels of a format, such as "affine4_g64_bf16"; raise ValueError if no format has this name."""
     found = affine_format(name)
     if found is None:
         raise ValueError(f"expected the name of an affine format, found {name!r}")
@@ -206,11 +200,11 @@ def kernels(name: str) -> Kernels:
 
 def _quants_32(bits: int, scale: str) -> Any:
     """Make the function that returns quants 32 p to 32 p + 31 of the block at a byte offset, as bytes."""
-    n_scales, load_pair = 2 * SCALE_BYTES[scale], pair_of(bits, clean=True)
+    quants_at, load_pair = 2 * SCALE_BYTES[scale], pair_of(bits, clean=True)
 
     @jit
     def quants(blocks: Any, at: int, p: int) -> Any:
-        place = at + n_scales + 4 * bits * p
+        place = at + quants_at + 4 * bits * p
         if bits == 4:
             return load_nibbles(blocks, place)
         if bits == 8:
@@ -223,26 +217,25 @@ def _quants_32(bits: int, scale: str) -> Any:
 
 def _packed(bits: int, scale: str) -> Any:
     """Make the function that returns quants 32 p to 32 p + 31 for `eight_rows`: two 4-bit quants per byte, else one."""
-    n_scales = 2 * SCALE_BYTES[scale]
+    quants_at = 2 * SCALE_BYTES[scale]
 
     @jit
     def packed(blocks: Any, at: int, p: int) -> Any:
-        return load_16(blocks, at + n_scales + 16 * p)
+        return load_16(blocks, at + quants_at + 16 * p)
 
     return packed if bits == 4 else _quants_32(bits, scale)
 
 
 def weights_of(bits: int, scale: str, piece: int) -> Any:
     """Make the function that returns `piece` weights of a block: 32 in two vectors, or 64 in four."""
-    # The bits above a 4-bit quant need not be cleared, because `multiply_add_table` ignores them. With float32 scales,
-    # they must be cleared, because `_combine` uses another function.
+    # `multiply_add_table` ignores the bits above a 4-bit quant, but `_combine` does not use it with float32 scales.
     quants = pair_of(bits, clean=bits != 4 or scale == "f32")
-    combine, scale_of, n_scales = _combine(bits, scale), scale_and_bias(scale), 2 * SCALE_BYTES[scale]
+    combine, scale_of, quants_at = _combine(bits, scale), scale_and_bias(scale), 2 * SCALE_BYTES[scale]
 
     @jit
     def two(blocks: Any, at: int, p: int) -> Any:
         """Return weights 32 p to 32 p + 31 of the block at byte `at`."""
-        (scale, bias), (low, high) = scale_of(blocks, at), quants(blocks, at + n_scales + 4 * bits * p)
+        (scale, bias), (low, high) = scale_of(blocks, at), quants(blocks, at + quants_at + 4 * bits * p)
         return combine(low, scale, bias), combine(high, scale, bias)
 
     @jit
