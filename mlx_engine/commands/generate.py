@@ -60,11 +60,10 @@ NO_PROMPT = (
     "no prompt was given, neither as an argument nor with -f FILE nor through a pipe: "
     f"continuing {DEFAULT_PROMPT!r}, an example"
 )
-# Seconds to wait for data from a pipe: in CI and containers, stdin is often an open pipe that nothing writes to. After
-# this time, the built-in model runs the example; with any other model, a line says that the command waits for a prompt.
+# Seconds to wait for data on stdin, which in CI and containers is often an open pipe that nothing writes to.
 PATIENCE = 3.0
 
-# The ends of texts that seem to be messages, and not texts to continue.
+# A prompt that ends with one of these seems to be a chat message, not a text to continue.
 ENDS = (".", "?", "!", "。", "\uff1f", "\uff01")
 HAS_TEMPLATE = "hint: this model has a chat template; --chat sends the prompt through it, as a message to answer"
 NO_TEMPLATE = "warning: this model has no chat template: it continues the prompt as plain text, and may not answer"
@@ -99,12 +98,7 @@ class PromptOptions:
     )
 
     def check(self) -> None:
-        """Check the options before any file is read.
-
-        Raises:
-            OptionError: there are two prompts, a batch and a prompt, --prompt-cache with a batch, --system or --think
-                without --chat, or a system message that is not UTF-8.
-        """
+        """Raise OptionError if options exclude each other, --chat is missing, or --system is not UTF-8."""
         if self.prompt is not None and self.prompt_option is not None:
             message = "give the prompt either as an argument or with --prompt"
             raise OptionError(message, option="--prompt", found=self.prompt_option)
@@ -123,8 +117,7 @@ class PromptOptions:
         """Return a scheduler that begins with the keys and values of --prompt-cache; None without this option.
 
         Raises:
-            EngineError: the file is not of this model, or the run has no KV cache.
-            SourceError: the file cannot be read.
+            EngineError: the file cannot be read or is not of this model, or the run has no KV cache.
         """
         if self.prompt_cache is None:
             return None
@@ -140,11 +133,7 @@ class PromptOptions:
         return engine.scheduler_for(requests, keeps=True)
 
     def save(self, engine: Engine, run: Stream, scheduler: Scheduler | None) -> None:
-        """Write the file of --prompt-cache, if the option was given.
-
-        Raises:
-            SourceError: the file cannot be written.
-        """
+        """Write the file of --prompt-cache, if the option was given; raise SourceError if it cannot be written."""
         if self.prompt_cache is not None and scheduler is not None:
             done = run.generation
             try:
@@ -159,13 +148,10 @@ class PromptOptions:
         return self.prompt if self.prompt_option is None else self.prompt_option
 
     def read(self, *, is_example: bool) -> list[str]:
-        """Return the prompt, or the non-blank lines of the batch file. The prompt "-" means stdin.
+        """Return the prompt, or the non-blank lines of the batch file.
 
-        Without a prompt, stdin is read if it is a pipe or a file. If it is a terminal or has no text, the example
-        prompt is returned. A text of a file or of stdin is returned without byte order mark and last line end.
-
-        Args:
-            is_example: whether to run the example prompt if stdin is a pipe without data for a few seconds.
+        Without either, return the text on stdin (see `piped`), or the example prompt if there is none. Texts of files
+        and of stdin are returned without byte order mark and last line end.
 
         Raises:
             OptionError: there is a prompt besides --prompt-file, the batch has no prompt, or a text is not UTF-8.
@@ -190,15 +176,12 @@ class PromptOptions:
         return lines
 
     def hints(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
-        """Return a hint if a prompt ends like a sentence, so that it seems to be a chat message."""
+        """Return a hint at --chat if a prompt seems to be a chat message and the model has a chat template."""
         could = not self.chat and tokenizer.chat_template is not None
         return [HAS_TEMPLATE] if could and any(text.rstrip().endswith(ENDS) for text in texts) else []
 
     def for_model(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
-        """Return the texts unchanged or, with --chat, as chat messages.
-
-        With --chat but without a chat template, return the texts with the system message before each.
-        """
+        """Return the texts; with --chat, as messages. Without a chat template, put the system message before each."""
         if not self.chat:
             return list(texts)
         from mlx_engine.tokenizer.chat_prompt import ChatPrompt, thinking
@@ -292,7 +275,7 @@ def generate(
         output.report(chosen.notes)
         for line in chosen.warnings:
             notice(line)
-        # Making the requests checks the prompts, before the weights are loaded.
+        # The requests are made before the weights are loaded, so that a bad prompt is reported early.
         messages = prompts.for_model(opened.prompts.tokenizer, texts)
         requests = requests_for(opened.prompts, messages, replace(run, sampling=chosen.sampling))
         opened.check_memory(longest_of(requests) if run.kv else 1)
@@ -372,10 +355,7 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object, with log-probabilities if they were requested.
-
-    If a stop string, a stop token or an error ended the run, the object has it under "stop" or "error".
-    """
+    """Return the run as one JSON object; "stop" or "error" is the stop string, stop token or error that ended it."""
     from mlx_engine.backends import types_of
     from mlx_engine.loop.speculation import speculation_of
 
@@ -428,7 +408,7 @@ def closing(
 
 
 def without_line_end(text: str) -> str:
-    """Return a text without a byte order mark, and without its last line end: editors and `echo` write one."""
+    """Remove a byte order mark and the last line end, which editors and `echo` write."""
     text = text.removeprefix(BOM)
     return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
 
@@ -436,10 +416,8 @@ def without_line_end(text: str) -> str:
 def piped(*, is_example: bool) -> str:
     """Return all of stdin if it is a pipe or a file; an empty text if it is a terminal, or closed.
 
-    If a pipe has no data for `PATIENCE` seconds, print a line and wait; with `is_example`, return an empty text.
-
-    Raises:
-        OptionError: the text is not UTF-8.
+    If a pipe has no data for `PATIENCE` seconds, return an empty text with `is_example`; else print a line and wait.
+    Raise OptionError if the text is not UTF-8.
     """
     if sys.stdin is None or sys.stdin.isatty():
         return ""
@@ -462,11 +440,7 @@ def _is_silent(seconds: float) -> bool:
 
 
 def requests_for(makes: RequestBuilder, prompts: Sequence[Prompt], options: Options) -> list[Request]:
-    """Return a request for each prompt. The weights need not have been loaded.
-
-    Raises:
-        EngineError: a prompt is empty or too long, or the chat template rejects it.
-    """
+    """Return a request for each prompt; raise EngineError if one is empty, too long, or rejected by the template."""
     requests = []
     for i, prompt in enumerate(prompts, start=1):
         try:
@@ -479,7 +453,7 @@ def requests_for(makes: RequestBuilder, prompts: Sequence[Prompt], options: Opti
 
 
 def longest_of(requests: Sequence[Request]) -> int:
-    """Return the most tokens that the KV cache may hold: those of the `BATCH_SLOTS` longest requests."""
+    """Return the most tokens that the KV cache may hold: the sum of the `BATCH_SLOTS` longest requests."""
     from mlx_engine.engine import BATCH_SLOTS
 
     return sum(sorted((request.longest for request in requests), reverse=True)[:BATCH_SLOTS])

@@ -212,11 +212,7 @@ def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
-    """Print one metadata value in full: a string without quotes, an array with one element per line.
-
-    Raises:
-        FormatError: there is no such key.
-    """
+    """Print a metadata value in full, an array with one element per line; raise FormatError for an unknown key."""
     value = listing.value(key)
     if as_json:
         print_json({"key": key, "type": listing.kinds.get(key) or None, "value": value})
@@ -230,7 +226,7 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
 
 
 def run_facts(path: Path, backend: str, context: int | None, experts_memory: int | None = None) -> dict[str, Any]:
-    """Return whether the model can be loaded (`supported`), and its memory and decode speed, or why not (`reason`)."""
+    """Return whether the model can be loaded (`supported`); if so, its memory and decode speed, else the `reason`."""
     from mlx_engine.bench.outlook import machine_bandwidth, outlook
     from mlx_engine.machine.memory import usable_cores
 

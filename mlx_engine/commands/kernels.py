@@ -208,7 +208,7 @@ def bench(
         print(kernel_report.summary(found))
     if path is not None:
         kernel_report.write_report(path, found)
-        notice(f"the report is in {path}; it has no file name except the model's")
+        notice(f"the report is in {path}; the only file name in it is the model's")
 
 
 @kernels.command(cls=Command)
@@ -270,9 +270,9 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
 def check_kernel_file(
     file: Path, arguments: Sequence[str], orders: Orders, folders: Sequence[Path], *, json: bool
 ) -> bool:
-    """Check a file, print the report, and return whether the check passed.
+    """Check a file with the include folders `folders`, print the report, and return whether the check passed.
 
-    With `json`, the stdout of the checked program is redirected to stderr. `folders` are those of --include.
+    With `json`, the stdout of the checked program is redirected to stderr.
 
     Raises:
         OptionError: there is no such file, --lanes has an unknown value, or there is no compiler.

@@ -89,12 +89,7 @@ STAND_IN = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """An architecture in the list.
-
-    Attributes:
-        file: the name of its file in `mlx_engine/models`.
-        title, names, gguf: see `weights.model.Architecture`.
-    """
+    """An architecture in the list: its file in `mlx_engine/models`, and fields of `weights.model.Architecture`."""
 
     file: str
     title: str
@@ -115,11 +110,7 @@ class FieldKeys:
 class Keys:
     """The keys of an architecture's settings.
 
-    Attributes:
-        architecture: its entry in the list.
-        fields: the fields of the config, in their order.
-        checked_hf: keys of config.json that are only checked, because some of their values are not implemented.
-        checked_gguf: the same for GGUF.
+    `checked_hf` and `checked_gguf` are keys that are only checked, because some of their values are not implemented.
     """
 
     architecture: Entry
@@ -129,12 +120,12 @@ class Keys:
 
 
 def architectures() -> list[Entry]:
-    """Return all architectures, sorted by the names of their files."""
+    """Return all architectures, sorted by file name."""
     return [entry for entry, _ in _files()]
 
 
 def keys_of(name: str) -> Keys | None:
-    """Return the keys of the architecture with this name; None if there is none."""
+    """Return the keys of an architecture; None if the name is unknown."""
     found = next((each for each in _files() if name in each[0].names), None)
     if found is None:
         return None
@@ -188,7 +179,7 @@ class _Known(SimpleNamespace):
 
 
 class Recorder(Settings):
-    """Settings that record which keys are read, and return a default or a made-up value for each."""
+    """Settings that record which keys are read, and return the default, or else a made-up value."""
 
     def __init__(self, prefix: str = "", keys: list[str] | None = None) -> None:
         super().__init__({}, where="the catalogue of models")

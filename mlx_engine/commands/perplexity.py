@@ -46,7 +46,7 @@ class WindowOptions:
     )
     bos: bool = option(
         False,
-        "Begin every window with the BOS token, and not only the text. Gemma needs this in long texts.",
+        "Begin every window, not only the first, with the BOS token. Gemma needs this in long texts.",
         flags=("--bos/--no-bos",),
     )
 

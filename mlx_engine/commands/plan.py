@@ -59,11 +59,11 @@ class HostOptions:
 
     @property
     def n_ranks(self) -> int:
-        """Number of ranks on all machines."""
+        """Number of ranks (processes that share the model) on all machines."""
         return len(memories_of("--hosts", self.hosts)) * self.ranks_per_host
 
     def check(self) -> None:
-        """Check all values before a model is opened; raise OptionError."""
+        """Raise OptionError if a value is invalid."""
         n = len(memories_of("--hosts", self.hosts))
         if self.bandwidth is not None:
             each_host("--bandwidth", self.bandwidth, n, bandwidth_of)
@@ -71,11 +71,7 @@ class HostOptions:
             each_host("--compute", self.compute, n, compute_of)
 
     def ranks(self, backend: base.Backend, outline: Outlined) -> list[Host]:
-        """Return the host of each rank. Values that no option gives are measured on this machine.
-
-        Raises:
-            OptionError: a value is invalid, or cannot be measured here.
-        """
+        """Return the host of each rank; raise OptionError if a value is invalid, or cannot be measured here."""
         from mlx_engine.distributed.plan import Host
 
         memories = memories_of("--hosts", self.hosts)
@@ -165,10 +161,7 @@ def measured_bandwidth(backend: base.Backend, threads: int) -> float:
 
 
 def measured_compute(backend: base.Backend, outline: Outlined) -> float:
-    """Return the floating-point operations per second of this backend's products.
-
-    The measured product has a matrix of the type that takes the most bytes in the model.
-    """
+    """Return the FLOP/s of a product, measured with a matrix of the type that takes the most bytes in the model."""
     from mlx_engine.bench.roofline import product_rate
 
     if backend.name == "scalar":
@@ -210,7 +203,7 @@ def plan(
 
 
 def shard_of(text: str) -> ShardKind:
-    """Return the value of --shard, checked; raise OptionError if it is not a known kind."""
+    """Return the value of --shard; raise OptionError if it is unknown."""
     kinds: dict[str, ShardKind] = {"pipeline": "pipeline", "tensor": "tensor"}
     if text not in kinds:
         message = f"--shard: unknown kind {shown(text)}; choose {' or '.join(kinds)}"
@@ -222,11 +215,7 @@ def planned(
     model: str, backend: str, load: LoadOptions, hosts: HostOptions, work: WorkOptions, link: Link, *,
     shard: ShardKind, split: str | None,
 ) -> Summary:  # fmt: skip
-    """Return the plan of a model.
-
-    Raises:
-        EngineError: loading the model would fail in the same way, or an option is invalid.
-    """
+    """Return the plan of a model; raise EngineError if the model cannot be loaded, or an option is invalid."""
     from mlx_engine.backends import auto, create_backend, types_of
     from mlx_engine.cache.pool import LONGEST_PASS as CHUNK
     from mlx_engine.distributed.pipeline import parsed
@@ -245,8 +234,8 @@ def planned(
     for line in expansions(outline, name):
         log.warn(line)
     machines = hosts.ranks(made, outline)
-    size = len(machines) if shard == "tensor" else 0
-    slices = [whole, *(sliced(whole, rank, size) for rank in range(size))]
+    n_slices = len(machines) if shard == "tensor" else 0
+    slices = [whole, *(sliced(whole, rank, n_slices) for rank in range(n_slices))]
     of_slices = [model_parts(outlined(each, made)) for each in slices]
     layers = None if split is None else parsed(split)
     about = {"where": checkpoint.where, "architecture": checkpoint.architecture, "backend": name}
@@ -285,7 +274,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
 
 
 def print_plan(found: Summary) -> None:
-    """Print the part of each rank, the messages, and the rates or the missing memory."""
+    """Print the part of each rank, the traffic of the links, and the rates or the missing memory."""
     print("\n".join(columns(list(head_rows(found)), "<<")))
     print()
     print("\n".join(columns(list(rank_rows(found)), "<<>>>>>")))
@@ -364,7 +353,7 @@ def _sent(of: Messages, shard: str) -> str:
 
 
 def rate_rows(found: Summary) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the rates, or of what is missing."""
+    """Yield the rows of the rates or, if the model does not fit, of the missing memory."""
     if not found.fits:
         missing = sum(-rank.left for rank in found.ranks if rank.left < 0)
         yield "fits", f"no: {size(missing)} are missing; {_least(found.smallest)}"
@@ -383,7 +372,7 @@ def rate_rows(found: Summary) -> Iterator[tuple[str, str]]:
 def _least(n: int | None) -> str:
     if n is None:
         return "no number of ranks with the last rank's memory is enough for a pipeline"
-    return f"pipeline of ranks with the last rank's memory: at least {n:,}"
+    return f"fewest ranks of a pipeline, each with the last rank's memory: {n:,}"
 
 
 def _rate(value: float) -> str:
@@ -395,12 +384,11 @@ TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us|µs)")
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 COUNTED = re.compile(r"(\d+)\s*[x*]\s*(.+)")
 BITS_PER_BYTE = 8
-# More machines than this are a mistake.
-MOST_HOSTS = 1024
+MOST_HOSTS = 1024  # a larger number is a typing error
 
 
 def memories_of(option: str, text: str) -> list[int]:
-    """Parse the memory of each machine: "4x16GB" is four of 16 * 1000**3 bytes, "16GB,2x64GB" three machines.
+    """Parse the bytes of memory of each machine: "4x16GB" is four machines, "16GB,2x64GB" three; GB is 1000**3.
 
     Raises:
         OptionError: the text is not a list of sizes, a size has no unit, or the number of machines is out of range.

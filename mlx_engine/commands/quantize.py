@@ -91,8 +91,7 @@ def quantize(
 def table(lines: list[Line]) -> str:
     """Format a table by layer type: types, bytes before and after, their ratio, and the errors.
 
-    RMSE is the root mean square of the weights' errors. The relative RMSE is this error divided by the root mean square
-    of the weights of the converted matrices.
+    The relative error is the RMSE of the converted weights, divided by the root mean square of these weights.
     """
     from mlx_engine.convert.requantize import total
 

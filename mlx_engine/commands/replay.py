@@ -26,8 +26,8 @@ class Journal(NamedTuple):
 
     Attributes:
         entries: the requests of one model that have generated tokens, with the numbers of their lines.
-        n_empty: requests without tokens, such as those that were cancelled before their first token.
-        n_bad: lines that are damaged, or of another model, or of the same model with other options of `load`.
+        n_empty: how many requests ended before their first token.
+        n_bad: how many lines are damaged, or of another model, or of the same model with other options of `load`.
     """
 
     entries: list[Numbered]
@@ -72,11 +72,10 @@ def replay(
 
 
 def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, ModelId, str]:
-    """Return the requests of a journal, their model, and its source; report the lines that are left out.
+    """Return the first `limit` requests of a journal, their model, and its source; report the lines left out.
 
     Raises:
-        OptionError: no request is for the model.
-        EngineError: the journal or the model cannot be read.
+        EngineError: the journal or the model cannot be read, or no request is for the model.
     """
     from mlx_engine.checkpoint.identity import identity
     from mlx_engine.checkpoint.sources import resolve
@@ -108,7 +107,7 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
 
 
 def numbers_of(found: Sequence[Numbered], kept: Sequence[Numbered]) -> str:
-    """Return the numbers of the first ten lines that are in `found` and not in `kept`, as text."""
+    """Return the numbers of the first ten lines of `found` that are not in `kept`, as text."""
     there = {n for n, _ in kept}
     left = [str(n) for n, _ in found if n not in there]
     return f"lines {', '.join(left[:10])}{' and others' if len(left) > 10 else ''}"

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 # The default thresholds of garbage collection in CPython 3.10 to 3.12 (see `gc.set_threshold`).
 GARBAGE_THRESHOLD = (700, 10, 10)
 
-
 NO_PREFIXES = PrefixOptions()
 # The addresses that mean all networks, each with the address by which clients on this machine reach the server.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -89,11 +88,7 @@ class AddressOptions:
     any_model: bool = option(False, "Answer requests for every other model name, too, with the first model.")
 
     def check(self) -> None:
-        """Check the key and the hosts.
-
-        Raises:
-            OptionError: the key is empty or has characters that a header cannot carry, or a host is invalid.
-        """
+        """Raise OptionError if the key is empty or cannot be sent in a header, or a host is invalid."""
         from mlx_engine.serve.origins import host_name  # not at the top, because this imports Starlette
 
         key = self.api_key
@@ -166,17 +161,17 @@ class CapacityOptions:
     grace: float = option(30.0, "Seconds that running answers get to end when the server stops.", least=0, is_rare=True)
 
     def check(self) -> None:
-        """Check the sizes; raise OptionError if one is invalid."""
+        """Raise OptionError if a size is invalid."""
         _ = self.kv_bytes, self.max_body_bytes
 
     @property
     def kv_bytes(self) -> int | None:
-        """The bytes of --kv-memory; None if it is not given. Raise OptionError if the size is invalid."""
+        """The bytes of --kv-memory; None if it is not given."""
         return None if self.kv_memory is None else bytes_of("--kv-memory", self.kv_memory)
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body in bytes. Raise OptionError if the size is invalid."""
+        """The largest body of a request in bytes."""
         return bytes_of("--max-body", self.max_body)
 
 
@@ -275,13 +270,9 @@ class ModelSpec:
 
 
 def specs_of(given: Sequence[str], address: AddressOptions, found: Sequence[ModelSpec] = ()) -> list[ModelSpec]:
-    """Return the models of a server.
+    """Return the models of a server: those `given` with --model, then those `found` in --models-dir and not given.
 
-    Args:
-        given: the values of --model: SOURCE or NAME=SOURCE. If a file with the whole value as its name exists, the
-            value is a source, even if it contains `=`.
-        address: has the name of the first model, and aliases.
-        found: models of --models-dir. Models that --model gives, too, are left out.
+    A value of --model is SOURCE or NAME=SOURCE. A path that exists is a source, even if it contains `=`.
 
     Raises:
         OptionError: two models have the same name or alias, or an alias is of an unknown model.
@@ -384,10 +375,7 @@ class Loading:
     """How the models of a server are loaded.
 
     Attributes:
-        backend: the name of the backend.
-        capacity: the number of slots, the context, and the memory for keys and values.
         how: keyword arguments of `open_source`.
-        prefixes: where prefixes are kept on disk.
         is_suggested: whether the sampling that the model's files suggest is used.
         warnings: lines to print after the lines about a model.
     """
@@ -400,10 +388,9 @@ class Loading:
     warnings: Sequence[str] = ()
 
     def open(self, source: str) -> OpenedModel:
-        """Check the files of a model. Called in a thread.
+        """Check the files of a model, with the tokenizer and, with --suggested, the sampling. Called in a thread.
 
-        Also read the tokenizer and, with --suggested, the suggested sampling. So errors in them are reported before the
-        weights are loaded, and the first request does not wait for the tokenizer.
+        So errors are reported before the weights are loaded, and the first request does not wait for the tokenizer.
         """
         from mlx_engine.commands.options.suggested import checked
         from mlx_engine.engine import open_source
@@ -418,7 +405,7 @@ class Loading:
     def describe(self, source: str) -> Mapping[str, object]:
         """Return the fields of /v1/models that describe a model's files.
 
-        They are empty for random weights (`shape:`), and for a model of the hub that has not been downloaded.
+        Return no fields for random weights (`shape:`), and for a model of the hub that has not been downloaded.
         """
         from mlx_engine.checkpoint.gguf import part_files
         from mlx_engine.checkpoint.sources import is_cached
@@ -469,14 +456,13 @@ class OpenedModel:
     def load(self, room: int | None = None) -> tuple[Engine, Scheduler]:
         """Load the model, and make its scheduler. Called in the engine thread.
 
-        Args:
-            room: the bytes that other models leave for keys and values; None if there are no other models.
+        `room` is the bytes that other models leave for keys and values; None if there are no other models.
         """
         from mlx_engine.engine import Engine
         from mlx_engine.loop.memory import SPARE_SHARE
 
         # Without --kv-memory, keys and values get at most SPARE_SHARE of the memory that is free after loading. If not
-        # all experts fit, leave so much memory free that keys and values of LEAST_TOKENS fit into this share.
+        # all experts fit, they must leave enough memory for keys and values of LEAST_TOKENS to fit into this share.
         kv, has_experts = self.loading.capacity.kv_bytes, bool(getattr(self.opened.config, "n_experts", 0))
         self.opened.check_memory(kv=kv, spare=int(self.need.kv / SPARE_SHARE) if kv is None and has_experts else 0)
         with progress_bar("loading") as progress:
@@ -508,9 +494,9 @@ class OpenedModel:
 def kv_memory(engine: Engine, capacity: CapacityOptions, room: int | None = None) -> int | None:
     """Return the bytes for keys and values; None lets the engine choose.
 
-    With --kv-memory, return its size. Without --context-len and with a single model, return None. Otherwise return the
+    With --kv-memory, return its size. With a single model and without --context-len, return None. Otherwise return the
     default of the engine, but at most the bytes of a full context (--context-len, or the model's) in every slot. With
-    several models, return at most SPARE_SHARE of `room` or the bytes for LEAST_TOKENS, whichever is more.
+    several models, also return at most SPARE_SHARE of `room` or the bytes of LEAST_TOKENS, whichever is more.
     """
     from mlx_engine.cache.pool import pool_nbytes
     from mlx_engine.loop.memory import SPARE_SHARE, spare_bytes
@@ -532,10 +518,7 @@ def answer_requests(
     options: Mapping[str, Any],
     journal: Path | None,
 ) -> None:
-    """Serve until a signal ends the server.
-
-    `options` are the arguments of `load` that change results. They are written to the journal.
-    """
+    """Serve until a signal ends the server. The journal gets `options`, the arguments of `load` that change results."""
     import asyncio  # takes 20 ms, which no other command should pay
 
     from mlx_engine.serve.server import ConnectionLimit, Server, listen, most_connections, raise_descriptor_limit
@@ -610,7 +593,7 @@ def served_models(models: ModelsOptions, loading: Loading, address: AddressOptio
 def new_service(
     worker: Worker, spec: ModelSpec, address: AddressOptions, capacity: CapacityOptions, host: str
 ) -> Service:
-    """Return the service of a model; `host` is the IP address that the server listens on."""
+    """Return the service of a model; `host` is the server's IP address."""
     from mlx_engine.serve.service import Service
 
     return Service(
@@ -656,11 +639,7 @@ def worker_for(
 
 
 def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the sampling that the model's files suggest, and a line about it.
-
-    Raises:
-        SourceError, FormatError, OptionError: a file cannot be read, or suggests an invalid value.
-    """
+    """Return the sampling that the model's files suggest, and a line about it; raise the errors of `checked`."""
     from mlx_engine.commands.options.suggested import checked, named
 
     found = checked(engine.path)
@@ -669,26 +648,22 @@ def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def collect_garbage_again() -> None:
-    """Restore frequent garbage collection, which `commands.main` has made rare, but exclude all objects that exist now.
+    """Restore frequent garbage collection, which `commands.main` has made rare, but freeze all objects that exist now.
 
     An exception and its traceback refer to each other, so only a collection frees them: with the threshold of
-    `commands.main`, 10,000 requests took 110 MiB. The loaded model and tokenizer are frozen, because scanning them
-    takes time.
+    `commands.main`, 10,000 requests took 110 MiB. Scanning the model and the tokenizer would take time.
     """
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLD)
 
 
 def served_name(source: str) -> str:
-    """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf.
-
-    The name does not reveal the folder of the file.
-    """
+    """Return the name of a model in the API: its source; if this is a path, only the file name without .gguf."""
     path = Path(source)
     if not path.exists():
         from mlx_engine.checkpoint.sources import hub_name
 
-        source = str(hub_name(source) or source)  # an address becomes a hub id
+        source = str(hub_name(source) or source)  # a URL becomes a hub id
         path = Path(source)
     is_file = path.exists() or path.is_absolute() or source.endswith(".gguf")
     return path.resolve().name.removesuffix(".gguf") if is_file else source
@@ -730,11 +705,7 @@ def is_local(host: str) -> bool:
 
 
 def opened_journal(path: Path | None) -> Journal | None:
-    """Return the journal that the user has asked for.
-
-    Raises:
-        OptionError: the path is "-", or the file cannot be written.
-    """
+    """Return the journal, None without --journal; raise OptionError if the path is "-" or cannot be written."""
     from mlx_engine.serve.journal import Journal
 
     if str(path) == "-":
@@ -743,10 +714,7 @@ def opened_journal(path: Path | None) -> Journal | None:
 
 
 def recorder_of(service: Service, journal: Journal, source: str, options: Mapping[str, Any]) -> Recorder:
-    """Return the writer of the journal's lines, for a server with a model that was loaded from `source`.
-
-    `options` are those of `load` that change results.
-    """
+    """Return the writer of the journal's lines, which name the model's `source` and its options of `load`."""
     from mlx_engine.checkpoint.identity import identity
     from mlx_engine.serve.journal import ModelId, Recorder
 

@@ -33,7 +33,7 @@ rank  holds                  weights  KV of a token  KV of 2 x 256 tokens  activ
 split    --split 2,2
 a token  1,024 bytes over each border, 8 bytes of logits from the last rank to the first
 a chunk  256 tokens of a prompt: 262,144 bytes over each border, 8 bytes of logits from the last rank to the first
-fits     yes; pipeline of ranks with the last rank's memory: at least 1
+fits     yes; fewest ranks of a pipeline, each with the last rank's memory: 1
 """
 
 
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_missing_and_the_exit_code_says_so():
     assert found.code == 1
     assert "lacks 1.2 MiB of 7.2 MiB" in found.out
     assert "fits     no: " in found.out
-    assert "pipeline of ranks with the last rank's memory: at least 4" in found.out
+    assert "fewest ranks of a pipeline, each with the last rank's memory: 4" in found.out
     assert "decode" not in found.out
     assert "no number of ranks with the last rank's memory is enough for a pipeline" in plan("--hosts", "2x5MB").out
 

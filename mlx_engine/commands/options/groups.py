@@ -1,9 +1,9 @@
 """Groups of command-line options: a dataclass per subject, declared once and shared by commands.
 
-Declare an option, a field of a group or a parameter of a command, with `mlx_engine.options.option`. If an option needs
-other features of typer, such as a callback, declare it as `name: Annotated[type, typer.Option(...)] = default`. The
-first sentence of a group's docstring is the title of its panel in help. Only `--help-all` lists options with `is_rare`,
-and options and groups whose annotation has `RARE`.
+An option is a field of a group or a parameter of a command. Declare it with `mlx_engine.options.option` or, if it needs
+other features of typer, such as a callback, as `name: Annotated[type, typer.Option(...)] = default`. The first sentence
+of a group's docstring is the title of its panel in help. Only `--help-all` lists options with `is_rare`, and options
+and groups whose annotation has `RARE`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
     known = [flag for names in flags for flag in names.split("/")]
     flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
     shown: Any = about.unset or True
-    # If the option has a kind, the declaring class checks the bounds, so Python and the command line have one message.
+    # If the option has a kind, the class that declares it checks the bounds, with one message for Python and typer.
     bounds: dict[str, Any] = {"min": about.least, "max": about.most} if about.kind is None else {}
     option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown, **bounds)
     kind = list[str] | None if get_origin(hint) is tuple else hint
@@ -120,7 +120,7 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
 
 
 def _made(group: Any, given: dict[str, Any]) -> Any:
-    """Return an instance of a group. Remove the values of its fields from `given`."""
+    """Return an instance of a group, made of values that are removed from `given`."""
     values: dict[str, Any] = {}
     for f, hint in _hinted(group):
         if is_dataclass(hint):

@@ -53,10 +53,7 @@ class Group(TyperGroup):
     summaries: ClassVar[dict[str, str]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print the help if no command is given.
-
-        Typer would print nothing: it expects `format_help` to print, but here `format_help` writes to the formatter.
-        """
+        """Print the help if no command is given; typer would not, because it expects `format_help` to print."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit(2)

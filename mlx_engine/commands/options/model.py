@@ -101,11 +101,7 @@ AdapterPaths: TypeAlias = Annotated[
 
 
 def one_adapter(paths: Sequence[str] | None) -> Sequence[str]:
-    """Return the values of --adapter, for a command that runs all prompts with the same adapter.
-
-    Raises:
-        OptionError: several adapters are given.
-    """
+    """Return the values of --adapter; raise OptionError if several adapters are given, which only `serve` takes."""
     if paths is not None and len(paths) > 1:
         message = "--adapter can be given once; `serve` takes several adapters, and a request chooses one"
         raise OptionError(message, option="--adapter", expected="one adapter", found=list(paths))
@@ -217,11 +213,7 @@ class ComputeOptions(LoadOptions):
         return how
 
     def changes(self, context_len: int | None) -> dict[str, Any]:
-        """Return the keyword arguments of `load` that change results; `context_len` becomes `context`.
-
-        Raises:
-            OptionError: a value in this group is invalid.
-        """
+        """Return the keyword arguments of `load` that change results; raise OptionError if one is invalid."""
         given: dict[str, Any] = {} if context_len is None else {"context": context_len}
         given |= self.types()
         if self.allow_settings:
@@ -257,11 +249,7 @@ def min_dim_of(text: str) -> int | str:
 
 
 def layers_of(given: Sequence[str] | None) -> dict[str, str]:
-    """Parse a list of `LAYER=TYPE` into a dict.
-
-    Raises:
-        OptionError: an entry has another form, or a layer is given twice.
-    """
+    """Parse a list of `LAYER=TYPE`; raise OptionError if an entry has another form, or a layer is given twice."""
     found: dict[str, str] = {}
     for text in given or ():
         layer, equals, quant = text.partition("=")
@@ -304,10 +292,6 @@ class PrefixOptions:
             require(given, option="--prefix-disk", expected="--prefix-dir", found=self.prefix_disk, message=message)
 
     def use(self, engine: Engine) -> None:
-        """Make an engine keep prefixes in --prefix-dir, if it is given.
-
-        Raises:
-            OptionError: this engine cannot keep prefixes on disk.
-        """
+        """Make an engine keep prefixes in --prefix-dir, if given; raise OptionError if this engine cannot."""
         if self.prefix_dir is not None:
             engine.keep_prefixes(self.prefix_dir, bytes_of("--prefix-disk", self.prefix_disk or DISK))

@@ -1,4 +1,4 @@
-"""The options `--shard` and `--split`: a run on several machines, whose processes `mlx.launch` has started."""
+"""The options `--shard` and `--split`: a run on several machines, in ranks (processes that `mlx.launch` starts)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ShardOptions:
             shard.close(exit_code(error), error=described(error))
             if isinstance(error, EngineError | MemoryError) and not shard.is_leader:
                 raise typer.Exit(exit_code(error)) from None  # rank 0 prints the error
-            if is_of_one_rank(error) and shard.is_leader:
+            if lacks_rank(error) and shard.is_leader:
                 notice(f"error: rank 0: {described(error)}")
                 if isinstance(error, MemoryError):
                     raise typer.Exit(FAILED) from None
@@ -75,14 +75,14 @@ class ShardOptions:
 
 
 def described(error: BaseException) -> str:
-    """Return an error of a rank as one line, which begins with the type of the error if the error is a bug."""
+    """Return an error as one line; if it is a bug, with its type."""
     if isinstance(error, MemoryError):
         error = out_of_memory("memory", error)
     return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 
-def is_of_one_rank(error: BaseException) -> bool:
-    """Return whether an error is a lack of memory or a bug, because their messages do not name the rank."""
+def lacks_rank(error: BaseException) -> bool:
+    """Return whether an error is a lack of memory or a bug: its message does not name the rank."""
     if isinstance(error, OSError) and error.errno is not None:  # the error concerns a file or stdout
         return False
     return isinstance(error, MemoryError) or not isinstance(

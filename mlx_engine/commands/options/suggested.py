@@ -1,4 +1,4 @@
-"""The sampling of `generate` and `chat`: the options that a model's files suggest, and options that have no effect.
+"""The sampling options that a model's files suggest, and a warning about options that have no effect.
 
 Folders suggest sampling in `generation_config.json`, GGUF files under the keys `general.sampling.*`.
 """
@@ -26,7 +26,7 @@ IDLE_IF_GREEDY = tuple(f.name for f, about in declared(Sampling) if about.needs_
 
 GENERATION_CONFIG = "generation_config.json"
 
-# The names of options by their GGUF keys. The keys in generation_config.json are equal to the names.
+# The names of options by their keys. The keys in generation_config.json are the names.
 GGUF_KEYS = {f"general.sampling.{about.gguf}": f.name for f, about in declared() if about.gguf is not None}
 HF_KEYS = {name: name for name in GGUF_KEYS.values()}
 # For each setting that is not implemented and changes the choice of tokens: the values that switch the setting off.
@@ -56,12 +56,9 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Suggested:
-    """The suggested options of sampling.
+    """The sampling options that the file `where` suggests.
 
-    Attributes:
-        where: the file.
-        values: options by name; empty if nothing is suggested. Other options keep their defaults.
-        unused: settings of the file that change the choice of tokens and are not implemented.
+    `unused` names settings of the file that change the choice of tokens and are not implemented.
     """
 
     where: str
@@ -75,7 +72,7 @@ def choose_sampling(
     """Return the given options. With `suggested`, options that the command line lacks get the suggested values.
 
     Raises:
-        SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
+        SourceError, FormatError, OptionError: a file cannot be read, or suggests an invalid value.
     """
     if not suggested:
         return Chosen(given, [], without_effect(given, given))
@@ -92,7 +89,7 @@ def choose_sampling(
 
 
 def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
-    """Return a hint if the model's files suggest another sampling than the default, and --temp was not given."""
+    """Return a hint if the model's files suggest other options than the defaults, and --temp was not given."""
     try:
         suggested = checked(opened.path, opened.checkpoint.metadata)
     except EngineError:  # a damaged file whose suggestions are not used must not end a run
@@ -104,7 +101,7 @@ def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
 
 
 def without_effect(given: Sampling, used: Sampling) -> list[str]:
-    """Return a warning if options of the command line do nothing, because the options that are used are greedy."""
+    """Return a warning if options of the command line have no effect, because decoding is greedy."""
     flags = flags_given(given)
     idle = [flags[name] for name in IDLE_IF_GREEDY if name in flags]
     if not idle or used.temperature >= COLDEST:
@@ -115,11 +112,7 @@ def without_effect(given: Sampling, used: Sampling) -> list[str]:
 
 
 def checked(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return the suggestions of a model's files. The arguments are those of `suggested_sampling`.
-
-    Raises:
-        SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
-    """
+    """Return `suggested_sampling`; raise OptionError if it suggests a value that `Sampling` refuses."""
     suggested = suggested_sampling(path, metadata)
     try:
         Sampling(**suggested.values)
@@ -151,18 +144,11 @@ def _is_given(invocation: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-# ---- what a model's files suggest ----
-
-
 def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return the sampling options that the files of a model suggest.
+    """Return the sampling options that a folder or a GGUF file suggests; read the file's metadata if None is given.
 
-    If `do_sample` is false, or if neither `do_sample` nor a temperature is set, suggest greedy decoding. Of a
-    folder's options, only the repetition penalty is then suggested.
-
-    Args:
-        path: the file or folder.
-        metadata: the metadata of the GGUF file; None reads it.
+    If `do_sample` is false, or if neither `do_sample` nor a temperature is set, suggest greedy decoding and, of a
+    folder's options, only the repetition penalty.
 
     Raises:
         SourceError: a file cannot be read.
