@@ -28,7 +28,7 @@ class Counter:
         self._values: dict[str, float] = {} if label else {"": 0.0}
 
     def add(self, n: float = 1, value: str = "") -> None:
-        """Add n to the number of the label's value `value`, or, without a label, to the only number."""
+        """Add n; with a label, to the number of the label's value `value`."""
         self._values[value] = self._values.get(value, 0.0) + n
 
     def lines(self) -> Iterator[str]:
@@ -162,7 +162,7 @@ class Metrics:
 def text_of_models(
     server: Metrics, models: Mapping[str, tuple[Metrics, Load]], loads: Mapping[str, tuple[int, bool]]
 ) -> str:
-    """Return the metrics of a server with several models as text. As in vLLM, the label `model_name` has the model.
+    """Return the metrics of a server with several models as text, with the label `model_name`, as in vLLM.
 
     Args:
         server: counts errors and disconnected clients, which belong to no model.

@@ -1,6 +1,6 @@
 """Shared by /v1/responses and /v1/messages: read a request as messages and tools, write an answer as events.
 
-Chat completions use only `thinking_variables`.
+Chat completions use only `thinking_variables`. A parameter `at` is the place of a value in the request, for errors.
 """
 
 from __future__ import annotations
@@ -99,12 +99,7 @@ class Chat:
             self.ignored.append(what)
 
     def text(self, content: Any, at: str, between: str = "\n") -> str:
-        """Return the text of a content: a text, or a list of parts, joined by `between`.
-
-        Args:
-            content: the content.
-            at: its place in the request, for errors.
-            between: the text between two parts.
+        """Return the text of `content`, which is a text or a list of parts; `between` is put between the parts.
 
         Raises:
             ApiError: the content has another form, or has an image, a document, sound or video.
@@ -156,16 +151,9 @@ def wrong(at: str, rule: str, found: object) -> ApiError:
 
 
 def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -> Json:
-    """Return a tool of another API in the form of /v1/chat/completions.
+    """Return a tool of another API in the form of /v1/chat/completions; raise ApiError if a value has a wrong type.
 
-    Args:
-        tool: the tool.
-        at: its place in the request, for errors.
-        name: its name in the chat.
-        schema: the key of the JSON Schema of its arguments.
-
-    Raises:
-        ApiError: the tool has a value of a wrong type.
+    `name` is the tool's name in the chat; `schema` is the key in `tool` of the JSON Schema of the arguments.
     """
     parameters = tool.get(schema)
     if parameters is None:
@@ -183,10 +171,10 @@ def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -
 def thinking_variables(
     template: str | None, is_on: bool | None, effort: str | None, param: str
 ) -> tuple[Json, list[str]]:
-    """Return the template's variables for thinking: on or off, and the effort.
+    """Return the chat template's variables for thinking (on or off, and the effort), and the ignored parameters.
 
-    Variables that the template does not read are left out. Also return the ignored parameters of the request: [param],
-    the name of the effort, if the template ignores an effort other than "medium", else [].
+    Variables that the template does not read are left out. `param` is the request's name of the effort; it is ignored
+    if no variable expresses the effort. The effort "medium" is never reported as ignored.
     """
     if effort == "none":
         is_on = False
@@ -202,12 +190,10 @@ def thinking_variables(
 
 @dataclass
 class Part:
-    """A part of an answer.
+    """A part of an answer: reasoning, text, or a tool call, whose text is the arguments as JSON.
 
     Attributes:
-        kind: the meaning of the text: reasoning, the answer, or the arguments of a call as JSON.
-        index: the number of the part in the answer.
-        call_id: the id of a call.
+        index: the index of the part in the answer.
         name: the name of the tool of a call.
         texts: the pieces of the text, in order.
         is_complete: whether the part has ended without being cut off.
@@ -227,11 +213,7 @@ class Part:
 
 
 class PartsReply(Reply):
-    """A reply with one answer, which is a list of parts.
-
-    Args:
-        tools: the tools that the answer may call, in the form of /v1/chat/completions.
-    """
+    """A reply with one answer, a list of parts. The answer may call `tools`, in the form of /v1/chat/completions."""
 
     def __init__(
         self, call: Call, tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] = (), **about: Any

@@ -1,11 +1,11 @@
 """The models of a server by name. `Models` loads a model when a request needs it, and unloads models to make room.
 
-Its methods run in the event loop, but model files are read in threads. If a request names a model that is not loaded,
-the model is put into a queue. A task loads the models of the queue in order, each in its own engine thread. If the next
-model does not fit into the memory beside the loaded ones, unused models are unloaded, the least recently used first. If
-all loaded models are in use, the least recently used one is held: its new requests wait. It is unloaded when its
-running requests have ended, so no answer is interrupted, and is loaded again later for the requests that wait. If the
-memory is still in use after MOST_SECONDS, the requests that wait for the next model are refused.
+The methods of `Models` run in the event loop, but model files are read in threads. If a request names a model that is
+not loaded, the model is put into a queue. A task loads the models of the queue in order, each in its own engine thread.
+If the next model does not fit into the memory beside the loaded ones, unused models are unloaded, the least recently
+used first. If all loaded models are in use, the least recently used one is *held*: its new requests wait. The held
+model is unloaded when its running requests have ended, so no answer is interrupted, and is loaded again later for the
+requests that wait. If the memory is still in use after MOST_SECONDS, the requests for the next model are refused.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ LOGGER = logging.getLogger("mlx_engine.serve")
 T = TypeVar("T")
 State = Literal["loaded", "loading", "unloading", "on disk", "failed"]
 
-# Seconds that a queued model may wait for the memory of models in use. Then the requests for this model are refused.
+# Seconds that a queued model may wait for the memory of models in use.
 MOST_SECONDS = 60.0
-# Seconds that a reply of /v1/models waits until model files have been read. Models whose files take longer are
-# described in later replies.
+# Seconds that a reply of /v1/models waits until model files have been read. Later replies describe the other models.
 DESCRIBE_SECONDS = 2.0
 # Seconds after a model has failed during which requests for it are refused. A later request loads it again.
 RETRY_SECONDS = 10.0
@@ -71,15 +70,12 @@ class ServedModel:
         new_worker: returns a worker, which loads the model with the given function.
         describe: returns what /v1/models shows of the model's files; called in a thread, because it reads them.
         exists: whether the model's files are still there.
-        state: whether the model is loaded, being loaded or unloaded, on disk, or failed: see `reason`.
         reason: why the model could not be loaded, or why its engine thread has died.
         nbytes: the bytes that the model takes while it is loaded.
-        n_using: the number of requests that use the model now.
         used_at: when a request last began or ended, or when the model was loaded.
         failed_at: when the model last failed to load, or its engine thread died.
         is_held: whether new requests wait, because another model needs the memory.
         waiting: requests that wait until the model is loaded, or until it is no longer held.
-        n_loads: how often the model has been loaded.
         changed: an event that is set, and replaced by a new one, when the state changes.
         about: the result of `describe`, or the reason why `describe` failed; None until the files are read, and again
             after each load.
@@ -154,11 +150,7 @@ class Use:
         return self.granted.done()
 
     async def comments(self, seconds: float) -> AsyncIterator[bytes]:
-        """Yield a comment of a stream at once, then every `seconds` seconds until the model can be used.
-
-        Raises:
-            ApiError: as `within`.
-        """
+        """Yield an SSE comment at once, then every `seconds` seconds until the model can be used; raise as `within`."""
         yield comment(f"{self.model.state} {self.model.name}")
         while not await self.within(seconds):
             yield comment(f"{self.model.state} {self.model.name}")
@@ -177,9 +169,8 @@ class Models:
     Attributes:
         default: the model for requests that name none.
         metrics: counts errors and disconnected clients; with a single model, these are the model's own metrics.
-        on_started: called once when the server is ready. If the default model is loaded at the start, this is when its
-            first load has succeeded or failed; otherwise, `start` calls the function. It is not called if a model that
-            is never unloaded (`is_alone`) cannot be loaded, because then the server ends.
+        on_started: called once when the server is ready: in `start`, or, if the default model is loaded at the start,
+            after this load, even if it fails. Not called if the load fails and `is_alone`: then the server ends.
         is_closing: whether new requests are refused because the server stops.
     """
 
@@ -195,7 +186,7 @@ class Models:
         notice: Callable[[str], None] = LOGGER.info,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the models, none of which is loaded yet.
+        """Make the collection of models, without loading one.
 
         Args:
             models: the models; the first is the default.
@@ -245,7 +236,7 @@ class Models:
     # ---- the server: its start, its end, and its state ----
 
     def start(self) -> None:
-        """Begin to load the default model, unless it is to be loaded only when a request asks for it."""
+        """Begin to load the default model, if it is to be loaded at the start."""
         if self.is_alone:
             worker = self.default.service.worker
             on_ready = worker.on_ready
@@ -330,18 +321,14 @@ class Models:
     # ---- requests ----
 
     def asked(self, body: bytes) -> Asked:
-        """Return the fields of a request's body that are read before its model is loaded.
-
-        Raises:
-            ApiError: the body is not a JSON object, or the name of the model is not a string.
-        """
+        """Parse a request's body; raise ApiError if it is not a JSON object, or the model's name is not a string."""
         try:
             return msgspec.json.decode(body, type=Asked)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return parse(body, Asked)
 
     def find(self, name: str | None) -> ServedModel:
-        """Return the model with a name. Return the default model for None, and for unknown names if any name is served.
+        """Return the model with a name; the default model for None and, with `Service.any_model`, for unknown names.
 
         Raises:
             ApiError: there is no such model.
@@ -364,10 +351,7 @@ class Models:
         return self._models.get(name) or next((model for model in self if name in model.service.models), None)
 
     def _seen(self) -> tuple[list[ServedModel], list[ServedModel]]:
-        """Return models that have appeared, and models whose files are gone.
-
-        May be called in a thread, because it changes nothing.
-        """
+        """Return models that have appeared, and models whose files are gone. Callable in a thread: changes nothing."""
         found = list[ServedModel]()
         if self._more is not None:
             with suppress(OSError):  # a folder was removed while it was read
@@ -481,7 +465,7 @@ class Models:
         """Load a model unless it is loaded, and let the requests that wait for it begin.
 
         Raises:
-            ApiError: other models are in use for too long, so their memory is not free in time.
+            ApiError: as `_make_room`.
             Exception: the model cannot be loaded.
         """
         assert model.open is not None  # noqa: S101 - a model that is never unloaded is never in the queue
@@ -509,7 +493,7 @@ class Models:
         self._grant_all(model)
 
     async def _make_room(self, model: ServedModel, need: Need) -> bool:
-        """Unload other models until this one fits.
+        """Unload other models until this one fits, and return True.
 
         Return False if no request waits for the model any more, unless it is the default model at the server's start.
 
@@ -559,7 +543,7 @@ class Models:
         return [model for model in self if model.state == "loaded" and not model.n_using]
 
     def _hold(self) -> ServedModel:
-        """Hold the least recently used of the loaded models: its new requests wait from now on. Return the model."""
+        """Hold the least recently used of the loaded models, and return it."""
         held = min((model for model in self if model.nbytes), key=lambda model: model.used_at)
         held.is_held = True
         return held
@@ -620,11 +604,7 @@ class Models:
         return [self._card(model, name) for model in self for name in model.service.models]
 
     async def card(self, name: str) -> dict[str, object]:
-        """Return the entry of a name in /v1/models.
-
-        Raises:
-            ApiError: there is no such model.
-        """
+        """Return the entry of a name in /v1/models; raise ApiError if there is no such model."""
         model = self.find(name)
         model.service.check_model(name)
         await self._described()
@@ -708,9 +688,9 @@ def _not_loaded() -> tuple[Engine, Scheduler]:
 def _close(engines: list[Engine | None]) -> None:
     """Close the only engine of a list, and return its memory to the system; called in a thread.
 
-    The engine is passed in a list and removed from it, so that no caller's frame refers to the engine during garbage
-    collection. The command `serve` calls `gc.freeze` after loading (`collect_garbage_again` in commands/serve.py).
-    Frozen objects are never collected, so they are unfrozen first.
+    The engine is removed from the list, so that no caller's frame refers to it during garbage collection. The command
+    `serve` calls `gc.freeze` after loading (`collect_garbage_again` in commands/serve.py), which excludes objects from
+    collection, so `gc.unfreeze` comes first.
     """
     engine = engines.pop()
     if engine is not None:

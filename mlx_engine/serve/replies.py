@@ -1,8 +1,7 @@
 """Replies and streams of /v1/chat/completions and /v1/completions, and `Reply`, the base class for all APIs.
 
-The key `mlx_engine` of a reply has the receipt: digests, the seed and times, so that clients can compare and reproduce
-answers. The receipt can also name the cause of a cache miss, so that clients can change their prompts to share a longer
-prefix with earlier prompts.
+The key `mlx_engine` of a reply has the receipt: digests, the seed and times, to compare and reproduce answers. The
+receipt can also name the cause of a cache miss, so that clients can change prompts to share a longer cached prefix.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ Json = dict[str, object]
 class Reply(ABC):
     """The reply to an HTTP call, as a whole or as the events of a stream.
 
-    The attribute `id` is the id of the reply, which begins with the class's `prefix`.
-
     Args:
         call: the requests of the HTTP call, and their outputs.
-        tokenizer: the tokenizer of the model.
         model: the name of the model.
         fingerprint: the version and backend that computed the answer.
         types: the types of activations, and of keys and values, with which the answer was computed.
@@ -119,9 +115,6 @@ class Reply(ABC):
         """Return the receipt: digests of the answers, the types and the seed that reproduce them, times, cache use.
 
         `digests` has a digest of the tokens and log-probabilities of each answer; `digest` is the first of these.
-        `timings` and `cache` are objects, or lists of objects if there are several prompts. `ignored` lists parts of
-        the HTTP request that the server ignores. `constraint` is present if the answers have a constraint, and
-        `speculation` if tokens were proposed.
         """
         call = self._call
         digests = [
@@ -199,14 +192,12 @@ class Choices(Reply):
         return comment(self._call.phase)
 
     def heartbeat(self) -> bytes:
-        """Return a comment with the phase of the call, which clients ignore."""
         return comment(self._call.phase)
 
     def news(self) -> bytes:
         return b"".join(map(event, self.chunks()))
 
     def end(self) -> bytes:
-        """Return the remaining chunks, and the end of the stream. The last chunk has the receipt."""
         chunks = self.chunks()
         if self._includes_usage:
             chunks.append({**self._chunk({}), "choices": [], "usage": self.usage()})
@@ -214,13 +205,12 @@ class Choices(Reply):
         return b"".join(map(event, chunks)) + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the remaining chunks and the error."""
         return b"".join(map(event, [*self.chunks(), error.body()]))
 
     def whole(self) -> Json:
         choices = [
             self._choice(
-                i, "".join(output.pieces[: progress.n_pieces]), self._tokens(i, output, Progress(), progress), progress
+                i, "".join(output.pieces[: progress.n_pieces]), self._tokens(output, Progress(), progress), progress
             )
             for i, (output, progress) in enumerate(self._call.outputs)
         ]
@@ -228,10 +218,7 @@ class Choices(Reply):
         return {**found, "mlx_engine": self.receipt()}
 
     def chunks(self) -> list[Json]:
-        """Return the chunks of the text and tokens that have arrived since `chunks` was last called.
-
-        An answer begins with the chunks of `_opening`, and ends with the chunks of `_closing`.
-        """
+        """Return the chunks of the text and tokens that have arrived since `chunks` was last called."""
         found: list[Json] = []
         for i, (output, progress) in enumerate(self._call.outputs):
             sent, self._sent[i] = self._sent[i], progress
@@ -240,7 +227,7 @@ class Choices(Reply):
             if sent.n_tokens == 0:
                 found += map(self._chunk, self._opening(i))
             text = "".join(output.pieces[sent.n_pieces : progress.n_pieces])
-            tokens = self._tokens(i, output, sent, progress)
+            tokens = self._tokens(output, sent, progress)
             if text or tokens:
                 delta = self._delta(i, text, tokens)
                 found += [] if delta is None else [self._chunk(delta)]
@@ -263,7 +250,7 @@ class Choices(Reply):
     def _chunk(self, choice: Json) -> Json:
         return {**self._head, "object": self.chunk_kind, "choices": [choice], **self._usage}
 
-    def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
+    def _tokens(self, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
         """Return the log-probabilities of the tokens that an output had at `until`, but not yet at `after`.
 
         An end-of-text or stop token is left out, because its text is not part of the answer.
@@ -296,10 +283,7 @@ class Choices(Reply):
 
     @abstractmethod
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
-        """Return the choice of a chunk with new text.
-
-        Return None if nothing is to be sent: the text is held back, because it may begin a tool call or a marker.
-        """
+        """Return the choice of a chunk with new text; None if it may begin a call or a marker and is held back."""
 
     @abstractmethod
     def _closing(self, i: int, reason: str) -> list[Json]:
@@ -307,11 +291,7 @@ class Choices(Reply):
 
 
 class ChatReply(Choices):
-    """The reply of /v1/chat/completions.
-
-    Args:
-        tools: the tools that the answers may call.
-    """
+    """The reply of /v1/chat/completions. The answers may call `tools`."""
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
@@ -406,15 +386,14 @@ class CompletionReply(Choices):
             return [{**self._text(i, self._echoes[i], None, 0), "logprobs": self._echo_logprobs(i)}]
         return [self._text(i, self._echoes[i], None, 0)] if self._echoes[i] else []
 
-    def _tokens(self, i: int, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
+    def _tokens(self, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
         """Return the log-probabilities as the base class does; if `is_scored`, include an end-of-text token.
 
-        Clients that score prompts ask for one new token, and drop the last entry. So the new token must have an entry,
-        even if it is an end-of-text token.
+        Clients that score prompts ask for one new token, and drop the last entry. So each new token must have one.
         """
         if self._is_scored:
             return (output.logprobs or [])[after.n_tokens : until.n_tokens]
-        return super()._tokens(i, output, after, until)
+        return super()._tokens(output, after, until)
 
     def _echo_logprobs(self, i: int) -> dict[str, list[Any]]:
         """Return the value of `logprobs` for the prompt of a choice. The first token has no log-probability."""
@@ -455,6 +434,10 @@ def timings(
 ) -> dict[str, object]:
     """Return the times and counts of a request whose answers have ended.
 
+    `received`, `tokenized` and `written` are times in seconds of the scheduler's clock: when the server had read the
+    body and the model was loaded, when all prompts had been encoded, and when the receipt is made. `bandwidth` is the
+    memory bandwidth in bytes per second, None if it is unknown.
+
     The periods tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other and add up to total_ms.
 
     Keys:
@@ -472,20 +455,13 @@ def timings(
         predicted_n: tokens of all answers.
         predicted_per_second: tokens per second of predicted_ms, without the first token of each answer; null if there
             are no other tokens.
-        steps: the number of forward passes that ran tokens of this request.
+        steps: forward passes that ran tokens of this request.
         rows_per_step: the mean number of tokens, of all requests, in each of these passes.
         bytes_read: bytes of weights, keys and values that these passes read, computed from the sizes of the arrays.
         bandwidth_share: bytes per second that the passes after the first token read, divided by the memory bandwidth.
             Null if there were no such passes, or if the bandwidth is unknown. The bandwidth is measured when the model
             is first loaded; if the machine was busy then, the share can exceed 1.
         preemptions: how often an answer lost its pages and was computed again.
-
-    Args:
-        request: the request.
-        received: when the server had read the body and the model was loaded, in seconds of the scheduler's clock.
-        tokenized: when all prompts had been encoded, on the same clock.
-        written: when the receipt is made, on the same clock.
-        bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
     """
     times = request.times
     n_computed = len(request.prompt_ids) - request.n_cached
@@ -524,6 +500,8 @@ def _rate(n: float, per: float | None) -> float | None:
 def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     """Return how many tokens of a prompt were cached, and why not more. The result can reveal other clients' prompts.
 
+    The request must have been admitted.
+
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.
         agreeing_tokens: tokens that the prompt has in common with an earlier prompt and its answer.
@@ -537,10 +515,6 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
         position: the index of the first token that differs; null unless the cause is "differs" or "retokenized".
         found, expected: the token id at this position, and the text of at most 8 tokens from there: `found` in the
             prompt, `expected` in the cache.
-
-    Args:
-        request: a request that has been admitted.
-        tokenizer: the tokenizer of its ids.
     """
     match = request.match
     known: dict[str, object] = {"cached_tokens": request.n_cached, "agreeing_tokens": match.agreeing if match else 0}
@@ -585,13 +559,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs]) -> dict
 
 
 def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, list[Any]]:
-    """Return the value of `logprobs` of a choice of /v1/completions.
-
-    Args:
-        tokenizer: the tokenizer of the ids.
-        tokens: the tokens.
-        offset: the number of characters of the choice's text before the first token.
-    """
+    """Return the value of `logprobs` of a choice of /v1/completions; `offset` characters are before the first token."""
     texts, offsets = [_token_text(tokenizer, token.token_id) for token in tokens], []
     for text in texts:
         offsets.append(offset)

@@ -301,9 +301,7 @@ class Model(Reply):
         reason: why the model could not be loaded, why its files could not be read, or why its engine thread has died.
         max_model_len: the context length in tokens; vLLM has the same key.
         size: bytes of the model's files.
-        architecture: the architecture, such as qwen3.
         weights: the type of most of the weights.
-        n_parameters: the number of parameters.
     """
 
     id: str

@@ -34,8 +34,8 @@ from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# The prefix of `encrypted_content`. The rest of this field is the text of the reasoning in base64, not encrypted. The
-# field exists because some clients send back no other field of a reasoning item.
+# The prefix of `encrypted_content`. The rest of this field is the reasoning in base64, not encrypted. The field exists
+# because some clients send back no other field of a reasoning item.
 OWN_REASONING = "mlx_engine:"
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -47,7 +47,7 @@ EVENTS = {"reasoning": "reasoning_text", "text": "output_text", "call": "functio
 
 # Parameters that clients of the API send and that have no effect here.
 IGNORED = ("context_management", "max_tool_calls", "moderation", "prompt_cache_options", "prompt_cache_retention")
-# Parameters that are refused, and why. Most of them need a store of earlier responses.
+# Parameters that are refused, and why.
 REFUSED = {
     "previous_response_id": "this server stores no responses: send the whole conversation as input",
     "conversation": "this server stores no conversations: send the whole conversation as input",
@@ -160,7 +160,6 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return Reading([prompt], chat.ignored, about, choice)
 
     def asked(self) -> Asked:
-        """Return the constraint of the answer: a JSON Schema, or any JSON object; an empty `Asked` for free text."""
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return Asked()
@@ -172,7 +171,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         self.input, self.tools = "", None
 
     def check(self, slots: int) -> None:
-        """Check the parameters as far as their types do not. `read` checks the items."""
+        """Check all parameters but the items of `input`, which `read` checks."""
         for name, why in REFUSED.items():
             if getattr(self, name) not in (None, HARMLESS.get(name)):
                 raise ApiError(400, f"{name}: {why}", param=name, code="unsupported_parameter")
@@ -238,11 +237,7 @@ class Tools:
         self._flat: dict[tuple[str | None, str], str] = {}
 
     def read(self, chat: Chat, tools: Sequence[Json]) -> None:
-        """Read the functions and namespaces; ignore tools of other kinds.
-
-        Raises:
-            ApiError: a tool has a wrong form.
-        """
+        """Read the functions and namespaces, ignore other tools; raise ApiError if a tool has a wrong form."""
         for i, tool in enumerate(tools):
             at = f"tools[{i}]"
             kind = text_in(tool, "type", at)
@@ -255,7 +250,7 @@ class Tools:
                 chat.ignore(f"tool {kind:.80}")
 
     def flat_name(self, namespace: str | None, name: str) -> str:
-        """Return the name in the chat of a tool, which may be one that only earlier calls in the input name."""
+        """Return a tool's name in the chat, also for a tool that `tools` lacks but earlier calls in `input` name."""
         return self._flat.get((namespace, name)) or _flat(namespace, name)
 
     def _read_namespace(self, chat: Chat, namespace: Json, at: str) -> None:
@@ -266,8 +261,7 @@ class Tools:
             if kind != "function":
                 chat.ignore(f"tool {kind:.80} of {name:.80}")
                 continue
-            # A chat has no namespaces, so the description of the first tool begins with that of the namespace. If the
-            # first tool is not a function, the description of the namespace is lost.
+            # The namespace's description is put before that of its first tool; lost if this tool is no function.
             self._add(tool, f"{at}.tools[{i}]", name, "" if i or not about else f"{name}: {about}\n\n")
         self.shown.append(namespace)
 
@@ -335,7 +329,7 @@ class ResponsesReply(PartsReply):
     """The reply of /v1/responses. Each `Part` of the answer is an output item.
 
     Args:
-        names: for the name of each tool in the chat, its namespace (or None) and its name in the request.
+        names: see `Tools.names`.
         echo: the parameters of the request that the reply repeats.
         encrypts: whether the reply also has the reasoning in `encrypted_content`, as base64 (see OWN_REASONING).
     """
@@ -362,7 +356,6 @@ class ResponsesReply(PartsReply):
         return self._ended()
 
     def begin(self) -> bytes:
-        """Return the events `response.created` and `response.in_progress`."""
         return self._event("response.created", response=self._running()) + self.heartbeat()
 
     def heartbeat(self) -> bytes:
@@ -370,12 +363,10 @@ class ResponsesReply(PartsReply):
         return self._event("response.in_progress", response=self._running())
 
     def end(self) -> bytes:
-        """Return the remaining events of the items, and the event with the whole response."""
         data, ended = self.news(), self._ended()
         return data + self._event(f"response.{ended['status']}", response=ended)
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the remaining events of the items, and the event `response.failed` with the error."""
         codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
         found = {"code": codes.get(error.status, "server_error"), "message": error.message}
         data = self.news()
@@ -383,7 +374,6 @@ class ResponsesReply(PartsReply):
         return data + self._event("response.failed", response=failed)
 
     def opened(self, part: Part) -> bytes:
-        """Return the events for the beginning of an item."""
         prefix = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}[part.kind]
         self._ids.append(new_id(prefix))
         item = {**self._item(part), "status": "in_progress", **({} if part.kind == "call" else {"content": []})}
@@ -393,12 +383,10 @@ class ResponsesReply(PartsReply):
         return data + self._event("response.content_part.added", **self._at(part), part=self._content(part))
 
     def added(self, part: Part, text: str) -> bytes:
-        """Return the event for new text of an item."""
         more: Json = {"logprobs": []} if part.kind == "text" else {}
         return self._event(f"response.{EVENTS[part.kind]}.delta", **self._at(part), delta=text, **more)
 
     def closed(self, part: Part) -> bytes:
-        """Return the events for the end of an item, with its whole text."""
         item, kind, at = self._item(part), f"response.{EVENTS[part.kind]}.done", self._at(part)
         if part.kind == "call":
             data = self._event(kind, **at, name=item["name"], arguments=part.text)

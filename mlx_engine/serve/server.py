@@ -1,10 +1,8 @@
 """The uvicorn server, with limits on its connections.
 
-The server listens while the model loads. When the server is stopped, running answers get time to end.
-
-uvicorn waits without a limit for the headers of a request, and for a client that does not read its reply. Each such
-connection would occupy a file descriptor, so this module closes it. uvicorn also accepts connections until no file
-descriptor is left, and then fails; so this module limits the number of connections.
+The server listens while the model loads. uvicorn waits without a limit for the headers of a request, and for a client
+that does not read its reply. Each such connection would occupy a file descriptor, so this module closes it. uvicorn
+also accepts connections until no file descriptor is left, and then fails; so this module limits their number.
 """
 
 from __future__ import annotations
@@ -101,12 +99,7 @@ PATIENCE = Patience()
 
 
 class ConnectionLimit:
-    """Limits the number of connections by closing idle ones. A connection is idle while it has no request.
-
-    Args:
-        most: the most connections.
-        clock: returns seconds; limits how often a line is logged.
-    """
+    """Limits connections to `most` by closing idle ones. A connection is idle while it has no request."""
 
     def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
@@ -264,13 +257,6 @@ class Server(uvicorn.Server):
 
     At the first signal (Ctrl-C), new requests are refused with 503, and running answers may take `grace` seconds to
     end. At a second signal, running answers end at once, and their clients get an error.
-
-    Args:
-        app: the application.
-        models: the served models.
-        grace: seconds in which running answers may end.
-        patience: how long the server waits for its clients.
-        limit: limits the number of connections.
     """
 
     def __init__(
@@ -295,8 +281,7 @@ class Server(uvicorn.Server):
             # uvicorn's default, 5 seconds, is too short: some clients keep an idle connection for the same time, and
             # might send their next request just when the server closes the connection.
             timeout_keep_alive=math.ceil(patience.head),
-            # uvicorn's own grace, in seconds. It begins when `on_tick` stops the server; at its end, all requests that
-            # have not ended are cancelled.
+            # Seconds from the stop in `on_tick` until uvicorn cancels all requests that have not ended.
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)
@@ -314,10 +299,7 @@ class Server(uvicorn.Server):
         self.close(None if self._deadline is None else 0.0)
 
     def close(self, grace: float | None = None) -> None:
-        """Refuse new requests. Stop when the running answers have ended, or after `grace` seconds at the latest.
-
-        None takes the grace of the constructor.
-        """
+        """Refuse new requests, and stop when the running answers have ended, at the latest after `grace` seconds."""
         self._models.close()
         self._deadline = time.monotonic() + (self._grace if grace is None else grace)
 

@@ -25,12 +25,10 @@ class Service:
     """A served model.
 
     Attributes:
-        worker: runs requests in the engine thread.
         model: the name of the model in requests and replies.
         aliases: other names by which requests may name the model.
         adapters: the names of LoRA adapters; a request for the model MODEL:ADAPTER uses the adapter.
         any_model: whether requests may name any model; an unknown name then means this model.
-        metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
         max_body: the largest body of a request in bytes.
         keep_alive_seconds: the time without new text after which a stream gets a comment or an event without text.
@@ -88,10 +86,7 @@ class Service:
         return list(self._named)
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter that the model name in a request selects; BASE for no adapter.
-
-        Return None if the model has no adapters.
-        """
+        """Return the adapter that a request's model name selects, BASE for none; None if the model has no adapters."""
         if not self.adapters:
             return None
         return BASE if name is None else self._named.get(name, ("", BASE))[1]
@@ -146,29 +141,19 @@ class Service:
 
     @property
     def most_ids(self) -> int:
-        """The largest number of ids that /detokenize accepts: the model's context, or 131,072 if that is larger.
-
-        This limits the time of one request.
-        """
+        """The most ids that /detokenize accepts, to limit its time: the model's context, or 131,072 if larger."""
         context: int = self.engine.config.context_length
         return max(context, 1 << 17)
 
     def check_messages(self, n: int) -> None:
-        """Check that a conversation with n messages can fit the context: each message takes at least one token.
-
-        Raises:
-            ContextLengthError: the context has fewer tokens than there are messages.
-        """
+        """Raise ContextLengthError if the context is too short for n messages, of at least one token each."""
         if n > self.context:
             raise self._too_long(f"{n:,} messages", n)
 
     def check_length(self, text: str) -> None:
-        """Check that a text can fit the context, without encoding it.
+        """Raise ContextLengthError if a text is too long for the context, without encoding the text.
 
         A text of n bytes has at least n / `Tokenizer.most_bytes` tokens. If `most_bytes` is None, every text passes.
-
-        Raises:
-            ContextLengthError: the text is too long.
         """
         most = self.engine.tokenizer.most_bytes
         n = len(text.encode(errors="surrogatepass")) if most is not None else 0
@@ -180,11 +165,7 @@ class Service:
         return ContextLengthError(message, option="prompt", expected=f"at most {self.context:,} tokens", found=n)
 
     def check_model(self, name: str | None) -> None:
-        """Check the name of the model in a request; `name` is None if the request names no model.
-
-        Raises:
-            ApiError: the name is not in `models`, and `any_model` is false.
-        """
+        """Raise ApiError if a request names a model that is not in `models`, unless `any_model` is true."""
         if name is not None and name not in self.models and not self.any_model:
             names = ", ".join(map(repr, self.models))
             message = f"no model {cut(name)!r}; this server has {names}; the server's option --alias NAME adds a name"

@@ -76,7 +76,7 @@ class LateStream(EventStream):
         self._handle, self._failure = handle, failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write the comments, and then the events of the response; write an event with the error if there is one."""
+        """Write the comments, and then the events of the response, or an event with the error."""
 
         async def sent(message: Message) -> None:
             # The start of the response has already been sent, before the comments.

@@ -33,11 +33,9 @@ class AnswerStatus(msgspec.Struct, frozen=True):
         index: the index of the answer among the answers to the request.
         phase: "waiting" for a slot; "prefill"; "decode"; "recompute" while tokens are computed again after a
             preemption.
-        n_prompt: tokens of the prompt.
         n_read: tokens of the prompt that are in the KV cache.
         n_cached: tokens of the prompt that were taken from the prefix cache.
-        n_written: tokens of the answer.
-        max_tokens: the largest number of tokens of the answer.
+        n_written: tokens of the answer so far.
         n_pages: pages that the answer holds, alone or shared, summed over all groups of layers (`PageGroup`).
         n_preemptions: how often an answer to the same request lost its pages and was computed again.
     """
@@ -80,11 +78,10 @@ class PrefixNode(msgspec.Struct, frozen=True):
     Attributes:
         parent: the index of the parent in `PrefixStatus.nodes`, or -1 if the parent is the root.
         start: position of the node's first token.
-        n_tokens: number of its tokens.
-        text: the text of its first tokens, with an ellipsis if others follow; None if texts are not shown.
-        n_pages: number of its pages, summed over all groups of layers.
-        in_use: number of its pages that answers hold, too.
-        references: the largest reference count of its pages.
+        text: the text of the node's first tokens, with an ellipsis if others follow; None if texts are not shown.
+        n_pages: number of the node's pages, summed over all groups of layers.
+        in_use: number of these pages that answers hold, too.
+        references: the largest reference count of these pages.
         last_use: the value of the cache's use counter when the node was last used.
     """
 
@@ -118,8 +115,7 @@ class PrefixStatus(msgspec.Struct, frozen=True):
 class StepStatus(msgspec.Struct, frozen=True, array_like=True):
     """A step: its tokens of decode and of prefill, and its seconds.
 
-    `limit` is the least seconds that reading the step's bytes takes: the bytes divided by the memory bandwidth. None if
-    the bandwidth is unknown.
+    `limit` is the bytes that the step read, divided by the memory bandwidth, in seconds; None for an unknown bandwidth.
     """
 
     n_decode: int
@@ -137,8 +133,6 @@ class Status(msgspec.Struct, frozen=True):
         running: the answers with a slot, in the order of arrival.
         waiting: the first answers in the queue, at most N_WAITING.
         n_waiting: the number of all answers in the queue.
-        pages: the pages of each group of layers.
-        prefix: the prefix cache, None if there is none.
         steps: the last steps, oldest first.
         n_steps: the number of all steps so far.
     """
@@ -171,7 +165,7 @@ class Monitor:
             bandwidth: returns the memory bandwidth in bytes per second, or None as long as it is unknown.
             text_of: decodes token ids of the prefix tree. None keeps the texts of requests out of the status.
             interval: the least number of seconds between two statuses that `after` returns while there is work.
-            clock: the clock of `interval`.
+            clock: returns seconds, for `interval` and TREE_INTERVAL.
         """
         self._bandwidth, self._text_of, self._interval, self._clock = bandwidth, text_of, interval, clock
         self._steps: deque[StepStatus] = deque(maxlen=N_STEPS)
