@@ -372,7 +372,7 @@ def block_size(config: QuantConfig, key: str, value: object) -> tuple[int, int]:
 
 
 def fp8_layer(files: Files, prefix: str, block: tuple[int, int] | None) -> Layer:
-    """Return the layer of `prefix.weight`, with a scale per block of (rows, columns); None: per row or matrix.
+    """Return the layer of `prefix.weight` (N, K), with a scale per `block` (rows, columns); None: per row or matrix.
 
     Raises:
         FormatError: the scales are missing, or do not fit the weight.

@@ -101,11 +101,7 @@ class HubName(NamedTuple):
 
 
 def hub_name(text: str) -> HubName | None:
-    """Return the parsed hub id or address; None if the text is neither.
-
-    Raises:
-        SourceError: an address does not belong to a model on the hub.
-    """
+    """Parse a hub id or an address; return None for any other text. Raise SourceError for an address of no model."""
     if ADDRESS.match(text) is not None:
         return _from_address(text)
     match = HUB_ID.fullmatch(text)

@@ -557,12 +557,7 @@ def read_messages(path: str) -> list[Any]:
 
 
 def continue_from(conversation: Conversation, messages: list[Any], path: str) -> None:
-    """Replace the conversation with `messages`, which were read from the file `path`.
-
-    Raises:
-        OptionError: the list has invalid messages.
-        EngineError: the template cannot render the messages.
-    """
+    """Replace the conversation with `messages`, read from `path`; raise EngineError if they cannot be rendered."""
     conversation.load(messages)
     notice(f"{len(messages)} messages loaded from {path}")
 

@@ -145,7 +145,7 @@ def _from_stdin() -> bytes:
 
 
 def checked_text(text: str, option: str) -> str:
-    """Return an argument; raise OptionError if it was not UTF-8: Python has put lone surrogates for its wrong bytes."""
+    """Return an argument; raise OptionError if it was not UTF-8 (Python puts lone surrogates for wrong bytes)."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
