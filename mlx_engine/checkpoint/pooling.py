@@ -1,9 +1,9 @@
 """Read from a model's files how hidden states become an embedding, and how a reranker computes a score.
 
 A GGUF file has `ARCH.pooling_type`. A folder has the files of sentence-transformers: `modules.json`, and the
-`config.json` of its Pooling module. A GGUF file is a reranker if its pooling type is "rank" or it has a chat template
-named "rerank". A folder is a reranker if it has `classifier_from_token` in config.json, a LogitScore module, or
-`pipeline_tag: text-ranking` at the beginning of its model card.
+`config.json` of its Pooling module. A GGUF file is a reranker if its pooling type is `GGUF_RANK` or it has a chat
+template named "rerank". A folder is a reranker if it has `classifier_from_token` in config.json, a LogitScore module,
+or `pipeline_tag: text-ranking` in the header of its model card.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mlx_engine.errors import FormatError
 
 Kind = Literal["last", "mean", "cls"]
 
-# The values of GGUF's `pooling_type`. 0 means no pooling, and 4 (GGUF_RANK) a reranker.
+# The values of GGUF's `pooling_type`; 0 means no pooling.
 GGUF_KINDS: Mapping[object, Kind] = {1: "mean", 2: "cls", 3: "last"}
 GGUF_RANK = 4
 CLASSIFIER = "cls.output.weight"
 FOLDER_KINDS: Mapping[str, Kind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 # Modules of sentence-transformers that are implemented, by the last part of their type.
 MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
-# The default labels, the two tokens whose logits are compared; Qwen3-Reranker has these.
+# The labels (see `Ranking`) of Qwen3-Reranker, which are the default.
 LABELS = ("yes", "no")
 
 
@@ -42,8 +42,8 @@ class Pooling:
         kind: which hidden states are used: the last token's ("last"), the mean of all, or the first token's ("cls").
         is_normalized: whether the vector is scaled to length 1.
         is_declared: whether the files name a kind of pooling; if not, `kind` and `is_normalized` are the defaults.
-        missing: a step that the files name and that is not implemented; None if all steps are implemented.
-        ranking: how the model ranks documents; None if it is not a reranker.
+        missing: a step that the files name but that is not implemented, or None.
+        ranking: None if the model is not a reranker.
     """
 
     kind: Kind = "last"
@@ -58,10 +58,10 @@ class Ranking:
     """How a reranker scores a document: the softmax over the logits of two tokens, the labels.
 
     Attributes:
-        labels: the two tokens; the probability of the first is the score.
+        labels: the probability of the first is the score.
         template: the prompt, with {query} and {document}; None for the prompt of Qwen3-Reranker.
-        classifier: (2, D) the rows of the output head for the two labels, if a GGUF file stores them as a tensor of
-            their own, `CLASSIFIER`; else None.
+        classifier: (2, D) the rows of the output head for the labels, from the tensor `CLASSIFIER` of a GGUF file; None
+            if the file has no such tensor.
     """
 
     labels: tuple[str, str] = LABELS
@@ -70,11 +70,7 @@ class Ranking:
 
 
 def read_pooling(checkpoint: Checkpoint, path: Path) -> Pooling:
-    """Read the pooling of a model from its files.
-
-    Raises:
-        FormatError: a file is damaged.
-    """
+    """Read the pooling of a model from its files; raise FormatError if one is damaged or unsupported."""
     return _of_gguf(checkpoint) if checkpoint.naming == "gguf" else _of_folder(checkpoint, path)
 
 

@@ -31,7 +31,7 @@ SCALES = ("F32", "F16", "BF16", "F8_E8M0")
 
 @dataclass(frozen=True)
 class Layer:
-    """A quantised weight: its shape, (N, K) or (experts, N, K), the names of its tensors, and a read function."""
+    """A quantised weight: its shape, (N, K) or (experts, N, K), the names of its tensors, and a function to read it."""
 
     shape: tuple[int, ...]
     parts: tuple[str, ...]
@@ -45,22 +45,14 @@ class QuantConfig:
         self.where, self.values = where, values
 
     def expect(self, key: str, *allowed: object) -> Any:
-        """Return a setting, which must have a value among `allowed`. The first of these is the default.
-
-        Raises:
-            UnsupportedConfigError: the setting has another value.
-        """
+        """Return a setting, by default `allowed[0]`; raise UnsupportedConfigError if it is not among `allowed`."""
         value = self.values.get(key, allowed[0])
         if not isinstance(value, str | int | float | None) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
         return value
 
     def refuse_others(self, known: tuple[str, ...]) -> None:
-        """Check that every setting is among `known`, or is null, false or empty.
-
-        Raises:
-            UnsupportedConfigError: there is another setting; the error names the first one.
-        """
+        """Raise UnsupportedConfigError if a setting is neither among `known` nor null, false or empty."""
         for key, value in self.values.items():
             if key not in known and value not in (None, False, {}, []):
                 raise self.error(key, "absent", value)
@@ -84,22 +76,14 @@ def named(files: Files, ending: str) -> list[str]:
 
 
 def part(files: Files, name: str, *dtypes: str) -> NDArray[Any]:
-    """Return a tensor of a quantised weight.
-
-    Raises:
-        FormatError: there is no such tensor, or its type is not among `dtypes`.
-    """
+    """Return a tensor of a quantised weight; raise FormatError if it is missing or its type is not among `dtypes`."""
     if name not in files:
         raise _damaged(name.rpartition(".")[0], f"a tensor {name!r}", "none")
     return files[name].array(name, *dtypes)
 
 
 def floats(files: Files, name: str) -> NDArray[np.float32]:
-    """Return scales widened to float32, which is exact.
-
-    Raises:
-        FormatError: there is no such tensor, or it is not of a type in `SCALES`.
-    """
+    """Return scales, widened exactly to float32; raise FormatError if they are missing or their type is not allowed."""
     stored = part(files, name, *SCALES)
     dtype = files[name].tensors[name].dtype
     if dtype == "BF16":
@@ -121,7 +105,7 @@ def _damaged(where: str, expected: str, found: str) -> FormatError:
 
 
 BLOCK = 32
-# Weights are computed in pieces of this many, so that temporary arrays need a few megabytes only.
+# Weights are computed in pieces of this many values, so that temporary arrays need only a few megabytes.
 _PIECE = 1 << 20
 
 
@@ -135,7 +119,6 @@ class Groups:
     without expanding them. Other matrices are expanded to float32.
 
     Attributes:
-        name: the weight's name.
         scales: float32 (N, G).
         zeros: int16 (N, G).
         groups: (K,) the group of each column.
@@ -158,7 +141,7 @@ class Groups:
             raise _damaged(self.name, f"columns in groups 0 to {n_groups - 1}", found)
 
     def weight(self) -> Weight:
-        """Return the matrix as Q4_0 or Q8_0 if one of these types can represent its values exactly, else as float32."""
+        """Return the matrix as Q4_0, Q8_0 or F32."""
         type_ = self._type()
         n, k = len(self.scales), len(self.groups)
         out = np.empty((n, type_.bytes_for(k)), dtype=np.uint8)
@@ -213,7 +196,7 @@ def equal_groups(k: int, size: int) -> NDArray[np.int64]:
 
 
 AWQ_BITS = 4
-# AWQ stores output i of the 8 outputs in a word in the 4-bit field `AWQ_ORDER[i]`; field 0 has the lowest bits.
+# Of the 8 outputs in a word, output i is in the 4-bit field `AWQ_ORDER[i]`; field 0 has the lowest bits.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _AWQ_KNOWN = (
     "backend", "bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "modules_to_fuse",
@@ -224,9 +207,9 @@ _AWQ_KNOWN = (
 def awq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find the layers of AWQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where g is `k // group_size`.
 
-    `qweight` (K, N / 8) int32 packs the 4-bit quants of 8 outputs into a word, in the order 0, 2, 4, 6, 1, 3, 5, 7 from
-    the lowest bits up. `qzeros` (G, N / 8) packs zero points in the same way. `scales` is (G, N). Only AWQ's version
-    "gemm" is read; other versions pack quants in another order.
+    `qweight` (K, N / 8) int32 packs the 4-bit quants of 8 outputs into a word, in `AWQ_ORDER`. `qzeros` (G, N / 8)
+    packs zero points in the same way. `scales` is (G, N). Only AWQ's version "gemm" is read; other versions pack quants
+    in another order.
 
     Source: `dequantize_gemm`, github.com/casper-hansen/AutoAWQ, awq/utils/packing_utils.py.
     """
@@ -271,19 +254,16 @@ _GPTQ_HARMLESS = (
     "modules_in_block_to_quantize", "mse", "pad_token_id", "quant_method", "static_groups", "sym", "tokenizer",
     "true_sequential", "use_cuda_fp16", "use_exllama",
 )  # fmt: skip
-_GPTQ_V1 = ("gptq", None)
 
 
 def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find the layers of GPTQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`.
 
-    The group g of column k is `g_idx[k]`, or `k // group_size` if there is no `g_idx`.
-
-    `qweight` (K * bits / 32, N) int32 packs the quants of 32 / bits columns into a word, the first in the lowest bits.
-    `scales` is (G, N). `qzeros` (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq" stores
-    every zero point minus one, "gptq_v2" stores the zero point itself. For "gptq", one addition per 32-bit word adds 1
-    to all zero points of the word, as in GPTQModel. The subtraction of 1 from a zero point of 0 borrowed from the next
-    zero point in the word; the carry of the addition reverses the borrow.
+    The group g of column k is `g_idx[k]`, or `k // group_size` if there is no `g_idx`. `qweight` (K * bits / 32, N)
+    int32 packs the quants of 32 / bits columns into a word, the first in the lowest bits. `scales` is (G, N). `qzeros`
+    (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq_v2" stores zero points themselves,
+    "gptq" stores them minus 1. For "gptq", one addition adds 1 to all zero points of a 32-bit word, as in GPTQModel:
+    its carries undo the borrows that the subtraction from zero points of 0 caused.
 
     Source: `QuantLinear.pack` and `forward`, github.com/AutoGPTQ/AutoGPTQ,
     auto_gptq/nn_modules/qlinear/qlinear_cuda.py; `convert_gptq_v1_to_v2_format_module`,
@@ -292,7 +272,7 @@ def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     bits = config.expect("bits", 4, 8)
     size = config.expect("group_size", 128, -1, 16, 32, 64, 256, 512, 1024)
     config.expect("pack_dtype", "int32")
-    formats = [config.expect(key, *_GPTQ_V1, "gptq_v2") for key in ("checkpoint_format", "format")]
+    formats = [config.expect(key, "gptq", None, "gptq_v2") for key in ("checkpoint_format", "format")]
     config.refuse_others(("bits", "group_size", "pack_dtype", "checkpoint_format", "format", *_GPTQ_HARMLESS))
     is_v1 = "gptq_v2" not in formats
     return {f"{prefix}.weight": _gptq_layer(files, prefix, bits, size, is_v1) for prefix in named(files, ".qweight")}
@@ -362,7 +342,7 @@ _FP8_KNOWN = (
     "quant_method", "scale_fmt", "weight_block_size",
 )  # fmt: skip
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
-# Scales of activations.
+# Scales of activations, which are not used.
 _FP8_UNUSED = ("input_scale", "activation_scale")
 
 
@@ -371,7 +351,6 @@ def fp8_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
     There is a scale per block of rows and columns, per row, or one for the matrix. Published models have
     `weight_scale_inv` for blocks of 128 x 128; in spite of this name, the stored number is the factor, not its inverse.
-    Scales of activations are ignored.
 
     Source: `weight_dequant`, github.com/deepseek-ai/DeepSeek-V3, inference/kernel.py; OCP 8-bit Floating Point
     Specification (OFP8), revision 1.0, E4M3.
@@ -386,28 +365,22 @@ def fp8_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
 
 def block_size(config: QuantConfig, key: str, value: object) -> tuple[int, int]:
-    """Return the rows and columns of a block from a setting's value.
-
-    Raises:
-        UnsupportedConfigError: the value is not a list of two whole numbers >= 1.
-    """
+    """Return (rows, columns) of a block; raise UnsupportedConfigError if `value` is not two whole numbers >= 1."""
     if isinstance(value, list) and len(value) == 2 and all(type(n) is int and n >= 1 for n in value):
         return value[0], value[1]
     raise config.error(key, "two whole numbers >= 1", value)
 
 
 def fp8_layer(files: Files, prefix: str, block: tuple[int, int] | None) -> Layer:
-    """Return the layer of `prefix.weight` (N, K), with a scale per block of `block` = (rows, columns).
-
-    If `block` is None, there is a scale per row, or one for the matrix.
+    """Return the layer of `prefix.weight` (N, K), with a scale per `block` (rows, columns); None: per row or matrix.
 
     Raises:
         FormatError: the scales are missing, or do not fit the weight.
     """
     scale = next((f"{prefix}.{end}" for end in _FP8_SCALES if f"{prefix}.{end}" in files), f"{prefix}.{_FP8_SCALES[0]}")
-    codes = part(files, f"{prefix}.weight", "F8_E4M3")
-    check_shape(f"{prefix}.weight", codes.shape, (len(codes), *codes.shape[1:2]))
-    n, k = codes.shape
+    quants = part(files, f"{prefix}.weight", "F8_E4M3")
+    check_shape(f"{prefix}.weight", quants.shape, (len(quants), *quants.shape[1:2]))
+    n, k = quants.shape
     shapes = [(n, 1), (n,), (1, 1), (1,), ()] if block is None else [(-(-n // block[0]), -(-k // block[1]))]
     check_shape(scale, floats(files, scale).shape, *shapes)
     unused = tuple(f"{prefix}.{end}" for end in _FP8_UNUSED if f"{prefix}.{end}" in files)
@@ -424,7 +397,7 @@ def fp8_layer(files: Files, prefix: str, block: tuple[int, int] | None) -> Layer
                     factors = column[rows] if len(column) > 1 else column
                 else:
                     factors = np.repeat(scales[rows // block[0]], block[1], axis=1)[:, :k]
-                np.multiply(E4M3[codes[rows]], factors, out=out[rows[0] : rows[-1] + 1])
+                np.multiply(E4M3[quants[rows]], factors, out=out[rows[0] : rows[-1] + 1])
         return Weight(f"{prefix}.weight", (n, k), F32, out.view(np.uint8).reshape(-1))
 
     return Layer((n, k), (f"{prefix}.weight", scale, *unused), read)
@@ -441,8 +414,8 @@ _COMPRESSED_OPTIONAL = ("weight_zero_point", "weight_g_idx", "input_scale", "inp
 def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find the layers of compressed-tensors: integers with scales per row, group of columns or matrix, and FP8.
 
-    `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where the group g of column k is `weight_g_idx[k]`, or
-    `k // (K / G)` without this tensor.
+    Integers: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where the group g of column k is
+    `weight_g_idx[k]`, or `k // (K / G)` without this tensor.
     - "int-quantized" and "naive-quantized" store 8-bit integers as `weight`, I8.
     - "float-quantized" stores `weight` as F8_E4M3 (see `fp8_layers`).
     - "pack-quantized" stores 4- or 8-bit integers plus 2**(bits - 1) as `weight_packed` (N, K * bits / 32) I32, the
@@ -477,7 +450,7 @@ def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
 
 def _schemes(config: QuantConfig) -> list[Mapping[str, Any]]:
-    """Return the setting `weights` of each group of layers, which says how the group is quantised."""
+    """Return the setting `weights` of each group of layers: how the layers are quantised."""
     groups = config.values.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise config.error("config_groups", "a mapping of mappings", groups)
@@ -542,7 +515,7 @@ def _compressed_layer(files: Files, prefix: str, stored: str, bits: int, shape: 
 
 
 def _compressed_zeros(files: Files, name: str, bits: int, shape: tuple[int, int]) -> NDArray[np.int16]:
-    """Return the zero points, (N, G): 0 if they are not stored."""
+    """Return the zero points (N, G), which are 0 if the file has none."""
     if name not in files:
         return np.zeros(shape, dtype=np.int16)
     stored = part(files, name, "I8", "I32")

@@ -24,7 +24,7 @@ from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
-# The types of tensors that can be loaded as a weight, spelled as in GGUF. Other types can be listed.
+# The types that `SafetensorsFile.weight` can load; GGUF has the same names.
 READABLE = ("F32", "F16", "BF16")
 # The NumPy types of tensors that are parts of a quantised weight. BF16 and the 8-bit floats, which NumPy does not have,
 # are returned as unsigned integers with the same bits.
@@ -52,11 +52,7 @@ class SafetensorsFile:
         self.path, self.tensors, self._data = path, tensors, data
 
     def weight(self, name: str) -> Weight:
-        """Return a stored tensor as a view of the mapped file.
-
-        Raises:
-            UnsupportedTypeError: the type is not F32, F16 or BF16.
-        """
+        """Return a tensor as a view of the mapped file; raise UnsupportedTypeError if its type is not in `READABLE`."""
         entry = self.tensors[name]
         if entry.dtype not in READABLE:
             raise UnsupportedTypeError(
@@ -73,7 +69,7 @@ class SafetensorsFile:
         return np.frombuffer(self._data, np.uint8, entry.stop - entry.start, entry.start)
 
     def array(self, name: str, *dtypes: str) -> NDArray[Any]:
-        """Return a tensor of a quantised weight as a read-only view of the mapped file, of its NumPy type in `ARRAYS`.
+        """Return a tensor as a view of the mapped file, of its NumPy type in `ARRAYS`.
 
         Raises:
             FormatError: the stored type is not among `dtypes`.
@@ -95,7 +91,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
 
     Raises:
         SourceError: the file cannot be opened.
-        FormatError: the file is not valid safetensors; the message says where, what was expected and what was found.
+        FormatError: the file is not valid safetensors.
     """
     try:
         refuse_other_paths(path, "a safetensors file")
@@ -174,7 +170,7 @@ def _damaged(path: Path, expected: str, found: str) -> FormatError:
     return FormatError(where=str(path), expected=expected, found=found, hint=DAMAGED)
 
 
-# The header is padded to a multiple of this, so that tensor data is aligned.
+# The header is padded to a multiple of 8 bytes, so that tensor data is aligned.
 _ALIGNMENT = 8
 
 

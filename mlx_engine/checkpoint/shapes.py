@@ -1,8 +1,8 @@
 """Write checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each checkpoint is written once, to the user's cache folder, and kept there unless `not_kept` is used: GPT-2 and Gemma 3
-as Hugging Face folders, the others as Q8_0 GGUF files. The models generate noise, but their timings are valid, because
-speed does not depend on the values of weights.
+Each checkpoint is written once, to the user's cache folder: GPT-2 and Gemma 3 as Hugging Face folders, the others as
+Q8_0 GGUF files. The models generate noise, but their timings are valid, because speed does not depend on the values of
+weights.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ QUANTS_STD = 73.6
 # The end tokens of the vocabulary.
 ENDS = ["<|endoftext|>", "<|im_end|>"]
 
+# Called with (pieces written, total pieces) of a folder; not called for GGUF files.
 Progress: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class RandomTensor:
-    """A tensor of random values.
+    """A tensor of random values, normally distributed with `mean` and `std`, with two exceptions.
 
-    Values are normally distributed with `mean` and `std`, with two exceptions. With `is_decay`, values are uniform
-    between -2 and -0.01, like decays of a gated delta network. Values of Q8_0 have mean 0 and the given `std`; their
-    quants are uniform from -127 to 127, because uniform numbers are faster to draw.
+    With `is_decay`, values are uniform between -2 and -0.01, like decays of a gated delta network. Values of Q8_0 have
+    mean 0 and the given `std`; their quants are uniform from -127 to 127, because uniform numbers are faster to draw.
     """
 
     name: str
@@ -61,16 +61,16 @@ class RandomTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of `data`."""
+        """Length of `data`."""
         return self.type.bytes_for(math.prod(self.shape))
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The stored bytes, drawn on access by a generator whose seed depends on the tensor's name."""
+        """The stored bytes, drawn at each access by a generator whose seed depends on the tensor's name."""
         return self.draw(np.random.default_rng(zlib.crc32(self.name.encode()))).data
 
     def draw(self, rng: np.random.Generator) -> Weight:
-        """Return the tensor with values that the generator draws."""
+        """Draw the values."""
         if self.type == Q8_0:
             packed = np.empty(math.prod(self.shape) // 32, blocks.Q8_0)
             packed["qs"] = rng.integers(-127, 128, (len(packed), 32), dtype=np.int8)
@@ -113,7 +113,7 @@ class Shape(ABC):
 
     @abstractmethod
     def write(self, path: Path, name: str, progress: Progress | None = None) -> None:
-        """Write the checkpoint. For a folder, `progress` is called with (pieces written, total pieces)."""
+        """Write the checkpoint; raise SourceError if it cannot be written."""
 
 
 # ---- GGUF files: Q8_0 matrices, F32 norms and routers, a made-up vocabulary ----
@@ -140,7 +140,7 @@ class Qwen3Shape(Shape):
         return "q8_0.gguf"
 
     def settings(self) -> dict[str, object]:
-        """Return the settings of the architecture in the file's metadata."""
+        """Return the metadata whose keys begin with the architecture's name, without this beginning."""
         return {
             "block_count": self.n_layers,
             "context_length": self.context_length,
@@ -189,12 +189,11 @@ class Qwen3Shape(Shape):
         yield matrix(f"{at}ffn_down", D, F, gain=0.3)
 
     def drawn(self) -> Sequence[Weight | RandomTensor]:
-        """Return the tensors to write."""
+        """Return the tensors to write: with values, or as `RandomTensor`, whose values are drawn when it is written."""
         rng = np.random.default_rng(0)
         return [tensor.draw(rng) for tensor in self.tensors()]
 
     def write(self, path: Path, name: str, progress: Progress | None = None) -> None:
-        """Write the file."""
         metadata = {
             "general.architecture": self.architecture,
             "general.name": f"{name} shape, random weights",
@@ -236,7 +235,7 @@ class Qwen35Shape(Qwen3Shape):
         yield norm(f"{at}post_attention_norm", self.hidden_size)
         if (i + 1) % self.interval:
             yield from self.delta(at)
-        else:  # the query matrix also has the rows of the output gate
+        else:
             yield from self.attention(at, q_rows=2)
             yield from self.head_norms(at)
         yield from self.ffn(at)
@@ -304,8 +303,7 @@ class Qwen3MoeShape(Qwen3Shape):
         yield matrix(f"{at}ffn_down_exps", X, D, F, gain=0.3)
 
     def drawn(self) -> Sequence[Weight | RandomTensor]:
-        """Return tensors that are drawn when they are written, because all of them together may exceed the memory."""
-        return list(self.tensors())
+        return list(self.tensors())  # with values, all tensors together may exceed the memory
 
 
 @dataclass(frozen=True)
@@ -355,7 +353,6 @@ class DeepSeek2Shape(Qwen3MoeShape):
         yield matrix(f"{at}attn_output", D, H * E, gain=0.3)
 
     def ffn(self, at: str) -> Iterator[RandomTensor]:
-        """Yield the matrices of the first layer, or a router, experts and shared experts."""
         if at == "blk.0.":
             yield from Qwen3Shape.ffn(self, at)
             return
@@ -404,7 +401,6 @@ class NemotronHShape(Qwen3Shape):
         yield matrix("output", self.vocab_size, self.hidden_size)
 
     def layer(self, i: int) -> Iterator[RandomTensor]:
-        """Yield the tensors of a layer: a Mamba2 mixer, attention, or an FFN."""
         at, D = f"blk.{i}.", self.hidden_size
         yield norm(f"{at}attn_norm", D)
         if self.pattern[i] == "*":
@@ -442,11 +438,6 @@ class FolderShape(Shape):
         """Return config.json."""
 
     def write(self, path: Path, name: str, progress: Progress | None = None) -> None:
-        """Write the folder, which appears only when it is complete.
-
-        Raises:
-            SourceError: the folder cannot be written.
-        """
         try:
             with draft(path, is_folder=True) as made:
                 tensors = list(self.tensors())
@@ -565,7 +556,7 @@ class Gemma3Shape(FolderShape):
         }
 
     def tensors(self) -> Iterator[RandomTensor]:
-        """Yield random matrices and norm weights. Gemma stores norm weights minus 1."""
+        """Yield the tensors. Norm weights are random around 0, because Gemma stores them minus 1."""
         D, F, E = self.hidden_size, self.intermediate_size, self.head_dim
         H, G = self.n_heads * E, self.n_kv_heads * E
         matrices = {
@@ -651,14 +642,12 @@ SHAPES: dict[str, Shape] = {
     "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
     "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
 }  # fmt: skip
-# The folder for shapes that are deleted after use; None keeps them in the cache folder.
+# The folder of `not_kept`; None outside its context.
 _temporary: Path | None = None
 
 
 def shape_path(name: str, progress: Progress | None = None) -> Path:
     """Return the path of a shape's checkpoint. If there is none, write one first, and print its path if it is kept.
-
-    For a folder, `progress` is called with (pieces written, total pieces).
 
     Raises:
         SourceError: there is no such shape, or the cache folder cannot be written.
@@ -687,8 +676,7 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
 def not_kept() -> Iterator[None]:
     """Return a context in which new checkpoints are written to a temporary folder, which is deleted at the end.
 
-    Checkpoints that are already in the cache folder are used from there. If this process is killed, the next process
-    that uses a shape removes the temporary folder.
+    If this process is killed, the next process that uses a shape removes the temporary folder.
 
     Raises:
         SourceError: the folder cannot be made.

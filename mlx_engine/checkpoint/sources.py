@@ -24,8 +24,7 @@ KINDS = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
 def resolve(source: str | Path, progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the path of a model, given its name; the docstring of this module lists the forms of names.
 
-    A `Path` is always a path, even one such as `Path("builtin")`. A shape is written when it is first used. If its
-    checkpoint is a folder, `progress` is called with (pieces written, total pieces).
+    A `Path` is always a path, even one such as `Path("builtin")`. `progress` is a `shapes.Progress`.
 
     Raises:
         SourceError: nothing of this name exists, or it cannot be downloaded.
@@ -78,7 +77,7 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 ADDRESS = re.compile(r"https?://|(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
-# The first part of the path of an address, if the address is not that of a model.
+# First parts of the paths of pages that do not belong to a model.
 NO_MODELS = ("datasets", "spaces", "collections", "papers", "docs", "blog")
 # PAGE in the address of a file: org/repo/PAGE/branch/file.
 FILE_PAGES = ("resolve", "blob", "raw")
@@ -102,11 +101,7 @@ class HubName(NamedTuple):
 
 
 def hub_name(text: str) -> HubName | None:
-    """Return the parsed hub id or address; None if the text is neither.
-
-    Raises:
-        SourceError: an address does not belong to a model on the hub.
-    """
+    """Parse a hub id or an address; return None for any other text. Raise SourceError for an address of no model."""
     if ADDRESS.match(text) is not None:
         return _from_address(text)
     match = HUB_ID.fullmatch(text)
@@ -125,12 +120,7 @@ def of_type(names: list[str], wanted: str) -> list[str]:
 
 
 def _from_address(text: str) -> HubName:
-    """Return the model whose page or file has this address on the hub.
-
-    Raises:
-        SourceError: the host is not the hub, the branch is not `BRANCH`, or the address is not that of a model or of a
-            GGUF file.
-    """
+    """Return the model whose page or GGUF file has this address; raise SourceError for other hosts and branches."""
     try:
         parts = urlsplit(text if "://" in text else f"https://{text}")
     except ValueError as error:
@@ -159,7 +149,7 @@ def _from_address(text: str) -> HubName:
 
 
 def _own_host() -> str:
-    """Return the host of the hub that this machine uses: HF_ENDPOINT may name a mirror."""
+    """Return the host of the hub, or of its mirror in HF_ENDPOINT."""
     from huggingface_hub import constants
 
     return urlsplit(constants.ENDPOINT).netloc

@@ -1,8 +1,4 @@
-"""The command line: one module per command, with its options and its output.
-
-A command's module is imported when the command is looked up, so `mlx-engine --version` and `mlx-engine --help` import
-no command.
-"""
+"""The command line: one module per command, with its options and its output."""
 
 from __future__ import annotations
 
@@ -22,11 +18,11 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 
-# Typer's options of shell completion.
+# Typer's options for shell completion.
 COMPLETION = ("--install-completion", "--show-completion")
 
-# The summary of each command, in the order of help. Each name is that of a module of this package, and of a function or
-# a typer application in the module. The docstring of a command also begins with the summary.
+# The summary of each command, in the order of help; the docstring of a command begins with it. Each name is that of a
+# module of this package, and of a function or a typer application in the module.
 SUMMARIES = {
     "generate": "Generate text from a prompt",
     "chat": "Talk with a model",
@@ -47,7 +43,7 @@ SUMMARIES = {
 
 
 class Commands(UserDict[str, Any]):
-    """The commands by name. A command is imported when it is looked up."""
+    """The commands by name. A command is imported when it is looked up, so --version and --help import none."""
 
     def __getitem__(self, name: str) -> Any:
         found = self.data[name]
@@ -98,8 +94,8 @@ def root(
 
 def main() -> None:
     """Run the command line: entry point of `mlx-engine`, `python -m mlx_engine` and cli.py."""
-    # A vocabulary has some hundred thousand permanent objects. Garbage collections while they are created would take a
-    # tenth of the time to the first token.
+    # Garbage collections while the vocabulary's some hundred thousand objects are made would take a tenth of the time
+    # to the first token.
     gc.set_threshold(1_000_000)
     try:
         console.exit_on_signals()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
-# The names of the fields whose options a mode would ignore. --compare would ignore all options but --out.
+# Fields whose options a mode would ignore. --compare ignores all options but --out.
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap", "experts_memory")
 IGNORED_BY_SPECULATION = (
     "n_prompt", "n_gen", "both", "depth", "kv", "no_overlap", "budget", "sweep", "compare", "concurrency", "url",
@@ -220,11 +220,7 @@ def check_values(timing: TimingOptions, output: OutputOptions) -> None:
 
 
 def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mapping[str, str]) -> None:
-    """Check that the chosen mode uses every given option. `given` maps names of fields to the given flags.
-
-    Raises:
-        OptionError: the mode would ignore an option, or an option needs another mode.
-    """
+    """Raise OptionError if the mode would ignore a given option. `given` maps names of fields to the given flags."""
     if mode.speculate is not None:
         refuse("--speculate", [given[name] for name in IGNORED_BY_SPECULATION if name in given])
     elif mode.draft is not None:
@@ -244,11 +240,7 @@ def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mappin
 
 
 def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: ConcurrencyOptions) -> None:
-    """Check that --shard can be used: a model on several ranks is measured with one engine, on one backend.
-
-    Raises:
-        OptionError: this mode cannot measure a model on several ranks, or there are several backends.
-    """
+    """Raise OptionError if the mode cannot measure a model on several ranks, or if there are several backends."""
     modes = {"--sweep": mode.sweep, "--compare": mode.compare is not None, "--url": clients.url is not None}
     refuse("--shard", [flag for flag, is_given in modes.items() if is_given])
     names = ", ".join(tests.names)
@@ -272,10 +264,10 @@ def names_of(backends: Sequence[str]) -> list[str]:
 
 
 def sweep_plan(tests: MeasureOptions, timing: TimingOptions, compute: ComputeOptions) -> Plan:
-    """Return the plan of a sweep; options that were not given have the plan's defaults.
+    """Return the plan of a sweep.
 
     Raises:
-        OptionError: a list cannot be parsed, or has several numbers where only one is allowed.
+        OptionError: a list cannot be parsed, -n has several numbers, or no chosen backend has the type of activations.
         BackendUnavailableError: a name is not the name of a backend.
     """
     from mlx_engine.bench.samples import numbers
@@ -293,7 +285,7 @@ def sweep_plan(tests: MeasureOptions, timing: TimingOptions, compute: ComputeOpt
         backends=None if tests.backend is None else names_of(tests.backend),
         **compute.types(),
     )
-    plan.rungs()
+    plan.rungs()  # checks the backends
     return plan
 
 
@@ -301,7 +293,7 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
     """Return the plan of a measurement of several clients.
 
     Raises:
-        OptionError: a list cannot be parsed, or there is more than one length of prompts or answers.
+        OptionError: a list cannot be parsed, a number is too small, or there are several lengths of prompts or answers.
     """
     import secrets
 
@@ -315,7 +307,7 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
     require(
         min(counts) >= 1, option="--concurrency", expected="at least one client", found=min(counts), message=message
     )
-    # New random prompts for a server: it may still have the prompts of an earlier run in its prefix cache.
+    # A server gets new random prompts, because it may still have those of an earlier run in its prefix cache.
     seed = 0 if clients.url is None else secrets.randbits(32)
     n_prompt = single("-p", tests.n_prompt, Load.n_prompt, "--concurrency", least=1)
     n_gen = single("-n", tests.n_gen, Load.n_gen, "--concurrency", least=1)
@@ -324,11 +316,7 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
 
 
 def single(option: str, texts: list[str] | None, default: int, mode: str, *, least: int) -> int:
-    """Return the number of an option that takes a single number with the flag `mode`.
-
-    Raises:
-        OptionError: the option has several numbers, or one below `least`.
-    """
+    """Return the only number of an option in the mode `mode`; raise OptionError for several, or one below `least`."""
     from mlx_engine.bench.samples import numbers
 
     found = numbers(option, texts, [default])
@@ -370,7 +358,7 @@ def print_speculation(
     file: Path, draft: str | None, tests: MeasureOptions, timing: TimingOptions, compute: ComputeOptions,
     shard: Shard | None, output: OutputOptions,
 ) -> None:  # fmt: skip
-    """Answer the texts of a file with and without proposed tokens; print the rows and, with --out, save them."""
+    """Answer the prompts in a file with and without proposed tokens; print the rows and, with --out, save them."""
     from mlx_engine.bench.run import engines
     from mlx_engine.bench.speculation import markdown, rows, texts_of
     from mlx_engine.bench.tables import FORMATS, make_folder
@@ -465,7 +453,7 @@ def results(
     """Yield a list to fill with rows; at the end, print the rows, and save them with plots in a folder.
 
     Rows measured before an error or an interruption are printed and saved, too. `text` formats the rows for --output
-    md. `page` returns the Markdown page of the folder for the rows and the names of the plots.
+    md. `page` makes the Markdown page to save, from the rows and the names of the plots.
     """
     from mlx_engine.bench.tables import FORMATS, default_folder, make_folder
 
@@ -484,7 +472,7 @@ def results(
 
 
 def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
-    """Save the rows as JSON and `page`, which is Markdown; print the path of the JSON file."""
+    """Save the rows as JSON and the Markdown `page`; print the path of the JSON file."""
     from mlx_engine.bench import tables
 
     tables.save(folder, stem, found, page)
@@ -500,7 +488,7 @@ def warn_if_disturbed(found: list[Row]) -> None:
 
 
 def keep(found: list[Row], row: Row) -> None:
-    """Append a row. Print the notes of the first row, and a warning at the first row with every operation timed."""
+    """Append a row; print the notes of the first row, and a warning at the first row whose operations were timed."""
     if row.get("watched") and not any(other.get("watched") for other in found):
         notice("warning: MLX_ENGINE_LOG is set, so every operation is timed: rates are lower than without it")
     if not found:
@@ -510,7 +498,7 @@ def keep(found: list[Row], row: Row) -> None:
 
 
 def draw(found: list[Row], folder: Path) -> list[str]:
-    """Draw the plots of the rows; return their names, or none if matplotlib is missing or broken."""
+    """Draw the plots of the rows; return their names, none if matplotlib cannot be imported."""
     try:
         from mlx_engine.bench import plots
     except ImportError as error:

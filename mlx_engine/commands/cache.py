@@ -45,10 +45,9 @@ class Kept:
     """An item of `cache list`: a model, cached prefixes, compiled kernels, or the measured tuning of Metal kernels.
 
     Attributes:
-        name: the name for the user: a hub id, shape:NAME, kernels, emulator, tuning or prefixes.
-        kind: how a deleted item is replaced when it is needed: by a "download", or "made" on this machine.
-        path: the file or folder.
-        parts: the paths that `delete` deletes: the path itself, or the engine's files in it.
+        name: a hub id, shape:NAME, kernels, emulator, tuning or prefixes.
+        kind: whether a deleted item is downloaded again when it is needed, or made on this machine.
+        parts: the paths that `delete` deletes: `path` itself, or the engine's files in it.
         nbytes: total bytes, not following links.
     """
 
@@ -104,7 +103,7 @@ def remove(
 
 
 def everything_kept(prefix_dir: Path | None) -> list[Kept]:
-    """Return all items on disk. `prefix_dir` is a folder of cached prefixes, or None."""
+    """Return all items on disk, with the prefixes in `prefix_dir`, if it is given."""
     from mlx_engine.cache.disk import parts_of
 
     items = kept()
@@ -154,11 +153,7 @@ def kept() -> list[Kept]:
 
 
 def delete(item: Kept) -> None:
-    """Delete an item from disk. A process that has the files open can still read them.
-
-    Raises:
-        SourceError: a part cannot be removed.
-    """
+    """Delete an item; raise SourceError if a part cannot be removed. Processes keep reading files that they opened."""
     for part in item.parts:
         try:
             if part.is_dir() and not part.is_symlink():
@@ -199,7 +194,7 @@ def _kernels() -> Iterator[Kept]:
     remove_dead(emulator)
     found = {
         "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
-        # Unfinished files are left out: running processes are still writing them. `remove_dead` has deleted the others.
+        # Unfinished files belong to running processes: `remove_dead` has deleted those of dead processes.
         "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
         "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
     }

@@ -163,9 +163,7 @@ def chat(
 
 
 def session_file(name: str) -> Path:
-    """Return the file with the messages of a session. The folder is `sessions`, beside `history_file`.
-
-    The session's keys and values are in a second file beside this one.
+    """Return the file with the messages of a session, in the folder `sessions` beside `history_file`.
 
     Raises:
         OptionError: the name cannot be a file name.
@@ -185,7 +183,7 @@ def session_file(name: str) -> Path:
 
 
 def resume(conversation: Conversation, file: Path) -> None:
-    """Continue a session: print the messages, and use the saved keys and values, if they are of this model.
+    """Continue a session: print its messages and, if they are of this model, use its saved keys and values.
 
     Raises:
         EngineError: the messages cannot be read or rendered.
@@ -207,12 +205,12 @@ def resume(conversation: Conversation, file: Path) -> None:
         raise damaged from error
     for message in conversation.messages:
         begin = {"user": "> ", "assistant": ""}.get(message["role"], f"{message['role']}: ")
-        if message["content"]:  # the content is None if the message has calls
+        if message["content"]:  # None if the message has only calls
             notice(f"{begin}{joined_parts(message['content'])}")
 
 
 def keep(conversation: Conversation, file: Path) -> None:
-    """Write a session's messages to one file, and its keys and values to another. Only this user can read the files."""
+    """Write a session's messages, and beside them its keys and values. Only this user can read the files."""
     if not conversation.messages:
         return
     what = "the session is"
@@ -244,19 +242,19 @@ def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool
 
 
 def shortest(system: str | None) -> list[dict[str, Any]]:
-    """Return the shortest conversation, to check that the template and the context allow any answer at all."""
+    """Return the shortest conversation, for `check`."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": "a"}]
 
 
 def functions_of(path: Path) -> list[Function]:
-    """Return the public functions that a Python file defines, in their order. The file is run.
+    """Run a Python file; return the public functions that it defines, in their order.
 
     Raises:
         OptionError: the file cannot be read or run, or defines no function.
     """
     text = read_text(None, path, "--tools")
-    module = types.ModuleType(f"tools of {path.name}")  # the file's own name may be that of another module
+    module = types.ModuleType(f"tools of {path.name}")  # `path.stem` may be the name of another module
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where annotations are looked up
     try:
@@ -282,7 +280,7 @@ def check(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Check for errors that would make every answer of a conversation fail. This needs no weights.
+    """Check, before the weights are read, for errors that would make every answer of a conversation fail.
 
     Raises:
         OptionError: `messages` are invalid, or the model's vocabulary lacks a token that an option names.
@@ -296,7 +294,7 @@ def check(
 
 
 def talk(chat: Chat, messages: Iterable[str], *, quiet: bool) -> None:
-    """Answer messages and run commands until there are no more. An error ends a turn, not the conversation."""
+    """Answer messages and run commands. An error ends a turn, not the conversation."""
     messages = iter(messages)
     for text in messages:
         if is_end(text):
@@ -326,9 +324,9 @@ DECLINED = "The user does not want this call to be made."
 
 
 def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
-    """Ask the user whether to call a function. Return the result or, if there is none, a text for the model.
+    """Call a function if the user agrees; return the result, or tell the model why there is none.
 
-    A function in `chat.always` is called without asking. `replies` yields the lines that the user types.
+    `replies` yields the lines that the user types.
     """
     from mlx_engine.conversation.functions import call_function
 
@@ -352,7 +350,7 @@ def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
 
 
 def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
-    """Print an answer as it is generated. Ctrl-C ends the answer; the tokens generated so far are kept."""
+    """Print an answer while it is generated. Ctrl-C ends it; the tokens so far are kept."""
     before = conversation.generation
     with stopped_by_ctrl_c() as stop:
         try:
@@ -379,7 +377,7 @@ def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
 
 
 def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Conversation, *, quiet: bool) -> None:
-    """Print text and reasoning until they end or `stop` is set, then a line feed. Calls are not printed."""
+    """Print text and reasoning, but no calls, until they end or `stop` is set; then print a line feed."""
     reader = conversation.reader()
     with AnswerPrinter(quiet=quiet) as printer:
         for piece in pieces:
@@ -431,7 +429,7 @@ def limits_reached(conversation: Conversation) -> Iterator[str]:
 
 @contextmanager
 def stopped_by_ctrl_c() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets. The default, an exception, could interrupt a forward pass."""
+    """Yield an event that Ctrl-C sets: a KeyboardInterrupt could interrupt a forward pass."""
     pressed = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield pressed
@@ -444,7 +442,7 @@ def stopped_by_ctrl_c() -> Iterator[threading.Event]:
 
 
 Ask: TypeAlias = Callable[..., Iterator[str]]
-"""A function that starts an answer and returns its pieces. The keyword `progress` is that of `Conversation.ask`."""
+"""A function that starts an answer and returns its pieces; it takes the keyword `progress` of `Conversation.ask`."""
 
 QUIT, SLASHED_QUIT = ("quit", "exit"), ("/quit", "/exit", "/bye")
 
@@ -459,9 +457,8 @@ class Chat:
     """The state that the commands change.
 
     Attributes:
-        conversation: the conversation.
-        begin: loads the model of a name, checks that the model's template can render the given messages, and returns
-            a conversation without messages.
+        begin: loads a model, checks that its template can render the given messages, and returns a conversation
+            without messages.
         functions: the tools, by name.
         always: the names of the tools that are called without asking.
         changed: the options that /set has changed.
@@ -476,7 +473,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its name and arguments, its line of help, and the function that handles the text after its name."""
+    """A command. `usage` is its name and arguments; `run` handles the text after the name."""
 
     usage: str
     help: str
@@ -484,7 +481,7 @@ class Command:
 
 
 def is_end(text: str) -> bool:
-    """Return whether the text ends the conversation. A space before the slash makes the text a message."""
+    """Return whether the text ends the conversation. A space before the slash makes it a message."""
     return text.strip() in QUIT or text.rstrip() in SLASHED_QUIT
 
 
@@ -511,7 +508,7 @@ def perform(chat: Chat, text: str) -> Ask | None:
 
 
 def all_names() -> list[str]:
-    """Return the names of all commands."""
+    """Return the names that begin with a slash."""
     return [*COMMANDS, *SLASHED_QUIT]
 
 
@@ -537,7 +534,7 @@ def completer() -> Completer:
 
 
 def load_file(chat: Chat, path: str) -> None:
-    """Replace the conversation with the messages of a file. Raise as `read_messages` and `continue_from` do."""
+    """Replace the conversation with the messages of a file."""
     continue_from(chat.conversation, read_messages(path), path)
 
 
@@ -560,18 +557,13 @@ def read_messages(path: str) -> list[Any]:
 
 
 def continue_from(conversation: Conversation, messages: list[Any], path: str) -> None:
-    """Replace the conversation with `messages`, which were read from the file `path`.
-
-    Raises:
-        OptionError: the list has invalid messages.
-        EngineError: the template cannot render the messages.
-    """
+    """Replace the conversation with `messages`, read from `path`; raise EngineError if they cannot be rendered."""
     conversation.load(messages)
     notice(f"{len(messages)} messages loaded from {path}")
 
 
 def _path(text: str) -> Path:
-    """Return a path with a leading ~ expanded to the user's home: the text was not typed in a shell."""
+    """Return a path with a leading ~ expanded, as a shell would have done."""
     try:
         return Path(text).expanduser()
     except RuntimeError:  # no such user
@@ -637,11 +629,7 @@ def _set(chat: Chat, text: str) -> None:
 
 
 def _use(conversation: Conversation, changed: dict[str, Any]) -> None:
-    """Set some options of all further answers.
-
-    Raises:
-        OptionError: a value is invalid, or the vocabulary lacks a token that a value names. No option is set then.
-    """
+    """Set options of all further answers; raise OptionError, and set none, if a value is invalid for this model."""
     options = conversation.options
     sampling = {f.name for f, _ in declared(Sampling)} & changed.keys()
     limits = {name: value for name, value in changed.items() if name not in sampling}
@@ -651,11 +639,7 @@ def _use(conversation: Conversation, changed: dict[str, Any]) -> None:
 
 
 def _parsed(name: str, text: str) -> Any:
-    """Return the value of an option; its range is checked later.
-
-    Raises:
-        OptionError: the text is not of the option's type.
-    """
+    """Return the value of an option, without a check of its range; raise OptionError if it has another type."""
     default, about = next((f.default, about) for f, about in declared() if f.name == name)
     if text == "off":
         return default
@@ -778,7 +762,7 @@ def unwrapped(text: str) -> str:
 def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = True) -> Iterator[str]:
     """Yield the messages of the user until the input ends. `completer` makes the completer of a line in a terminal.
 
-    With `keeps_history`, messages typed in a terminal are kept for later runs, and those of earlier runs are offered.
+    With `keeps_history`, messages typed in a terminal are kept, and those of earlier runs are offered.
 
     Raises:
         OptionError: there is no standard input, or it is not UTF-8.
@@ -792,13 +776,13 @@ def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = 
 
 
 def history_file() -> Path:
-    """Return the file of the messages that were typed: in XDG_STATE_HOME, or ~/.local/state."""
+    """Return the file of the typed messages, in XDG_STATE_HOME or ~/.local/state."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - Path's may raise
     return Path(home) / "mlx_engine" / "chat_history"
 
 
 def kept_history() -> History | None:
-    """Return the messages of earlier runs. New ones are added to their file, which only this user can read.
+    """Return the messages of earlier runs, to which new ones are added. Only this user can read their file.
 
     Return None, with a notice, if the file cannot be written.
     """
@@ -828,13 +812,13 @@ def kept_history() -> History | None:
 
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
-    """In the `with` block, hide typed text, which would appear inside an answer. The next prompt shows it."""
+    """In the `with` block, hide typed text, which would appear in the answer. The next prompt shows it."""
     try:
         import termios
 
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
-    except Exception:  # no terminal, or not one of POSIX; `termios.error` is not an OSError
+    except Exception:  # no terminal, or no termios; `termios.error` is not an OSError
         yield
         return
     silent = list(before)
@@ -847,11 +831,7 @@ def without_echo() -> Iterator[None]:
 
 
 def from_lines(lines: Iterable[bytes]) -> Iterator[str]:
-    """Yield the messages in the lines of a pipe. The end of the input ends a message. A byte order mark is left out.
-
-    Raises:
-        OptionError: a line is not UTF-8.
-    """
+    """Yield the messages in the lines of a pipe, without a byte order mark; raise OptionError if one is not UTF-8."""
     text = ""
     for i, line in enumerate(lines):
         try:
@@ -887,10 +867,7 @@ def session(
     source: Input | None = None,
     screen: Output | None = None,
 ) -> PromptSession[str]:
-    """Return a line editor. It uses the process's terminal unless `source` and `screen` are given.
-
-    Without a `history`, the editor remembers the lines of this run only.
-    """
+    """Return a line editor, by default for the process's terminal and with a history of this run only."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.output import create_output

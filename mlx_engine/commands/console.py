@@ -40,8 +40,8 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     """Decorate a command: print a message and exit with a code if the command fails or is ended by a signal.
 
-    This handles `EngineError`, lack of memory, signals, and failures to write stdout. All other exceptions are bugs,
-    and keep their traceback.
+    All exceptions but `EngineError`, lack of memory, signals and failures to write stdout are bugs, and keep their
+    traceback.
     """
 
     @functools.wraps(command)
@@ -73,7 +73,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
         except OSError as error:
-            # A failure to write stdout has an errno, and no file name. All other OSErrors are bugs.
+            # A failure to write stdout has an errno, and no file name.
             if error.filename is not None or error.errno is None:
                 raise
             notice(f"error: the output cannot be written: {error.strerror or error}")
@@ -137,10 +137,7 @@ def read_text(text: str | None, file: Path | None, option: str) -> str:
 
 
 def _from_stdin() -> bytes:
-    """Return all of stdin.
-
-    If text was typed in a terminal without a last line feed, print a line feed on the screen.
-    """
+    """Return all of stdin. If the text was typed in a terminal without a last line feed, print a line feed."""
     content = sys.stdin.buffer.read()
     if content and not content.endswith(b"\n") and sys.stdin.isatty():
         notice("")
@@ -148,7 +145,7 @@ def _from_stdin() -> bytes:
 
 
 def checked_text(text: str, option: str) -> str:
-    """Return an argument of the command line; raise OptionError for lone surrogates: Python maps bad bytes to them."""
+    """Return an argument; raise OptionError if it was not UTF-8 (Python puts lone surrogates for wrong bytes)."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -172,7 +169,7 @@ def alarm(text: str) -> None:
 
 
 def safe_for(stream: TextIO | None, text: str) -> str:
-    """Return text that is safe to print: for a terminal, control characters are escaped, because they act on it."""
+    """Return the text; for a terminal, escape control characters, on which the terminal would act."""
     if stream is None or not stream.isatty():
         return text
     return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
@@ -189,7 +186,7 @@ def is_plain(stream: TextIO | None) -> bool:
 def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr if it is a terminal, unless `quiet` is set; the caller reports (done, total)."""
     if quiet or is_plain(sys.stderr):
-        # Meanwhile, the functions that report their progress through the log must show no bar, either.
+        # Functions that show their progress with `log.progress_bar` must show no bar, either.
         kept, log.show_bar = log.show_bar, None
         try:
             yield lambda done, total: None
@@ -202,10 +199,7 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, 
 
 @contextmanager
 def still_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a progress bar that is redrawn only when the caller reports (done, total, title).
-
-    A drawing thread would disturb measurements.
-    """
+    """Show a bar, redrawn only when the caller reports (done, total, title): a drawing thread disturbs measurements."""
     if is_plain(sys.stderr):
         yield lambda done, total, title: None
         return
@@ -228,7 +222,7 @@ def bar_of_parts(title: str) -> Iterator[log.Bar | None]:
         )
 
 
-# The progress bars on the terminal. A bar that begins while another is shown gets a line of its own.
+# The progress bars on the terminal, a line for each.
 _shown: Progress | None = None
 
 
@@ -266,8 +260,8 @@ TAB = 8
 class TextWriter:
     """Writes text piece by piece. On a terminal, a word that grows past the end of its line moves to the next line.
 
-    A line may also end before or after a character of two columns, because Chinese and Japanese have no spaces. The
-    terminal breaks words that are longer than a line. If the stream is not a terminal, text is written unchanged.
+    A line may also end before or after a character of two columns, because Chinese and Japanese have no spaces. Words
+    that are longer than a line are left to the terminal. If the stream is not a terminal, text is written unchanged.
 
     In a `with` block, the writer ends its line before the log prints an event on the same terminal.
     """
@@ -305,7 +299,7 @@ class TextWriter:
             self.write("\n")
 
     def _fit_to_terminal(self) -> bool:
-        """Return whether to wrap words. A terminal with a new width has wrapped its text again: update the position."""
+        """Return whether to wrap words. After a change of width, update the position: the terminal has rewrapped."""
         width = columns_of(self._out)
         if width != self._width and width:
             self._column %= width
@@ -315,7 +309,7 @@ class TextWriter:
         return width > 0
 
     def _placed(self, part: str, *, dim: bool) -> str:
-        """Return what to write for a part of the text, and move the position in the line.
+        """Return the text to write for a part, and move the position in the line.
 
         The last column stays free: terminals differ in where the cursor is after a character in that column.
         """
@@ -336,7 +330,7 @@ class TextWriter:
         return self._grown(part, shown, width, fits=fits)
 
     def _grown(self, part: str, shown: str, width: int, *, fits: bool) -> str:
-        """Return what to write for another part of the last word. A word that no longer fits moves to the next line."""
+        """Return the text to write for another part of the last word; move the word to the next line if it must."""
         grown, earlier = self._word_width + width, "".join(self._word)
         self._word.append(shown)
         before, self._word_width = self._word_width, grown
