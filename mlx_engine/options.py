@@ -22,7 +22,7 @@ from mlx_engine.kernels.cached import cached_property
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The values of the option `speculate`, which docs/speculation.md describes.
+# The values of the option `speculate`, which `engine.load` describes.
 OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION = "off", "lookup", "draft", "mtp", "auto"
 SPECULATE = (OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION)
 

@@ -22,7 +22,7 @@ _SUMMED = 1 << 16
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of `n` values; the last four are None if `n` is 0. `std` divides by `n`. NaN and infinity propagate."""
+    """Statistics of `n` values; the last four are None if `n` is 0. `std` divides by `n`. NaN and inf propagate."""
 
     n: int
     n_not_finite: int
