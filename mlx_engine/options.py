@@ -3,7 +3,7 @@
 The fields of `Sampling` and `Options` declare the options. The command line, the keywords of `Engine.generate`, the
 parameters of the server and its OpenAPI document are made from these fields. To add an option, add a field, and for
 type checkers a keyword to `OptionValues` and `BatchOptionValues`. This module imports neither NumPy nor a backend, so
-that `--help`, which needs the declarations, is fast.
+that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from mlx_engine.kernels.cached import cached_property
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The values of the option `speculate`. `load` and docs/speculation.md describe these values.
+# The values of the option `speculate`, which `engine.load` describes.
 OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION = "off", "lookup", "draft", "mtp", "auto"
 SPECULATE = (OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION)
 
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
 
-# Below this temperature, sampling is greedy, because only tokens whose logits almost equal the largest one could be
-# drawn.
+# Below this temperature, sampling is greedy: only tokens whose logits almost equal the largest one could be drawn.
 COLDEST = 1e-7
 
 # The largest penalty and bias, as in the OpenAI API. In effect, a bias of -100 bans a token, and 100 forces the token.
@@ -41,12 +40,11 @@ MOST_PENALTY, MOST_BIAS = 2, 100
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_ALTERNATIVES = 20
 
-# A map from command-line names of arguments of `load` to the arguments' names in Python. Options of a run have their
-# other names in `About.aliases`.
+# A map from command-line names of arguments of `load` to the arguments' names in Python.
 LOAD_ALIASES = {"model": "source", "no_jit": "jit"}
 
-# A user's function of (ids, logits), which is called for each new token: `ids` are all token ids before this token, and
-# `logits` a NumPy array (V,) float32. A processor returns changed logits, and a sampler returns the id of the token.
+# A user's function of (ids, logits), called for each new token: `ids` are all token ids before it, `logits` is a NumPy
+# array (V,) float32. A processor returns changed logits, and a sampler returns the id of the token.
 Processor = Callable[[list[int], Any], Any]
 
 T = TypeVar("T")
@@ -63,7 +61,7 @@ class About:
             the command line, and the declaring class may check the value in `__post_init__`.
         least: the smallest value.
         most: the largest value.
-        above: an exclusive lower bound.
+        above: the exclusive lower bound.
         also: a further valid value, outside of the bounds, that has a special meaning.
         unset: the meaning of the default, for help texts. If it is None, help shows the default itself.
         flags: names on the command line. If empty, the flag is made from the name of the field: "--min-p" for min_p.
@@ -234,7 +232,7 @@ class Sampling:
         0.0, "Above 0, tokens become less likely each time they are generated; from -2 to 2.", float,
         least=-MOST_PENALTY, most=MOST_PENALTY, unset="off", metavar="X", is_rare=True,
     )  # fmt: skip
-    # Pairs (token id, bias). A mapping, and texts such as "17=-100", are accepted, too.
+    # Pairs (token id, bias). `_biases` also accepts a mapping, and texts such as "17=-100".
     logit_bias: tuple[tuple[int, float], ...] = option(
         (), "Add a number from -100 (ban) to 100 (force) to the logits of tokens, by their ids.",
         unset="none", metavar="ID=VALUE", parameter=dict[str, float], is_rare=True,
@@ -245,7 +243,6 @@ class Sampling:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check the options before any model is loaded; raise OptionError if a value is outside of its bounds."""
         check(self)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
@@ -277,8 +274,7 @@ class Sampling:
 def _biases(given: object) -> tuple[tuple[int, float], ...]:
     """Return logit biases as pairs (token id, bias), sorted by id, from a mapping, pairs, or texts such as "17=-100".
 
-    Raises:
-        OptionError: an id is no whole number >= 0 or occurs twice, or a bias is out of its range.
+    If an id is no whole number >= 0 or occurs twice, or a bias is out of its range, raise OptionError.
     """
     pairs = list(given.items()) if isinstance(given, Mapping) else given
     if isinstance(pairs, list | tuple):
@@ -316,8 +312,7 @@ def _wrong_bias(rule: str, found: object) -> OptionError:
 class Options:
     """Limits of a run.
 
-    The class has all options of a run: limits, constraint, drafters, adapter, the user's functions, and in `sampling`
-    how tokens are chosen. `--help` shows the first sentence as the title of the options that are not in `sampling`.
+    The class has all options of a run. `--help` shows the first sentence as the title of those not in `sampling`.
     """
 
     max_tokens: int | None = option(
@@ -431,11 +426,7 @@ class Options:
 
 
 def _stops(given: object) -> tuple[str, ...]:
-    """Return stop strings, given as one string, several strings or None, as a tuple.
-
-    Raises:
-        OptionError: there are more than `MOST_STOPS`, or one is no string, empty, too long, or no valid Unicode.
-    """
+    """Return stop strings, given as one string, several strings or None, as a tuple; raise OptionError if invalid."""
     if given is not None and not isinstance(given, Iterable):
         raise _wrong_stop("a string or several", given)
     stops = (given,) if isinstance(given, str) else tuple(given or ())
@@ -450,11 +441,7 @@ def _stops(given: object) -> tuple[str, ...]:
 
 
 def _functions(given: object) -> tuple[Processor, ...]:
-    """Return processors, given as one function, several functions or None, as a tuple.
-
-    Raises:
-        OptionError: an item is no function.
-    """
+    """Return processors, given as one function, several or None, as a tuple; raise OptionError for other objects."""
     functions = given if isinstance(given, list | tuple) else () if given is None else (given,)
     for i, function in enumerate(functions):
         if not callable(function):
@@ -476,10 +463,7 @@ def name_of(function: Processor) -> str:
 def _stop_ids(given: object) -> tuple[int, ...]:
     """Return stop token ids, given as one id, several ids or None, as a tuple without repetitions.
 
-    An id may be a text such as "17".
-
-    Raises:
-        OptionError: an id is no whole number of at least 0.
+    An id may be a text such as "17". If an id is no whole number of at least 0, raise OptionError.
     """
     values = given if isinstance(given, list | tuple | set | frozenset | range) else () if given is None else (given,)
     ids = [int(v) if isinstance(v, str) and v.isdecimal() and v.isascii() and len(v) < 12 else v for v in values]
@@ -561,8 +545,7 @@ class BatchOptionValues(TypedDict, total=False):
 def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Return the options of each of n prompts. A list has one value per prompt; any other value applies to all prompts.
 
-    A list of strings for `stop`, of ids for `stop_token_ids`, or of functions for `processors` is a single value, which
-    applies to all prompts.
+    A list of strings for `stop`, of ids for `stop_token_ids`, or of functions for `processors` is a single value.
 
     Raises:
         OptionError: a list with one value per prompt does not have n values.

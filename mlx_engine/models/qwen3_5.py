@@ -3,8 +3,7 @@
 Reference: Hugging Face transformers, models/qwen3_5. Three of four layers are gated delta networks ("Gated Delta
 Networks", arXiv 2412.06464): a convolution over queries, keys and values, and a matrix per value head as the state. The
 other layers have Qwen3's attention with two differences: RoPE rotates only the first quarter of each head, and the
-output is multiplied by a sigmoid gate. Folders of transformers store norm weights minus 1, except those of the norm of
-a delta network's output.
+output is multiplied by a sigmoid gate. Folders of transformers store norm weights minus 1, except in delta networks.
 
 Reference of the mixtures: models/qwen3_5_moe. Every FFN is a mixture of experts plus a shared expert with a sigmoid
 gate, as in Qwen2-MoE. The weights of a token's experts add up to 1.
@@ -47,8 +46,7 @@ from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Row, Table, layer_tensors, stem_of, tensors
 
-# The most rows of a matrix whose rows are reordered on load, more than in any known model. The bound protects against
-# damaged settings (see `_check_rows`).
+# The most rows of a matrix whose rows are reordered on load (see `_check_rows`); no known model has so many.
 MOST_ROWS = 1 << 20
 # The projections of a delta net, in the order of `DeltaNet.projections`.
 PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
@@ -57,7 +55,6 @@ AROUND_TEXT = {
     *HARMLESS,
     "image_token_id",
     "language_model_only",
-    "tie_word_embeddings",
     "video_token_id",
     "vision_config",
     "vision_end_token_id",
@@ -77,8 +74,6 @@ SECTIONS = [11, 11, 10, 0]
 
 
 class RotaryBase(Setting):
-    """The setting of the base of rotary frequencies."""
-
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
         if naming == "gguf":
             s.counts("rope.dimension_sections", len(SECTIONS))
@@ -93,7 +88,6 @@ class RotaryBase(Setting):
         return found
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return the keys of the base and of the sections, which llama.cpp requires."""
         return {"rope.freq_base": value, "rope.dimension_sections": SECTIONS}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
@@ -128,9 +122,9 @@ class RotaryDim(Setting):
 # Value heads of a delta network: in folders, the value heads that read the same key head are adjacent. In the model and
 # in GGUF files, value head h reads key head h % G, with G key heads, so the value heads of folders are reordered on
 # load. Qwen3-Next (`are_neighbors`) has adjacent value heads everywhere.
-# Heads of attention: in both kinds of files the rotated elements are the first ones of a head. On load, the second half
-# of the rotated elements is moved to the beginning of the second half of the head. Backends can then rotate whole heads
-# with the pairs (j, j + E/2), where E is the head dim.
+# Heads of attention: in both kinds of files, the rotated elements come first in a head. On load, the second half of the
+# rotated elements is moved to the beginning of the second half of the head. Backends can then rotate whole heads with
+# the pairs (j, j + E/2), where E is the head dim.
 
 # Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
 STEMS = ("model.", "model.language_model.", "language_model.model.")
@@ -138,15 +132,13 @@ LAYER = "model.layers.*."
 NET = f"{LAYER}linear_attn."
 HEAD = "lm_head.weight"
 
-# A function that returns the table rows of a delta network. Its arguments: config, checkpoint, and whether mlx-lm wrote
-# the checkpoint.
+# A function of (config, checkpoint, whether mlx-lm wrote it) that returns the table rows of a delta network.
 DeltaRows: TypeAlias = Callable[[Any, Checkpoint, bool], dict[str, Row]]
-
-# A function that returns the expert tensors of the layer of multi-token prediction. Its arguments: config, checkpoint,
-# and the module of the experts in a folder.
+# A function of (config, checkpoint, module of the experts in a folder) that returns the expert tensors of the layer of
+# multi-token prediction (MTP).
 ExtraExperts: TypeAlias = Callable[[Any, Checkpoint, str], list[Tensor]]
 
-# Tensors that every model has, in addition to the tensors of attention and of delta networks.
+# The embedding, the head, and the norms of layers.
 EVERYWHERE = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
     "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
@@ -158,11 +150,9 @@ EVERYWHERE = {
 }
 DENSE = {name: row for name, row in llama.TENSORS.items() if row.shape in ("F D", "D F")}
 
-# The layer of multi-token prediction computes logits only for this many tokens: the first ones of the vocabulary, which
-# are the most frequent.
+# The MTP layer computes logits only for this many tokens, the first of the vocabulary, which are the most frequent.
 FIRST_TOKENS = 1 << 16
-# Tensors of the layer of multi-token prediction: the projection's names in GGUF files and in folders, and a map from
-# the norms' names in GGUF files to their names in folders.
+# Tensors of the MTP layer: the projection in GGUF files and in folders; the norms, by their names in GGUF files.
 JOINED, FC = "nextn.eh_proj", "mtp.fc.weight"
 NEXT_NORMS = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
 
@@ -180,10 +170,7 @@ def rows_of(
 
 
 def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows) -> Table:
-    """Return the tensor table of a checkpoint.
-
-    If `is_dense`, the table has the rows of the FFN; `delta` returns the rows of delta networks.
-    """
+    """Return the tensor table of a checkpoint. If `is_dense`, the table has the rows of the FFN."""
     conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
     # mlx-lm writes the weight of a convolution as (C, W, 1), not (C, 1, W), and adds 1 to norm weights.
     is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
@@ -199,11 +186,10 @@ def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows)
 
 
 def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table, experts: ExtraExperts | None) -> list[Tensor]:
-    """Return the tensors of the layer of multi-token prediction (MTP).
+    """Return the tensors of the MTP layer; `experts` is None for dense models.
 
-    The list is empty unless the checkpoint has exactly one such layer, with all tensors, and without its own embedding
-    table or head. In folders the layer is the module `mtp`, in GGUF files the layer with index `n_layers`. `experts` is
-    a function that returns the expert tensors of this layer; it is None for dense models.
+    The list is empty unless the checkpoint has exactly one MTP layer, with all tensors, and without its own embedding
+    table or head. In folders the layer is the module `mtp`, in GGUF files the layer with index `n_layers`.
     """
     i, prefix = cfg.n_layers, next((name[: -len(FC)] for name in checkpoint.shapes if name.endswith(FC)), "")
     plus = table["output_norm.weight"].plus
@@ -249,7 +235,6 @@ def _attention(cfg: Any) -> dict[str, Row]:
 
 
 def delta_rows(cfg: Any, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
-    """Return the table rows of a delta network; if `is_mlx`, the convolution's weight is stored as (C, W, 1)."""
     P, C, W, kind = cfg.value_dim, cfg.conv_channels, cfg.conv_width, DELTA
     order = value_head_order(1 if cfg.are_neighbors else cfg.n_key_heads, cfg.n_value_heads)
     keys = 2 * cfg.n_key_heads * cfg.key_dim
@@ -328,10 +313,7 @@ class Config(ConfigBase):
 
     @cached_property
     def rope(self) -> Rope:
-        """The rotary embedding of a head whose rotated elements come first in each half of the head.
-
-        The other pairs have frequency 0.
-        """
+        """The rotary embedding of a whole head. Pairs (j, j + E/2) that are not rotated have frequency 0."""
         rotated = Rope.plain(self.rotary_dim, self.rope_theta).frequencies
         return Rope(rotated + (0.0,) * (self.head_dim // 2 - len(rotated)))
 
@@ -384,13 +366,7 @@ def _delta_net(cfg: Config, t: LayerTensors) -> DeltaNet:
 
 
 def _check_rows(s: Settings, cfg: Config) -> None:
-    """Check the number of rows of matrices whose rows are reordered.
-
-    With a huge number from a damaged file, the list of reordered rows would exhaust the memory.
-
-    Raises:
-        UnsupportedConfigError: a matrix has more rows than any model.
-    """
+    """Raise UnsupportedConfigError if a damaged file has so many rows that listing their order would exhaust memory."""
     attention, delta = 2 * cfg.n_heads * cfg.head_dim, cfg.conv_channels
     if max(attention, delta) > MOST_ROWS:
         raise s.error("heads and their widths", f"at most {MOST_ROWS:,} rows per matrix", max(attention, delta))
@@ -403,10 +379,9 @@ def plan(
     experts: ExtraExperts | None = None,
     delta: DeltaRows = delta_rows,
 ) -> Plan:
-    """Return the config and the expected tensors of a checkpoint, without the experts of its layers.
+    """Return the config and the expected tensors of a checkpoint, without the experts of decoder layers.
 
-    `experts` is a function that returns the expert tensors of the layer of multi-token prediction; it is None for dense
-    models. `delta` returns the rows of delta networks.
+    `experts` is None for dense models.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
@@ -459,8 +434,6 @@ class MoeConfig(Config):
 
 
 class MoeModel(Model):
-    """A Qwen3.5 model whose FFNs are mixtures of experts with a shared expert."""
-
     @staticmethod
     def ffn(config: MoeConfig, t: LayerTensors) -> Mixture:
         routing = Routing(config.n_experts_used, normalize=True)
@@ -471,7 +444,7 @@ NAMES = Names(is_fused=True)
 
 
 def of_extra(cfg: MoeConfig, checkpoint: Checkpoint, block: str) -> list[Tensor]:
-    """Return the expert tensors of the layer of multi-token prediction; `block` is its FFN's module in a folder."""
+    """Return the expert tensors of the MTP layer; `block` is the module of its FFN in a folder."""
     i = cfg.n_layers
     made = expert_tensors(cfg, checkpoint, NAMES, cfg.intermediate_size, i, [block])
     return [*made, *shared_tensors(cfg.hidden_size, cfg.shared_size, i, f"{block}.{NAMES.shared}")]

@@ -2,9 +2,9 @@
 
 Reference: Hugging Face transformers, models/qwen3_next. The layers are those of Qwen3.5 with a mixture of experts.
 Difference: folders store the four projections of a delta network as two matrices. Each matrix has the rows of key head
-0 and of its value heads, then those of key head 1, and so on. The value heads of a key head are next to each other in
-GGUF files, too. Older GGUF files have both matrices (`ssm_in`, `ssm_ba`). Newer ones have `attn_qkv` and `attn_gate` in
-place of `ssm_in`.
+0 and of its value heads, then those of key head 1, and so on. Older GGUF files have both matrices (`ssm_in`, `ssm_ba`),
+newer ones `attn_qkv` and `attn_gate` in place of `ssm_in`. In GGUF files, too, the value heads of a key head are
+adjacent.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Config(qwen3_5.MoeConfig):
 
 def _delta(cfg: Config, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
     G, E, P, r = cfg.n_key_heads, cfg.key_dim, cfg.value_dim, cfg.n_value_heads // cfg.n_key_heads
-    # Each part has (first row, number of rows) within the rows of a key head. The first matrix has, per key head, the
-    # query, the key, r values "v" and r gates "z"; the second matrix has r rows of beta "b" and r rows of alpha "a".
+    # (first row, number of rows) of each part within the rows of a key head. Per key head, the first matrix has the
+    # query, the key, r value heads "v" and r gates "z", the second matrix r rows of beta "b" and r rows of alpha "a".
     parts = {"q": (0, E), "k": (E, E), "v": (2 * E, r * P), "z": (2 * E + r * P, r * P), "b": (0, r), "a": (r, r)}
     size = {part: 2 * r if part in "ba" else 2 * E + 2 * r * P for part in parts}
 

@@ -1,6 +1,6 @@
 """The `Model` of most architectures: layers of attention and an FFN, built from the config and the tensors alone.
 
-A model file whose layers are of this kind needs no code of its own, only settings and a tensor table:
+The module of such an architecture needs only settings and a tensor table:
 
     Model = standard.Model
     plan = standard.plan(Config, TENSORS)
@@ -34,8 +34,6 @@ from mlx_engine.weights.table import Table, decoder_plan
 
 
 class Model(Decoder):
-    """A decoder whose layers have attention and a dense FFN or a mixture of experts."""
-
     def __init__(self, config: Any, parameters: Parameters, backend: Backend) -> None:
         rope = rope_of(parameters, config)
         local = config.local_rope.for_heads(config.head_dim) if hasattr(config, "local_rope") else rope
@@ -78,10 +76,7 @@ def has_rope(config: Any) -> tuple[bool, ...]:
 
 
 def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
-    """Return the FFN of a layer: with experts, with a gate, or plain.
-
-    In a parallel block without the tensor `ffn_norm`, attention and FFN have the same norm.
-    """
+    """Return the FFN of a layer. In a parallel block without the tensor `ffn_norm`, it has the norm of attention."""
     activation: Any = getattr(config, "activation", "silu")
     name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
@@ -109,14 +104,10 @@ def plan(
     config_type: type[ConfigBase], table: Table | Callable[[Any], Table], *, tied: bool = False,
     experts_of: Names | None = None, aliases: Mapping[str, str] | None = None,
 ) -> Callable[[Checkpoint], Plan]:  # fmt: skip
-    """Return the function `plan` of a model file.
+    """Return the function `plan` of an architecture.
 
-    Args:
-        config_type: the class of the config.
-        table: the tensor table, or a function that returns the table for a config.
-        tied: whether the head is tied to the embedding table if config.json has no `tie_word_embeddings`.
-        experts_of: the names of router and experts in Hugging Face folders (`with_mixture`).
-        aliases: a map from other names of keys in config.json to the names that the config declares.
+    `tied` is the default of `tie_word_embeddings` in config.json, `experts_of` the names of router and experts in
+    Hugging Face folders. `aliases` maps other names of keys in config.json to the names that the config declares.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
@@ -134,9 +125,8 @@ def plan(
 def with_mixture(made: Plan, checkpoint: Checkpoint, names: Names) -> Plan:
     """Return a plan with the tensors of router and experts, and of shared experts if the config has any.
 
-    An expert has the FFN size `expert_size`, or `intermediate_size` if the config has no `expert_size`. If the config
-    has `n_shared`, all shared experts are stored as one wider expert, whose output is added without a gate. If the
-    config has `shared_size`, there is a shared expert of this size with a gate.
+    If the config has `n_shared`, all shared experts are stored as one wider expert, whose output is added without a
+    gate. If the config has `shared_size`, there is a shared expert of this size with a gate.
     """
     cfg: Any = made.config
     size, n_shared = getattr(cfg, "expert_size", cfg.intermediate_size), getattr(cfg, "n_shared", 0)

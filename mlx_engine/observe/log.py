@@ -1,8 +1,7 @@
 """Log events with Python's logging, under the logger name "mlx_engine". An event is a line with a name and fields.
 
 Logging is off by default. `MLX_ENGINE_LOG=info|debug|trace`, `--log-level` or a logging configuration turn it on. The
-level `info` logs an event per token. `debug` also logs an event per forward pass, and `trace` an event per operation.
-With `debug` and `trace`, the command `generate` prints a table of all operations at the end, unless it prints JSON.
+level `info` logs an event per token, `debug` also one per forward pass, and `trace` also one per operation.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ TRACE = 5
 LEVELS = {"off": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
 VARIABLE = "MLX_ENGINE_LOG"
 
-# A function that is called before each event. Programs that stream text to the same terminal set it, to end their line
-# first.
+# Called before each event. Programs that stream text to the same terminal set this variable, to end their line first.
 before_event: Callable[[], None] | None = None
 
-# A function that updates a progress bar. Its arguments: done, total, and the names of the unfinished parts.
+# A function of (done, total, names of the unfinished parts) that updates a progress bar.
 Bar = Callable[[int, int, str], None]
-# A function that takes a title, and returns a context manager that shows a progress bar. The context manager yields the
-# `Bar`, or None if stderr is not a terminal. Programs with progress bars set this variable.
+# Set by programs with progress bars: a function that takes a title, and returns a context manager that shows a progress
+# bar. The context manager yields the `Bar`, or None if stderr is not a terminal.
 show_bar: Callable[[str], AbstractContextManager[Bar | None]] | None = None
 
-# The warnings that have been printed.
 _warned: set[str] = set()
 
 

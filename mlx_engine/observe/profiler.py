@@ -1,8 +1,7 @@
 """The profiler: measures the time of each operation, and sums times per operation, per layer, and per phase of a pass.
 
-The time of an operation is a span. Spans nest, because a block composed of primitives contains their spans. A span's
-own time is its time without the spans inside it. So the own times of all spans add up to the whole time, whichever
-operations a backend fuses.
+A span is one run of an operation. Spans nest: the span of a block contains the spans of its primitives. A span's own
+time excludes the spans inside it, so own times add up to the whole time, whichever operations a backend fuses.
 """
 
 from __future__ import annotations
@@ -58,15 +57,14 @@ class Span:
 
     Attributes:
         op: the name of the operation.
-        layer: the index of its layer; None outside of the layers.
+        layer: None outside of the layers.
         part: the name of the operation's first parameter without its layer number ("attn_norm"). For an operation
             without parameters, the `part` of the previous operation.
-        start: the time when the operation began.
         phase: embedding, layers, norm, projection or sampling.
         inner: seconds of the spans inside this span, and of profiling overhead (`Profiler.unnoticed`).
         own: seconds of this span, without `inner`.
         counted: the cost of the spans inside this span.
-        cost: the cost of this span, without the spans inside.
+        cost: the cost of this span, without `counted`.
         role: the operation's name in bottleneck reports: its linear layers, such as "attn_q+k+v", or `op`.
     """
 
@@ -83,10 +81,7 @@ class Span:
 
 
 class Profiler:
-    """Collects spans, and sums them over the whole run in `ops`, `layers` and `phases`.
-
-    With `keep`, the list `spans` has every span since the last call of `take_spans`.
-    """
+    """Sums spans over the whole run in `ops`, `layers` and `phases`. With `keep`, `take_spans` returns every span."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keep: bool = False) -> None:
         self._clock, self._keep = clock, keep
@@ -124,11 +119,7 @@ class Profiler:
             self.phases[span.phase] += span.own
 
     def record(self, span: Span, cost: Cost) -> None:
-        """Add a span that has ended to the sums.
-
-        `cost` is the cost of the whole operation. The cost of the spans inside, which are already counted, is
-        subtracted.
-        """
+        """Add a span that has ended to the sums; `cost` includes the spans inside, which are counted already."""
         span.cost = cost.without(span.counted)
         self.ops[span.op].add(span.own, span.cost)
         self.layers[span.layer].add(span.own, span.cost)

@@ -1,10 +1,9 @@
 """Quantise and dequantise weights in NumPy: the block formats of GGUF, and those of MLX (`groups.py`).
 
-Each readable format of GGUF has a function `dequantize_*` in one of the other modules. The function converts blocks,
-(n, block bytes) uint8, to weights, (n, block size) float32. Formats that this project can write also have the inverse
-function, `quantize_*`. This module finds the function of a type, and applies it to a tensor piece by piece, so that
-temporary arrays stay small. Dequantised values are bit-identical to those of the `gguf` package, and of MLX with
-float32 scales (`groups.dequantize_group`).
+Each readable format of GGUF has a function `dequantize_*` in one of the other modules, which converts blocks, (n, block
+bytes) uint8, to weights, (n, block size) float32. Formats that this project can write also have the inverse function,
+`quantize_*`. This module applies the function of a type to a tensor piece by piece, so that temporary arrays stay
+small. Dequantised values are bit-identical to those of the `gguf` package, and of MLX with float32 scales.
 """
 
 from __future__ import annotations
@@ -91,9 +90,7 @@ def _converted(function: Any, blocks: NDArray[Any], out: NDArray[Any], type_: GG
 def requantize(
     raw: NDArray[np.uint8], from_: GGMLType, to: GGMLType, *, where: str = "requantize", threads: int = 1
 ) -> NDArray[np.uint8]:
-    """Convert the weights in `raw` from type `from_` to type `to`. Each thread expands one piece at a time to float32.
-
-    The bytes do not depend on `threads`, because each piece is converted separately.
+    """Convert the weights in `raw` from type `from_` to type `to`, piece by piece. `threads` does not change the bytes.
 
     Raises:
         UnsupportedTypeError: dequantising `from_` or quantising to `to` is not implemented.

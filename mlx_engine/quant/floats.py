@@ -38,14 +38,10 @@ def dequantize_bf16(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Round (n, 1) values to (n, 2) bytes.
-
-    A NaN becomes a quiet NaN, because rounding its mantissa could give infinity or zero.
-    """
+    """Round (n, 1) values to (n, 2) bytes. A NaN becomes quiet: rounding its mantissa could give infinity or zero."""
     bits = values.view(np.uint32)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     quiet = (bits | np.uint32(0x00400000)) >> np.uint32(16)
-    # The sum fits into 32 bits for finite values and infinities (at most 0xFF800000). It may overflow for NaN, whose
-    # sum is not used.
+    # The sum fits into 32 bits for finite values and infinities. It may overflow for NaN, where it is not used.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(is_nan, quiet, rounded).astype("<u2").view(np.uint8)

@@ -3,11 +3,11 @@
 A file of MLX stores such a weight as separate tensors: its quants, scales and, in the mode "affine", biases. The
 conversions are:
 
-- Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine". This mode has unsigned quants. So a signed quant q is
-  stored as q + z, and the bias is -z * d: `d * q = d * (q + z) - z * d`. Scales and biases are float32, because the
-  product of a float16 and a quant is exact in float32.
+- Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine", whose quants are unsigned. So a signed quant q is
+  stored as q + z, and the bias is -z * d: `d * q = d * (q + z) - z * d`. Scales and biases are float32, in which these
+  products are exact.
 - MXFP4 only changes the order of the quants in a block (`packing.py`). GGUF's order is "in halves"; the order of MLX
-  and of Hugging Face's folders of gpt-oss is "in pairs". The quant -0 has the value 0 in GGUF.
+  and of Hugging Face's folders of gpt-oss is "in pairs". In GGUF, the quant of -0 has the value 0.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from mlx_engine.quant.groups import GroupType, affine, fixed
 from mlx_engine.quant.types import BY_NAME
 from mlx_engine.quant.weight import Weight, cut_shape, taken
 
-# The number of groups that a thread of `join` copies at a time, and the number of threads. Most of the time is spent on
-# the page faults of new memory.
+# The number of groups that a thread of `join` copies at a time, and the number of threads, which share the page faults
+# of new memory: these take most of the time.
 _PIECE, _THREADS = 1 << 16, 4
 
 
@@ -82,25 +82,21 @@ class GroupWeight(Weight):
         return join(self.type, self.parts)
 
     def _blocks(self, first: int, last: int) -> NDArray[np.uint8]:
-        """Return the bytes of blocks [first, last), without joining the other blocks."""
         return join(self.type, Parts.of([part[first:last] for part in self.parts.in_order]))
 
     def part(self, i: int, n: int) -> GroupWeight:
-        """Return item i of the first axis, for example an expert, without this axis. No bytes are read.
-
-        `n` is the length of the first axis.
-        """
+        """Return item i of the n items of the first axis, such as an expert, without this axis. No bytes are read."""
         cut = [part[len(part) // n * i : len(part) // n * (i + 1)] for part in self.parts.in_order]
         return GroupWeight(self.name, self.shape[1:], self.type, Parts.of(cut))
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> GroupWeight:
-        """Return rows or columns as `Weight.cut` does, cut from the parts without making blocks."""
+        """Return rows or columns as `Weight.cut` does, without making blocks."""
         shape = cut_shape(self, axis, ranges)
         cut = [taken(part, self.shape, self.type, axis, ranges) for part in self.parts.in_order]
         return GroupWeight(self.name, shape, self.type, Parts.of(cut))
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
-        """Dequantise the rows `ids` of a matrix as `Weight.rows` does. Only the blocks of these rows are joined."""
+        """Dequantise rows as `Weight.rows` does. Only the blocks of these rows are joined."""
         if len(self.shape) != 2 or not len(ids) or min(ids) < 0 or max(ids) >= self.shape[0]:
             return super().rows(ids)
         n, per_row = len(ids), self.shape[1] // self.type.block_size
@@ -139,7 +135,7 @@ def join(type_: GroupType, parts: Parts) -> NDArray[np.uint8]:
 
 
 def split(weight: Weight, type_: GroupType) -> Parts:
-    """Return the parts of a weight of the type `type_`. The parts of a `Weight` with blocks are copied."""
+    """Return the parts of a weight of the type `type_`; parts of a weight with blocks are copies."""
     if isinstance(weight, GroupWeight):
         return weight.parts
     blocks, n = weight.data.reshape(-1, type_.block_bytes), type_.scale_bytes
@@ -157,17 +153,17 @@ def _words(columns: NDArray[np.uint8]) -> NDArray[np.generic]:
     return columns.view(f"V{columns.shape[1]}")
 
 
-# The types of GGUF that `in_groups` converts, with the types of MLX that result.
+# The types of MLX to which `in_groups` converts types of GGUF.
 EXACT: Mapping[str, GroupType] = {
     "Q8_0": affine(8, 32, "F32"),
     "Q4_0": affine(4, 32, "F32"),
     "Q4_1": affine(4, 32, "F32"),
 }
-# The offset z of the types with signed quants.
+# The offset z (see above) of the types with signed quants.
 OFFSETS = {"Q8_0": 128, "Q4_0": 8}
 
 GGUF, MLX = BY_NAME["MXFP4"], fixed("mxfp4")
-# The only byte of a scale that has different values: infinity in MLX, 2 ** 128 in GGUF.
+# The only scale byte of MXFP4 whose value differs: infinity in MLX, 2 ** 128 in GGUF.
 _UNLIKE = 255
 # The number of groups that are converted at a time, so that temporary arrays take only a few megabytes.
 _PART = 1 << 17

@@ -93,11 +93,9 @@ def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.
     """Dequantise (n, block bytes) to (n, group size) weights.
 
     In the mode "affine", a weight is `scale * q + bias`. Scale and bias are widened to float32, and the product and the
-    sum are each rounded to float32. (The product is exact if the scale was float16 or bfloat16.)
-
-    The weights are bit-identical to those of `mx.dequantize` on the CPU, if it gets float32 scales and biases. With
-    float16 or bfloat16 scales, `mx.dequantize` computes in this type, which is less exact. `mx.quantized_matmul` with
-    float32 activations widens the scales, as this function does.
+    sum are each rounded to float32. The weights are bit-identical to those of `mx.dequantize` on the CPU with float32
+    scales and biases. With 16-bit scales, `mx.dequantize` computes in 16 bits, which is less exact, but
+    `mx.quantized_matmul` with float32 activations widens the scales, as this function does.
     """
     block = blocks.view(type_.layout)[:, 0]
     quants = packing.unpack_halves(block["qs"]) if type_.in_halves else unpack(block["qs"], type_.bits)
@@ -138,10 +136,7 @@ def _widened(values: NDArray[np.generic], type_: GroupType) -> NDArray[np.float3
 
 
 def _e4m3() -> NDArray[np.float32]:
-    """Return the value of each byte as an E4M3 float: a sign, 4 bits of exponent, 3 of mantissa, no infinity.
-
-    The bytes 127 and 255 are NaN.
-    """
+    """Return the value of each byte as E4M3: a sign, 4 bits of exponent, 3 of mantissa; 127 and 255 are NaN."""
     code = np.arange(128)
     exponent, mantissa = code >> 3, code & 7
     values = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))

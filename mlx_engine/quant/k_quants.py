@@ -2,7 +2,8 @@
 
 A block has 256 weights in groups of 16 or 32. The scale of a group, and its minimum if it has one, are small integers,
 which are multiplied by the float16 factors `d` and `dmin` of the block. In Q2_K, Q4_K and Q5_K,
-`weight = (d * scale) * q - (dmin * minimum)`. In Q3_K and Q6_K, `weight = (d * scale) * (q - offset)`.
+`weight = (d * scale) * q - (dmin * minimum)`. In Q3_K and Q6_K, `weight = (d * scale) * (q - offset)`. Quantising
+raises ValueError if a weight is NaN or infinite.
 
 Source: `dequantize_row_q*_K`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -60,11 +61,7 @@ def dequantize_q4_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q4_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 256) weights to (n, 144) bytes.
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
-    """
+    """Quantise (n, 256) weights to (n, 144) bytes."""
     blocks, _ = _quantized(values, 15, layout.Q4_K)
     return blocks.view(np.uint8).reshape(len(values), -1)
 
@@ -82,11 +79,7 @@ def dequantize_q5_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q5_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 256) weights to (n, 176) bytes.
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
-    """
+    """Quantise (n, 256) weights to (n, 176) bytes."""
     blocks, quants = _quantized(values, 31, layout.Q5_K)
     fifth = np.ascontiguousarray((quants >> np.uint8(4)).transpose(0, 2, 1))
     blocks["qh"] = np.packbits(fifth, axis=2, bitorder="little")[:, :, 0]
@@ -118,11 +111,7 @@ def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q6_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 256) weights to (n, 210) bytes.
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
-    """
+    """Quantise (n, 256) weights to (n, 210) bytes."""
     found, blocks = symmetric(values), np.empty(len(values), layout.Q6_K)
     blocks["d"], blocks["scales"] = found.d, found.scales
     quants = (found.quants + np.int8(32)).view(np.uint8)
@@ -151,8 +140,8 @@ def scales_and_minima(packed: NDArray[np.uint8]) -> tuple[NDArray[np.float32], N
 
     Below, a letter is a bit, the highest bit first: `A` to `H` are the bits of the scales, `a` to `h` of the minima.
     Bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, bytes 4 to 7 `eeaaaaaa` to `hhdddddd`, and bytes 8 to 11 `eeeeEEEE` to
-    `hhhhHHHH`. So the last four scales and minima are split: bytes 8 to 11 have their low four bits, and the top two
-    bits of bytes 0 to 7 their high two.
+    `hhhhHHHH`. So bytes 8 to 11 have the low four bits of the last four scales and minima, and the top two bits of
+    bytes 0 to 7 the high two.
     """
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = [first & np.uint8(0x3F), last & np.uint8(0x0F) | first >> np.uint8(6) << np.uint8(4)]

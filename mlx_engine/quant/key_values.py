@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from mlx_engine import quant
 from mlx_engine.quant.types import BY_NAME
 
-# The NumPy type of a store's elements, by the type of keys and values. NumPy has no bfloat16, so a store has its bits.
-# Q8_0 is stored as bytes.
+# The NumPy type of a store's elements, by the type of keys and values. NumPy has no bfloat16: a store has its bits.
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "q8_0": np.uint8}
 
 
@@ -35,11 +34,7 @@ def fits(head_dim: int, type_: str) -> bool:
 
 
 def row_nbytes(head_dim: int, type_: str) -> int:
-    """Return the bytes of a row.
-
-    Raises:
-        ValueError: the row does not fill whole blocks.
-    """
+    """Return the bytes of a row; raise ValueError if it does not fill whole blocks."""
     return BY_NAME[type_.upper()].bytes_for(head_dim)
 
 

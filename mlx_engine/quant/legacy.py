@@ -9,6 +9,9 @@ In a block, 32 weights share a float16 scale `d` and, in the types that end in `
   `qh` is the fifth bit of quant `i`.
 - Q5_1: 5 bits in the same order, `weight = d * q + m`.
 
+Quantising to Q5_0 and Q5_1 gives smaller errors than in ggml, because several scales are tried, and raises ValueError
+if a weight is NaN or infinite.
+
 Source: `quantize_row_*_ref` and `dequantize_row_*`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
 """
@@ -129,11 +132,7 @@ def dequantize_q5_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 22) bytes, with smaller errors than ggml, because several scales are tried.
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
-    """
+    """Quantise (n, 32) weights to (n, 22) bytes."""
     d, quants = symmetric_groups(values, 16)
     blocks = np.empty(len(values), layout.Q5_0)
     blocks["d"] = d
@@ -151,11 +150,7 @@ def dequantize_q5_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_q5_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 24) bytes, with smaller errors than ggml, because several scales are tried.
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
-    """
+    """Quantise (n, 32) weights to (n, 24) bytes."""
     blocks = np.empty(len(values), layout.Q5_1)
     blocks["d"], blocks["m"], quants = affine_groups(values, 31)
     blocks["qs"], blocks["qh"] = pack_fifths(quants)

@@ -4,9 +4,9 @@ IQ1, IQ2 and IQ3 divide 256 weights into groups of 8 or 4, and store for each gr
 codebook of vectors). Each coordinate of a point is one of a few levels. IQ4 stores for each weight the index of one of
 16 levels. TQ1_0 and TQ2_0 have the quants -1, 0 and 1.
 
-`grids.bin` has a bitmap per grid. It numbers all points with K coordinates and L levels from 0 to L ** K - 1: the
-base-L digits of a number, the lowest first, are the indices of the levels. Bit i is 1 if point i is in the grid. The
-index of a point counts only the points in the grid, in ascending order.
+`grids.bin` has a bitmap per grid: bit i is 1 if point i is in the grid. Points with K coordinates and L levels are
+numbered from 0 to L ** K - 1: the base-L digits of a number, lowest first, are the indices of the levels. The index of
+a point that a block stores counts only the points in the grid, in ascending order.
 
 Sources: `dequantize_row_iq*` of `ggml-quants.c`, and the tables `iq*_grid` of `ggml-common.h`, in
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src
@@ -188,25 +188,22 @@ def signs(bits: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def with_parity(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Set bit 7 of 7-bit numbers so that the number of ones is even. IQ2_XXS, IQ2_XS and IQ3_XXS do not store it."""
+    """Set bit 7, which IQ2_XXS, IQ2_XS and IQ3_XXS do not store, so that the number of ones is even."""
     folded = bits ^ bits >> np.uint8(4)
     folded ^= folded >> np.uint8(2)
     folded ^= folded >> np.uint8(1)
     return bits | folded << np.uint8(7)
 
 
-# Twice the value of each 4-bit E2M1 quant, a whole number. The tables of scales below are halved to compensate. As in
-# ggml, the quant of -0 has the value 0.
+# Twice the value of each 4-bit E2M1 quant of MXFP4 and NVFP4, a whole number. The tables of scales below are halved to
+# compensate. As in ggml, the quant of -0 has the value 0.
 LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 # Half of the scale 2 ** (e - 127) of MXFP4, for every byte e.
 HALF_POWERS = np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 def _half_e4m3() -> NDArray[np.float32]:
-    """Return half of the value of every byte as an E4M3 scale of NVFP4.
-
-    As in ggml, the sign bit is ignored, and the byte 127 (NaN) has the value 0.
-    """
+    """Return half the value of each byte as an E4M3 scale. As in ggml, the sign is ignored, and byte 127 is 0."""
     codes = np.arange(256)
     exponents, mantissas = codes >> 3 & 15, (codes & 7).astype(np.float32)
     significands = np.where(exponents, 8 + mantissas, mantissas)

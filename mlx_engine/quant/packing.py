@@ -23,8 +23,8 @@ def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return floats whose integer parts are `x` rounded like C's `roundf`, halves away from zero, for |x| < 2**22.
 
-    The largest float below 0.5 is added to the magnitude. Adding 0.5 would round 0.49999997 to 1. If `x` is an exact
-    half, the float sum is rounded up to the next integer.
+    The largest float below 0.5 is added to the magnitude, because adding 0.5 would round 0.49999997 to 1. If `x` is an
+    exact half, the float sum is rounded up to the next integer.
     """
     away = np.copysign(np.nextafter(np.float32(0.5), np.float32(0)), x)
     away += x
@@ -34,8 +34,8 @@ def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def clear_unless_finite(x: NDArray[np.float32], factor: NDArray[np.float32]) -> None:
     """Set NaN and infinities in `x` to 0, because their conversion to integers is undefined in C.
 
-    `x` (n, 32) has the products of weights and the factor (n, 1) of their block. They can be NaN or infinite only if
-    the factor is 0 or not finite, so only these blocks are searched.
+    `x` (n, 32) has the products of weights and the factor (n, 1) of their block. A product can be NaN or infinite only
+    if the factor is 0 or not finite, so only such blocks are searched.
     """
     odd = np.flatnonzero(~np.isfinite(factor[:, 0]) | (factor[:, 0] == 0))
     if len(odd):
@@ -56,10 +56,7 @@ def block_minimum(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Split bytes into fields of `width` bits, lowest first: (n, ..., k) bytes to (n, ..., 8 / width, k) fields.
-
-    So the lowest fields of all k bytes come first, then the second lowest.
-    """
+    """Split bytes into fields of `width` bits, lowest first: (n, ..., k) bytes to (n, ..., 8 / width, k) fields."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     return (packed[..., None, :] >> shifts) & np.uint8((1 << width) - 1)
 
@@ -67,9 +64,9 @@ def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
 def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Multiply the values of n blocks by the scales (n, n_groups) of their groups; return (n, values of a block).
 
-    `values` is (n, ...), and all groups have the same size. A scale that was read from a file may be infinite, NaN, or
-    so large that a product overflows.
+    `values` is (n, ...), and all groups have the same size.
     """
+    # A scale that was read from a file may be infinite, NaN, or so large that a product overflows.
     with np.errstate(invalid="ignore", over="ignore"):
         weights: NDArray[np.float32] = scales[..., None] * values.reshape(*scales.shape, -1)
     return weights.reshape(len(scales), -1)

@@ -3,8 +3,9 @@
 For fixed quants, the best scale and minimum of a group are the solution of a weighted least-squares problem with two
 unknowns. For a fixed scale and minimum, the best quants follow by rounding. The search rounds the weights with several
 trial scales, solves the least-squares problem for each, and keeps the best solution. For types with minima, it then
-rounds the weights with this solution, and solves the problem again. In K-quants, scales and minima are at last rounded
+rounds the weights with this solution, and solves the problem again. In K-quants, scales and minima are finally rounded
 to integers times the block's factors. The neighbouring integers are tried, too, because they can give a smaller error.
+A weight that is NaN or infinite raises ValueError.
 
 Arrays have one column per group: (weights of a group, groups). Sums add row after row, in an order that does not depend
 on the vector width of the processor, so the same weights give the same bytes everywhere. The weights of a group are
@@ -69,9 +70,6 @@ class Groups:
         unit: (n_groups,) the largest magnitude of each group, at most `LARGEST`.
         inverse: (n_groups,) 1 / unit; 0 for a group whose unit is at most `SMALLEST`.
         scratch: three arrays of the shape of `x`, for intermediate results.
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
     """
 
     def __init__(self, values: Floats, size: int) -> None:
@@ -88,15 +86,7 @@ class Groups:
 
 
 def affine(values: Floats, n_max: int) -> Affine:
-    """Quantise (n, 256) weights in groups of 32, with quants from 0 to `n_max` and scales and minima from 0 to 63.
-
-    Args:
-        values: the weights.
-        n_max: the largest quant.
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
-    """
+    """Quantise (n, 256) weights in groups of 32, with quants from 0 to `n_max` and scales and minima from 0 to 63."""
     n, groups = len(values), Groups(values, 32)
     importance = _importance(groups)
     scale, minimum = _affine_fit(groups, importance, n_max)
@@ -115,14 +105,9 @@ def affine(values: Floats, n_max: int) -> Affine:
 
 
 def _rounded(parts: Floats, inverse_units: Floats) -> tuple[NDArray[np.float16], Floats, Floats]:
-    """Round the scales, or the minima, of n blocks of 8 groups to whole numbers times the factor of the block.
+    """Round the scales, or the minima, (8 n,) of n blocks of 8 groups to whole numbers times the factor of the block.
 
-    Args:
-        parts: the scales or minima (8 n,).
-        inverse_units: `Groups.inverse` (8 n,).
-
-    Returns:
-        The factors (n,), the whole numbers (8 n,), and for each group the factor divided by the group's unit (8 n,).
+    Return the factors (n,), the whole numbers (8 n,), and for each group the factor divided by the group's unit (8 n,).
     """
     largest: Floats = parts.reshape(-1, 8).max(axis=1)
     d = _factor(largest, MOST)
@@ -131,14 +116,7 @@ def _rounded(parts: Floats, inverse_units: Floats) -> tuple[NDArray[np.float16],
 
 
 def affine_groups(values: Floats, n_max: int) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.uint8]]:
-    """Quantise (n, 32) weights with quants from 0 to `n_max`: `weight = d * quant + m`.
-
-    Returns:
-        `d` (n,), `m` (n,) and quants (n, 32).
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
-    """
+    """Quantise (n, 32) weights as `d * quant + m`: return `d` (n,), `m` (n,) and quants (n, 32) from 0 to `n_max`."""
     groups = Groups(values, 32)
     scale, minimum = _affine_fit(groups, _importance(groups), n_max, is_signed=True)
     d, m = _half(scale * groups.unit), _half(-minimum * groups.unit)
@@ -161,7 +139,7 @@ def _importance(groups: Groups) -> Floats:
 def _affine_fit(groups: Groups, importance: Floats, n_max: int, *, is_signed: bool = False) -> tuple[Floats, Floats]:
     """Return the best scales and minima that were found, (n_groups,) each, divided by the unit of the group.
 
-    Minima are subtracted (see `Affine`). They are not negative, except with `is_signed`.
+    Minima are subtracted (see `Affine`). They may be negative only with `is_signed`.
     """
     low = groups.x.min(axis=0)
     low = low if is_signed else np.minimum(low, ZERO)
@@ -190,8 +168,7 @@ def _solve(
     """Return the best scales and minima for given quants, and the reduction of the error, (n_groups,) each.
 
     The reduction is the error of a group of zeros minus the error of the solution. `quants` are whole numbers
-    (32, n_groups); `sums` are the sums of `importance` and of `importance * x`. With `is_signed`, minima may be
-    negative.
+    (32, n_groups); `sums` are the sums of `importance` and of `importance * x`.
     """
     w, wx = sums
     first, second, _ = groups.scratch
@@ -240,9 +217,6 @@ def symmetric(values: Floats) -> Symmetric:
     """Quantise (n, 256) weights in groups of 16, with quants from -32 to 31 and scales from -128 to 127.
 
     The importance of a weight in the error is its square, as in llama.cpp.
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
     """
     n, groups = len(values), Groups(values, 16)
     importance = np.square(groups.x)
@@ -264,9 +238,9 @@ def symmetric(values: Floats) -> Symmetric:
 def _symmetric_fit(groups: Groups, importance: Floats, most: int) -> Floats:
     """Return the best scales that were found, (n_groups,), divided by the unit of the group.
 
-    Quants are from -most to most - 1. A scale may be negative.
+    Quants are from -most to most - 1. A scale may be negative, so that the weight of largest magnitude can have the
+    quant -most.
     """
-    # The weight of largest magnitude gets a negative quant, because the range has -most, but not +most.
     sign = np.where(groups.x.max(axis=0) + groups.x.min(axis=0) > 0, -ONE, ONE)
     turned = groups.x * sign
     best, scale = np.full(turned.shape[1], np.inf, np.float32), np.zeros(turned.shape[1], np.float32)
@@ -279,9 +253,8 @@ def _symmetric_fit(groups: Groups, importance: Floats, most: int) -> Floats:
         wqx = np.multiply(first, turned, out=second).sum(axis=0)
         wqq = np.multiply(first, quants, out=first).sum(axis=0)
         found = wqx * inverse(wqq)
-        # Compare the errors themselves, and not the reductions of the error, `wqx * found`. If one weight of the group
-        # is much larger than the others, several trials have the same reduction in float32. The scale of such a group
-        # is often the largest of its block, and so is important.
+        # Compare the errors, not their reductions `wqx * found`: if one weight of the group is much larger than the
+        # others, several trials have the same reduction in float32.
         error = _weighted_error(quants, found, ZERO, turned, importance)
         is_better = error < best
         best, scale = np.where(is_better, error, best), np.where(is_better, found, scale)
@@ -289,14 +262,7 @@ def _symmetric_fit(groups: Groups, importance: Floats, most: int) -> Floats:
 
 
 def symmetric_groups(values: Floats, most: int) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
-    """Quantise (n, 32) weights with quants from -most to most - 1: `weight = d * quant`.
-
-    Returns:
-        `d` (n,) and quants (n, 32).
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
-    """
+    """Quantise (n, 32) weights as `d * quant`: return `d` (n,) and quants (n, 32) from -most to most - 1."""
     groups = Groups(values, 32)
     d = _half(_symmetric_fit(groups, _importance(groups), most) * groups.unit)
     quants = _symmetric_quants(groups, d.astype(np.float32) * groups.inverse, most)
@@ -316,11 +282,11 @@ def _symmetric_error(groups: Groups, importance: Floats, scale: Floats) -> Float
 
 
 def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:
-    """Return the float16 factor of each block: `largest / most`, or a little more if that is tiny.
+    """Return the float16 factor of each block: `largest / most`, or a little more if this quotient is tiny.
 
     `largest` has the scale or minimum of largest magnitude in each block, and `most` is the integer that represents it.
     The nearest float16 number of a tiny factor may be so small that `largest / factor` rounds to more than `most` in
-    magnitude, which would clip the largest weights. Then the next larger float16 number is returned.
+    magnitude, which would clip the largest weights. Then the smallest factor that clips none is returned.
     """
     exact = largest / most
     least = np.ceil(np.abs(largest / (most + np.copysign(np.float32(0.5), most))) / SUBNORMAL_STEP) * SUBNORMAL_STEP

@@ -1,4 +1,7 @@
-"""Statistics of a stored weight's values, for `inspect`. The weight is dequantised piece by piece, to save memory."""
+"""Statistics of a stored weight's values, for `inspect`. The weight is dequantised piece by piece, to save memory.
+
+A type that cannot be dequantised raises UnsupportedTypeError.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,13 @@ from mlx_engine.quant.weight import Weight
 
 # The number of values that `statistics` dequantises at a time.
 _PIECE = 1 << 20
-# The number of values that `not_finite` dequantises at a time. Its sums are faster if values and temporary arrays fit
-# into a core's L2 cache.
+# The number of values that `not_finite` dequantises at a time, so that they fit into a core's L2 cache.
 _SUMMED = 1 << 16
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of `n` values. `std` is the population standard deviation. NaN and infinities propagate.
-
-    If there are no values, the four statistics are None.
-    """
+    """Statistics of `n` values; the last four are None if `n` is 0. `std` divides by `n`. NaN and inf propagate."""
 
     n: int
     n_not_finite: int
@@ -34,11 +33,7 @@ class Statistics:
 
 
 def statistics(weight: Weight) -> Statistics:
-    """Compute minimum, maximum, mean and standard deviation of the dequantised values in float64.
-
-    Raises:
-        UnsupportedTypeError: the type is known but cannot be read.
-    """
+    """Compute minimum, maximum, mean and standard deviation of the dequantised values in float64."""
     n = n_not_finite = 0
     low, high, mean, squares = math.inf, -math.inf, 0.0, 0.0
     with np.errstate(invalid="ignore"):  # inf - inf
@@ -46,7 +41,7 @@ def statistics(weight: Weight) -> Statistics:
             values = piece.astype(np.float64)
             n_not_finite += values.size - int(np.count_nonzero(np.isfinite(values)))
             low, high = float(np.minimum(low, values.min())), float(np.maximum(high, values.max()))
-            # Merge means and sums of squared deviations of two sets (Chan's parallel algorithm).
+            # Merge the means and the sums of squared deviations (Chan's parallel algorithm).
             piece_mean, shift = float(values.mean()), float(values.mean()) - mean
             n += values.size
             mean += shift * values.size / n
@@ -57,11 +52,7 @@ def statistics(weight: Weight) -> Statistics:
 
 
 def first_values(weight: Weight, n: int) -> NDArray[np.float32]:
-    """Return the first `n` values in row-major order, or fewer if the weight has fewer. Only their blocks are read.
-
-    Raises:
-        UnsupportedTypeError: the type is known but cannot be read.
-    """
+    """Return the first `n` values in row-major order, or fewer if the weight has fewer. Only their blocks are read."""
     n_blocks = -(-n // weight.type.block_size)
     raw = weight.data[: n_blocks * weight.type.block_bytes]
     return quant.dequantize(raw, weight.type, where=f"tensor {weight.name!r}")[:n]
@@ -76,11 +67,7 @@ class NotFinite:
 
 
 def not_finite(weight: Weight) -> NotFinite | None:
-    """Return the number and the first index of the values that are not finite; None if all values are finite.
-
-    Raises:
-        UnsupportedTypeError: the type is known but cannot be read.
-    """
+    """Return the number and the first index of the values that are not finite; None if all values are finite."""
     count = seen = first = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for values in weight.pieces(_SUMMED):

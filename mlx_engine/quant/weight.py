@@ -18,10 +18,10 @@ class Weight:
     """A tensor in its stored type.
 
     `shape` is row-major, as in NumPy: (outputs, inputs) for a linear layer. `data` is a vector of bytes, usually a
-    read-only view of a mapped file.
+    read-only view of a mapped file. Methods that dequantise raise UnsupportedTypeError if the type cannot be read.
 
     Raises:
-        ValueError: the number of bytes does not match shape and type.
+        ValueError: rows do not fill whole blocks, or the number of bytes does not match shape and type.
     """
 
     name: str
@@ -62,21 +62,11 @@ class Weight:
         return self.type.bytes_for(math.prod(self.shape))
 
     def dequantize(self) -> NDArray[np.float32]:
-        """Return all values as float32, of shape `shape`.
-
-        Raises:
-            UnsupportedTypeError: the type is known but cannot be read.
-        """
+        """Return all values as float32, of shape `shape`."""
         return quant.dequantize(self.data, self.type, where=f"tensor {self.name!r}").reshape(self.shape)
 
     def pieces(self, n: int) -> Iterator[NDArray[np.float32]]:
-        """Yield all values in row-major order, as float32 vectors of at most `n` values (or one block if that is more).
-
-        Only one piece at a time is dequantised.
-
-        Raises:
-            UnsupportedTypeError: the type is known but cannot be read.
-        """
+        """Yield all values in row-major order, as float32 vectors of at most `n` values, but at least one block."""
         step = max(1, n // self.type.block_size)
         for first in range(0, math.prod(self.shape) // self.type.block_size, step):
             yield quant.dequantize(self._blocks(first, first + step), self.type, where=f"tensor {self.name!r}")
@@ -103,7 +93,7 @@ class Weight:
         Several ranges are joined in their order. The result is a view for a single range of rows, otherwise a copy.
 
         Raises:
-            ValueError: a range begins or ends inside a block, or is outside the weight.
+            ValueError: the weight has another shape, or a range begins or ends inside a block or outside the weight.
         """
         shape = cut_shape(self, axis, ranges)
         return Weight(self.name, shape, self.type, taken(self.data, self.shape, self.type, axis, ranges).reshape(-1))
@@ -112,7 +102,6 @@ class Weight:
         """Dequantise the rows `ids` of a matrix, (len(ids), shape[1]). No other row is read.
 
         Raises:
-            UnsupportedTypeError: the type is known but cannot be read.
             ValueError: the weight is not a matrix.
             IndexError: an id is negative or not below `shape[0]`.
         """
@@ -129,11 +118,7 @@ class Weight:
 
 
 def cut_shape(weight: Weight, axis: int, ranges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Return the shape of `weight.cut(axis, ranges)`.
-
-    Raises:
-        ValueError: a range begins or ends inside a block, or is outside the weight.
-    """
+    """Return the shape of `weight.cut(axis, ranges)`; raise its ValueError."""
     shape, unit = weight.shape, weight.type.block_size if axis == len(weight.shape) - 1 else 1
     if len(shape) > 2 or not 0 <= axis < len(shape) or not ranges:
         raise ValueError(f"{weight.name}: expected rows or columns of a matrix, found axis {axis} of shape {shape}")
@@ -149,14 +134,9 @@ def cut_shape(weight: Weight, axis: int, ranges: Sequence[tuple[int, int]]) -> t
 def taken(
     stored: NDArray[np.uint8], shape: tuple[int, ...], type_: GGMLType, axis: int, ranges: Sequence[tuple[int, int]]
 ) -> NDArray[np.uint8]:
-    """Return the bytes (blocks, bytes per block) of some rows or columns of a weight, as `Weight.cut` describes.
+    """Return the bytes (blocks, bytes per block) of `Weight.cut(axis, ranges)` for a weight of this shape and type.
 
-    Args:
-        stored: the blocks of the weight, or a part of every block, such as all scales.
-        shape: the shape of the weight.
-        type_: its type.
-        axis: 0 for rows, 1 for columns.
-        ranges: the ranges of rows or columns.
+    `stored` has the blocks of the weight, or a part of every block, such as all scales.
     """
     n_rows, n_blocks = math.prod(shape[:-1]), shape[-1] // type_.block_size
     blocks = stored.reshape(n_rows, n_blocks, -1)
