@@ -39,7 +39,7 @@ from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
 # The last parts of the names that the functions below give to intermediate values, such as "blk.0.q_rope". The index in
-# these names counts from the first layer of the pipeline stage; `distributed/leader.py` turns it into the model's index.
+# these names counts from the first layer of the pipeline stage; `distributed/leader.py` adds the index of that layer.
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
