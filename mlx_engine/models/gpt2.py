@@ -80,7 +80,6 @@ class Config(ConfigBase):
 
     @property
     def head_dim(self) -> int:
-        """The head dim, hidden_size / n_heads."""
         return self.hidden_size // self.n_heads
 
 
@@ -98,21 +97,19 @@ class Model(Decoder):
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return (T, D), the sum of token and position embeddings."""
         be = self.backend
         return be.add(super().embed(ids, positions), be.embed(self.position_embd, positions))
 
 
 def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, transposed: bool = True) -> Plan:
-    """Return the config and the expected tensors; `transposed` says whether matrices in folders are (in, out)."""
+    """Return the plan. `transposed`: published folders have matrices as (in, out), as in transformers' Conv1D."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
-    # Folders of the model without a head have no prefix. mlx-lm writes the prefix "model." and matrices (out, in).
+    # Folders without a head (`GPT2Model`) have no prefix. mlx-lm writes the prefix "model." and matrices (out, in).
     stem = next((stem for stem in STEMS if f"{stem}wte.weight" in checkpoint.shapes), STEMS[0])
     table = "token_embd.weight" if checkpoint.naming == "gguf" else f"{stem}wte.weight"
     config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, table)
-    # Tensors of some files that are not used: the causal mask of each layer, under one of two names, and a copy of the
-    # embedding table as the head.
+    # Unused tensors of some files: each layer's causal mask and score of masked tokens; a copy of the embedding table.
     masks = [f"{stem}h.{i}.attn.{name}" for i in range(config.n_layers) for name in ("bias", "masked_bias")]
     unused = (*masks, "lm_head.weight") if head == "absent" else tuple(masks)
     return Plan(config, tensors(config, head, stem=stem, transposed=transposed and stem != STEMS[-1]), unused)
@@ -150,7 +147,7 @@ def _linear(
     name: str, hf: str, n_out: int, n_in: int, rows: tuple[int, int] | None = None, gguf: str | None = None, *,
     transposed: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Return weight and bias of a linear layer. `transposed`: folders have the weight as (in, out), as in Conv1D."""
+    """Return weight and bias of a linear layer."""
     gguf = gguf or name
     return [
         Tensor(f"{name}.weight", TensorLayout(f"{hf}.weight", rows, transposed=transposed), (n_out, n_in),

@@ -2,8 +2,8 @@
 
 Paper: "GPT-NeoX-20B", arXiv 2204.06745. Reference: Hugging Face transformers, models/gpt_neox. Differences from Llama:
 attention and FFN read the same hidden states (a parallel block), each with a norm of its own; layer norms with biases;
-the linear layers of a block have biases; files store queries, keys and values as one matrix (`tensors`); RoPE rotates a
-part of each head; the FFN has no gate, and its activation is GELU.
+the linear layers of a block have biases; files store queries, keys and values as one matrix; RoPE rotates a part of
+each head; the FFN has no gate, and its activation is GELU.
 """
 
 from __future__ import annotations
@@ -54,11 +54,8 @@ USUAL = {name: row for name, row in (llama.TENSORS | llama.NORM_BIASES).items() 
 
 
 def tensors(config: Any) -> Table:
-    """Return the tensor table.
-
-    In folders, `query_key_value` has the query, key and value rows of head 0, then of head 1, and so on. GGUF files
-    have the rows of all queries, then of all keys, then of all values.
-    """
+    # In folders, `query_key_value` has the query, key and value rows of head 0, then of head 1, and so on. GGUF files
+    # have the rows of all queries, then of all keys, then of all values.
     made = llama.renamed(USUAL, NAMES)
     for i, name in enumerate(("attn_q", "attn_k", "attn_v")):
         order = tuple((3 * h + i) * config.head_dim + e for h in range(config.n_heads) for e in range(config.head_dim))

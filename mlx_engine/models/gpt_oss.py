@@ -2,9 +2,8 @@
 
 Paper: "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925. Reference: Hugging Face transformers, models/gpt_oss.
 Differences from Qwen3-MoE: a sink for each query head in the softmax of attention; sliding-window attention in every
-second layer; the pair indices that limit YaRN's ramp are not rounded (`Rotation.truncate`); biases of all linear layers
-except the head; clamped SwiGLU in each expert. The matrices of experts are published in MXFP4. GGUF has no key for
-`Rotation.truncate`, and llama.cpp rounds the indices.
+second layer; the pair indices that limit YaRN's ramp are not rounded (llama.cpp rounds them, and GGUF has no key for
+this); biases of all linear layers except the head; clamped SwiGLU in each expert. Experts are published in MXFP4.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ GGUF_ARCHITECTURE = "gpt-oss"
 
 
 def has_yarn(s: Settings, key: str, config: Any) -> None:
-    """Check that config.json has settings of YaRN. transformers has defaults for them, but this engine has none."""
+    """Check that config.json has settings of YaRN: unlike transformers, this engine has no defaults for them."""
     if s.mapping("rope_parameters") is None and s.mapping(key) is None:
         raise s.error(key, "the settings of YaRN", None)
 
@@ -46,7 +45,7 @@ class Config(Routed, llama.Config):
     window: int = whole("attention.sliding_window", ("sliding_window", 128))
     # Every second layer is local (has the window), from layer 0 on. GGUF has no key for this.
     is_local: tuple[bool, ...] = layer_kinds(2)
-    attention_bias: bool = constant(False)  # all files have the biases: their rows in TENSORS have no `when`
+    attention_bias: bool = constant(False)  # without effect: the rows of the biases in TENSORS have no `when`
 
     expected = Expected(
         gguf={"attention.causal": True},
@@ -74,8 +73,6 @@ NAMES = Names(router="router", interleaved=True)
 
 
 class Model(standard.Model):
-    """The usual decoder with attention sinks."""
-
     def mixer(self, config: Config, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
         scores = Scores(config.head_dim**-0.5, sinks=t.p.vector(f"blk.{t.i}.attn_sinks"))
         return Attention.read(t, config, rope, scores, window)

@@ -3,8 +3,7 @@
 Reference: Hugging Face transformers, models/granite. Differences from Llama: the embeddings, the attention scores, and
 the outputs of attention and FFN are each multiplied by a setting; the logits are divided by a setting.
 
-Reference of the mixtures: models/granitemoe. Every FFN is a mixture of experts. Folders store the experts of a layer as
-two tensors: the gate and up matrices of all experts, and the down matrices of all experts.
+Reference of the mixtures: models/granitemoe. Every FFN is a mixture of experts.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from mlx_engine.weights.parameters import Parameters
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings, the multipliers, and the divisor of the logits."""
-
     attention_multiplier: float = number(
         ("attention.scale", lambda known: known.head_dim**-0.5), ("attention_multiplier", 1.0)
     )
@@ -42,11 +39,10 @@ class Config(llama.Config):
 
 
 class Model(Decoder):
-    """A Llama model with multipliers.
+    """A Llama model whose hidden states are divided by the residual multiplier m.
 
-    The model computes hidden states divided by the residual multiplier m, so that the outputs of attention and FFN are
-    added without a multiplication. Norms give the same results, because their epsilon is divided by m**2. The weight of
-    the last norm is divided by `logits_divisor`.
+    So the outputs of attention and FFN are added without a multiplication. Norms give the same results, because their
+    epsilon is divided by m**2. The weight of the last norm is divided by `logits_divisor`.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
@@ -64,11 +60,9 @@ class Model(Decoder):
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
     def branch(self, config: Config, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
-        """Return the mixer of a layer, and the projection of its output."""
         return Branch(Attention.read(t, config, rope, scores), t.linear("attn_output"))
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return (T, D), the embeddings times their multiplier, divided by the residual multiplier."""
         of = self.config
         return self.backend.scale(super().embed(ids, positions), of.embedding_multiplier / of.residual_multiplier)
 

@@ -2,8 +2,8 @@
 
 Reference: Hugging Face transformers, models/granitemoehybrid. Differences from Granite 3: Mamba2 mixers; in models with
 Mamba2 mixers, attention usually has no rotary embedding. Published folders have the dense FFN in `shared_mlp`, with
-gate and up as one matrix; in models with experts, `shared_mlp` is the shared expert. Some models have no experts, and
-attention with rotary embedding in all layers: GGUF files of these models have the architecture of Granite 3.
+gate and up as one matrix; in models with experts, `shared_mlp` is the shared expert. A model without experts whose
+layers all have attention with rotary embedding has Granite 3's architecture in GGUF files.
 """
 
 from __future__ import annotations
@@ -54,11 +54,7 @@ class Kinds(Setting):
 
 
 class HeadDim(mamba2.HeadDim):
-    """The setting of a mixer's head dim.
-
-    For config.json, the value is `mamba_expand * hidden_size / mamba_n_heads`. The key `mamba_d_head` must have the
-    same value or "auto".
-    """
+    """The head dim of a mixer. In config.json, it is `mamba_expand * hidden_size / mamba_n_heads`."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         if naming == "gguf":
@@ -87,7 +83,7 @@ TRAINING = ("output_router_logits", "router_aux_loss_coef")
 
 @dataclass(frozen=True)
 class AttentionConfig(granite.Config):
-    """The config of a dense model with attention in all layers."""
+    """The config of a dense model in which all layers have attention with rotary embedding."""
 
     intermediate_size: int = whole("feed_forward_length", ("shared_intermediate_size", 1024))
     gguf_architecture: ClassVar[str] = "granite"
@@ -112,8 +108,6 @@ class AttentionConfig(granite.Config):
 
 @dataclass(frozen=True)
 class Config(mamba2.Sizes, granite.Config):
-    """Granite's settings, the sizes of the Mamba2 mixers, and the kind of each layer."""
-
     intermediate_size: int = whole("feed_forward_length", ("shared_intermediate_size", 1024))
     n_kv_heads: int = declared(OfSomeLayers("attention.head_count_kv", "num_key_value_heads"))
     value_dim: int = declared(HeadDim("mamba_d_head"))
@@ -188,8 +182,6 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 
 
 class Model(granite.Model):
-    """A Granite model with attention in some layers and Mamba2 mixers in the others."""
-
     def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
         if isinstance(config, Config) and config.kinds[t.i] == MAMBA:
             # `t.eps` is divided by the square of the residual multiplier, for norms of hidden states (granite.Model).

@@ -4,7 +4,7 @@ Reference: Hugging Face transformers, models/hunyuan_v1_dense. Differences from 
 normed after their rotation; for long contexts the setting `alpha` raises the base of the rotary frequencies.
 
 Reference of the mixtures: models/hunyuan_v1_moe. Every FFN is a mixture of experts plus a shared expert, whose output
-is added without a gate. In config.json a number may be a list of equal numbers, one for each layer.
+is added without a gate.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
 `decoder_layer` is the definition, for all architectures and backends. A layer usually has one token mixer (`Attention`,
 `LatentAttention`, `SharedAttention`, `ShortConv`, `DeltaNet` or `Mamba2`) and one feed-forward network (`Gated`,
-`Plain`, `Mixture` or `GatedAndMixture`). A few layers have only a mixer, only a feed-forward network, or two mixers
-side by side. Each kind of mixer and of network is a class with its parameters, and a function that runs it. To add a
-kind, add a class, a function, and a case in `mix` or `feed_forward`.
+`Plain`, `Mixture` or `GatedAndMixture`). Each kind is a class with its parameters, and a function that runs it. To add
+a kind, add a class, a function, and a case in `mix` or `feed_forward`.
 
-With tensor parallelism a rank may have only some input columns of a matrix (`Linear.is_partial`). The functions below
-then add the products of all ranks (`Backend.all_sum`).
+With tensor parallelism a rank (process) may have only some input columns of a matrix (`Linear.is_partial`). The
+functions below then add the products of all ranks (`Backend.all_sum`).
 
 Of the T tokens of a pass, the R *wanted* tokens (`Batch.rows`) are those whose logits or hidden states the caller
 needs. The last layer computes attention and FFN for these tokens only.
@@ -39,8 +38,8 @@ from mlx_engine.kernels.cached import cached_property
 from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
-# `decoder_layer` gives names such as "blk.0.q_rope" to intermediate values. These are the last parts of the names. The
-# number counts from the first layer of the pipeline stage; `distributed/leader.py` adds the index of this layer.
+# The last parts of the names that the functions below give to intermediate values, such as "blk.0.q_rope". The index in
+# these names counts from the first layer of the pipeline stage; `distributed/leader.py` adds the index of that layer.
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
@@ -69,15 +68,12 @@ class LayerTensors(NamedTuple):
         return self.p.linear(f"blk.{self.i}.{part}")
 
     def linear_or_none(self, part: str) -> Linear | None:
-        """Return a linear layer; None if this decoder layer has no such tensor."""
         return self.linear(part) if self.has(part) else None
 
     def norm(self, part: str) -> Norm:
-        """Return a norm: a layer norm if it has a bias or if `layer_norms` is set, and an RMS norm if not."""
         return self.p.norm(f"blk.{self.i}.{part}", self.eps, is_layer_norm=self.layer_norms)
 
     def norm_or_none(self, part: str) -> Norm | None:
-        """Return a norm; None if this decoder layer has no such tensor."""
         return self.norm(part) if self.has(part) else None
 
     def rms_norm(self, part: str, times: float = 1.0) -> RMSNorm:
@@ -89,10 +85,10 @@ class LayerTensors(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """This rank's output columns of a projection: columns [first, last) of `of` columns in total.
+    """The output columns [first, last) of a projection that this rank uses, of `of` columns in total.
 
     Attributes:
-        are_all_here: whether this rank computes all `of` columns itself, so that ranks need not exchange columns.
+        are_all_here: whether this rank has the weights of all `of` columns, so that ranks need not exchange columns.
     """
 
     first: int
@@ -122,14 +118,8 @@ class Attention:
         v: the projection to values. The same object as `k` if the values are the projected keys, before norm and RoPE.
         gate: a projection of the input; the output of attention is multiplied by the sigmoid of the projection.
         norms: the norms of query and key heads, or of whole rows.
-        v_norm: the norm of value heads.
-        rope: the rotary embedding of queries and keys; None for no rotary embedding.
-        scores: the scale of the scores, their soft cap and sinks.
-        head_dim: E.
-        n_kv_heads: G.
         window: number of latest tokens that a token attends to, itself included; None for all tokens. A negative number
             -C means chunks of C tokens: a token attends to the earlier tokens of its chunk, and to itself.
-        norms_after_rope: whether heads are normed after the rotary embedding, not before.
     """
 
     q: Linear
@@ -169,7 +159,6 @@ class SharedAttention:
     """Attention to the keys and values of an earlier layer.
 
     Attributes:
-        norm: the norm of query heads.
         layer: the index of the layer whose keys and values are read. This must be the last layer with the same window
             that computes its own keys and values. If `Stores.are_kept` is False (`backends/batch.py`), layers with the
             same window share memory, and this layer has overwritten the keys and values of the others.
@@ -191,9 +180,7 @@ class LatentAttention:
     weights * latents)`, with the weights of the softmax. So the matrices from latent to keys and values are applied
     once per query, not once per cached token. Sizes: L elements of the latent; H heads; V elements of a value head; D
     hidden size. A query head has N elements that are not rotated, and R that are (in this class, R is not the number of
-    wanted tokens).
-
-    Source: "DeepSeek-V2", arXiv 2405.04434.
+    wanted tokens). Source: "DeepSeek-V2", arXiv 2405.04434.
 
     Attributes:
         q_a: the projection to the latent of queries, normed by `q_norm`; None if `q` reads the hidden states directly.
@@ -203,7 +190,6 @@ class LatentAttention:
         k_pe: the projection to the rotated part of keys (R, D), which all heads share.
         k_b: for each head, the transpose (L, N) of the matrix from the latent to keys.
         v_b: for each head, the matrix (V, L) from the latent to values.
-        rope: the rotary embedding of the R elements.
         head_dim: L + R, the number of cached elements per token.
     """
 
@@ -272,7 +258,7 @@ def mix(
 def attention(
     be: Backend, w: Attention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
 ) -> Array | None:
-    """Write keys and values; return the attention output (R, H*E) of the wanted tokens, None if no token is wanted."""
+    """Write keys and values; return the attention output (R, H*E)."""
     if isinstance(w.norms, RowNorms):
         q, k, v, *gate = row_normed_projections(be, w, w.norms, be.norm(x, norm))
     else:
@@ -313,10 +299,7 @@ def row_normed(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns |
 def heads(
     be: Backend, w: Attention, i: int, q: Array, k: Array, v: Array, positions: Sequence[int]
 ) -> tuple[Array, Array, Array]:
-    """Return queries (T, H, E), keys (T, G, E) and values (T, G, E).
-
-    Query and key heads are normed if `w.norms` has norms of heads, and rotated if there is a `w.rope`.
-    """
+    """Return queries (T, H, E) and keys (T, G, E), both normed per head and rotated, and values (T, G, E)."""
     norms = None if isinstance(w.norms, RowNorms) else w.norms
     if norms is None and w.rope is None:
         return be.heads(q, w.head_dim), be.heads(k, w.head_dim), be.heads(v, w.head_dim)
@@ -324,9 +307,9 @@ def heads(
     if norms is not None and w.norms_after_rope:
         q, k = (
             be.norm_rope(
-                be.merge(be.norm_rope(x, w.head_dim, None, turn, positions)), w.head_dim, norm, None, positions
+                be.merge(be.norm_rope(x, w.head_dim, None, rotation, positions)), w.head_dim, norm, None, positions
             )
-            for x, norm, turn in ((q, norms[0], rope), (k, norms[1], rope.keys))
+            for x, norm, rotation in ((q, norms[0], rope), (k, norms[1], rope.keys))
         )
         v = be.heads(v, w.head_dim)
     else:
@@ -337,10 +320,7 @@ def heads(
 def shared_attention(
     be: Backend, w: SharedAttention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
 ) -> Array | None:
-    """Return the attention output (R, H*E) of the wanted tokens, from the keys and values of another layer.
-
-    Return None if no token is wanted.
-    """
+    """Return the attention output (R, H*E), from the keys and values of an earlier layer."""
     (q,) = be.norm_project(x, norm, [w.q])
     q = be.note(f"blk.{i}.q_rope", be.norm_rope(q, w.head_dim, w.norm, w.rope, batch.positions))
     return attend(be, w.scores, q, [], views[w.layer], batch, want)
@@ -349,7 +329,7 @@ def shared_attention(
 def latent_attention(
     be: Backend, w: LatentAttention, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
 ) -> Array | None:
-    """Write latents; return the attention output (R, H*V) of the wanted tokens, None if no token is wanted."""
+    """Write latents; return the attention output (R, H*V)."""
     if w.q_a is None:
         latent, k_pe, q, q_pe = be.norm_project(x, norm, [w.latent, w.k_pe, w.q, w.q_pe])
     else:
@@ -374,10 +354,7 @@ def latent_attention(
 def attend(
     be: Backend, scores: Scores, q: Array, gate: Sequence[Array], kv: KVView, batch: Batch, want: Wanted
 ) -> Array | None:
-    """Return the attention output (R, H*E) of the wanted tokens, times the sigmoid of the gate if there is a gate.
-
-    Return None if no token is wanted.
-    """
+    """Return the attention output (R, H*E), times the sigmoid of the gate if there is a gate."""
     if want == "none":
         return None
     counts = batch.lengths
@@ -478,10 +455,7 @@ FeedForward: TypeAlias = Gated | Plain | Mixture | GatedAndMixture
 
 
 def feed_forward(be: Backend, w: FeedForward, of: Array, x: Array) -> Array:
-    """Return x plus the layer's feed-forward network applied to `of`.
-
-    `of` is x, or in a parallel block (`Layer.is_parallel`) the hidden states before attention.
-    """
+    """Return x plus the FFN applied to `of`: x or, with `Layer.is_parallel`, the hidden states before attention."""
     match w:
         case Gated():
             return project_add(be, gated(be, w, of), w.down, w.post, x)
@@ -504,10 +478,7 @@ def gated(be: Backend, w: Gated, x: Array) -> Array:
 
 
 def mixture_add(be: Backend, w: Mixture, x: Array, residual: Array) -> Array:
-    """Return the residual plus the output of a mixture of experts for x.
-
-    If each rank has slices of the experts' matrices, the outputs of all ranks are added.
-    """
+    """Return the residual plus the output of a mixture of experts for x."""
     if not w.experts.down.is_partial:
         return be.norm_experts_add(x, w.norm, w.experts, None if residual is x else residual)
     return be.norm_add(be.all_sum(be.norm_experts(x, w.norm, w.experts)), w.experts.post_norm, residual)
@@ -521,12 +492,10 @@ class PerLayer:
     """A per-layer input h (T, I), as in Gemma 4: the layer adds `norm(projection(gelu(gate(x)) * h))` to its output x.
 
     Attributes:
-        hidden_size: D. `decoder_layers` (`decoder.py`) splits an array (T, D + L*I) into hidden states and the inputs
-            of all L layers.
+        hidden_size: D, where `decoder_layers` (`decoder.py`) splits its input into hidden states and per-layer inputs.
         columns: the columns [first, end) of h in the array (T, L*I) of all layers' inputs.
         gate: (I, D).
         projection: (D, I).
-        norm: the norm after the projection.
     """
 
     hidden_size: int
@@ -538,14 +507,7 @@ class PerLayer:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A token mixer, and the projection of its output, which is added to the hidden states.
-
-    Attributes:
-        mix: the mixer.
-        out: the projection of the mixer's output.
-        post: the norm after the projection.
-        scale: factor of the mixer's output.
-    """
+    """A token mixer and the projection of its output: the layer adds `post(out(scale * mix(...)))` to x."""
 
     mix: Mixer
     out: Linear
@@ -559,10 +521,9 @@ class Layer:
 
     Attributes:
         norm: the norm of the mixers' input.
-        branches: the token mixers, which all read the same input. Most layers have one; a layer with only an FFN has
-            none.
+        branches: the token mixers, which all read the same input; empty for a layer with only an FFN.
         ffn: the feed-forward network; None for a layer with only a mixer.
-        input: the per-layer input, added after the FFN; None in most models.
+        input: the per-layer input, added after the FFN.
         scale: factor of the hidden states after the layer.
         is_parallel: whether the FFN reads the hidden states before attention, not the ones after it.
     """
@@ -584,11 +545,9 @@ class Layer:
         return replace(self, branches=tuple(replace(branch, mix=change(branch.mix)) for branch in self.branches))
 
     def counted_from(self, first: int) -> Layer:
-        """Return the layer for a pipeline stage that begins with layer `first`.
+        """Return the layer with its `SharedAttention.layer` and `PerLayer.columns` counted from a stage's first layer.
 
-        `SharedAttention.layer` and `PerLayer.columns` are counted from this first layer.
-        `SharedAttention.layer` never becomes negative, because `distributed/pipeline.py` puts layers that share keys
-        and values into one stage.
+        `SharedAttention.layer` never becomes negative, because layers that share keys and values are in one stage.
         """
         if not first:
             return self
@@ -614,21 +573,17 @@ def decoder_layer(
 ) -> Array:
     """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
-    If no token is wanted, keys and values (or the state) are written and x is returned unchanged.
-
     Args:
-        be: the backend, which runs the operations.
+        be: the backend.
         w: the layer's parameters.
         i: the layer's index.
         x: hidden states (T, D) before the layer.
         batch: the new tokens, and the slots of their keys and values.
-        want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
-            are computed for all tokens, attention and the FFN for wanted tokens only. A mixer with a state computes its
-            output for all tokens.
+        want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". For "none", keys and values
+            (or the state) are written, and x is returned unchanged.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
         inputs: (T, L*I), the per-layer inputs of all layers; not read if `w.input` is None.
-        masks: (T, M), which columns of the stacked LoRA adapters each row uses (`weights/adapters.py`); None without
-            adapters.
+        masks: (T, M), which columns of the stacked LoRA adapters each row uses (`weights/adapters.py`).
     """
     inner = adapted(be, masks)
     mixed = [mix(inner, of.mix, i, x, w.norm, batch, want, views) for of in w.branches]

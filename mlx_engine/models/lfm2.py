@@ -2,8 +2,7 @@
 
 Paper: "LFM2 Technical Report", arXiv 2511.23404. Reference: Hugging Face transformers, models/lfm2. A convolution
 layer projects its input to two gates and a value, convolves the gated value over the last few tokens, and gates the
-result. The state of the layer is the last inputs of its convolution. Attention layers are the same as in Qwen3. By
-default the head is tied.
+result. Attention layers are the same as in Qwen3.
 
 Reference of the mixtures: models/lfm2_moe. The first `n_dense` layers have dense FFNs, the others mixtures of experts.
 The router chooses experts by `sigmoid(logits) + bias`.
@@ -104,8 +103,6 @@ class FeedForward(Setting):
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The sizes of an LFM2 model. A convolution reads `conv_width` tokens."""
-
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
     hidden_size: int = whole("embedding_length", "hidden_size")
     intermediate_size: int = declared(FeedForward())
@@ -190,7 +187,6 @@ def _layer(cfg: Config, t: LayerTensors) -> Layer:
 
 
 def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table = TENSORS) -> Plan:
-    """Return the config and the expected tensors of a checkpoint; `table` has the tensors for this type of config."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=checkpoint.naming == "gguf" or s.flag("tie_embedding", True))
     config = config_type.read(s, checkpoint.naming, checkpoint.n_embeddings)
@@ -217,8 +213,6 @@ def _table(cfg: Config, checkpoint: Checkpoint, table: Table) -> Table:
 
 @dataclass(frozen=True)
 class MoeConfig(Routed, Config):
-    """LFM2's sizes and the numbers of experts."""
-
     scoring: ClassVar[Scoring] = "sigmoid"
     sum_eps: ClassVar[float] = 1e-6
     normalize: ClassVar[bool] = True

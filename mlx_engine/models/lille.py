@@ -1,7 +1,7 @@
 """Lille 130M.
 
-Reference: mlx-lm, models/lille-130m. Differences from Llama: rotary pairs are (2j, 2j + 1); queries, keys and
-values are one matrix; settings and tensors have other names. GGUF files have the architecture "llama".
+Reference: mlx-lm, models/lille-130m. Differences from Llama: rotary pairs are (2j, 2j + 1); folders have queries, keys
+and values in one matrix; settings and tensors have other names. GGUF files have the architecture "llama".
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ GGUF_ARCHITECTURE = "llama"
 
 
 def ffn_size(known: Any) -> int:
-    """Return the FFN size, which follows from the hidden size."""
     return 256 * round(int(8 * known.hidden_size / 3) / 256)
 
 
@@ -49,7 +48,6 @@ USUAL = {name: row for name, row in (llama.TENSORS | llama.INTERLEAVED).items() 
 
 
 def tensors(config: Any) -> Table:
-    """Return the tensor table; only folders have queries, keys and values in one matrix."""
     made, H, G, E = llama.renamed(USUAL, NAMES), config.n_heads, config.n_kv_heads, config.head_dim
     for name, first in (("attn_q", 0), ("attn_k", H), ("attn_v", H + G)):
         layout = TensorLayout("", rows=(first * E, (H + 2 * G) * E))

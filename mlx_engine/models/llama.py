@@ -112,7 +112,7 @@ INTERLEAVED = {
 }
 # For architectures that rotate only the first n rows of each head, with the pairs (j, j + n/2).
 PARTLY_ROTATED = {name: replace(row, interleaved=False) for name, row in INTERLEAVED.items()}
-# Table rows for the biases of layer norms, for architectures that have them.
+# The biases of layer norms, for architectures that have them.
 NORM_BIASES = {
     name.replace("weight", "bias"): replace(row, hf=row.hf.replace("weight", "bias"))
     for name, row in TENSORS.items()

@@ -33,13 +33,12 @@ GGUF_ARCHITECTURE = "llama4"
 CHUNK = 8192
 # Keys next to `text_config` in config.json that do not change the text model; `plan` checks `tie_word_embeddings`.
 AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
-# GGUF has no key for whether heads are normed. In GGUF files with this number of experts, which Llama 4 Maverick has,
-# heads are not normed.
+# The number of experts of Llama 4 Maverick, whose heads are not normed. GGUF has no key for this.
 OF_MAVERICK = 128
 
 
 class Chunk(OfFolders):
-    """The number of tokens per chunk. A larger number than the context length is reduced to the context length."""
+    """The number of tokens per chunk, at most the context length."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         return int(min(super().read(s, naming, known), known.context_length))
@@ -70,8 +69,6 @@ def flag_or_number(s: Settings, key: str, default: Any) -> bool:
 
 @dataclass(frozen=True)
 class Config(Routed, llama.Config):
-    """Llama's settings, the numbers of experts, and the scaling of queries in layers without rotary embedding."""
-
     scoring: ClassVar[Scoring] = "sigmoid"
     weighs_inputs: ClassVar[bool] = True
     normalize: ClassVar[bool] = False
@@ -105,29 +102,22 @@ class Config(Routed, llama.Config):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer: -C for attention in chunks of C tokens, None for attention to all tokens."""
         is_cut = self.chunk < self.context_length
         return tuple(-self.chunk if rotated and is_cut else None for rotated in self.has_rope)
 
     @property
     def ffn_kinds(self) -> tuple[str, ...]:
-        """The kind of each layer's FFN."""
         return tuple("dense" if (i + 1) % self.every else "sparse" for i in range(self.n_layers))
 
 
 class Model(standard.Model):
-    """The usual decoder with two kinds of attention: with rotary embedding, or with queries scaled by position."""
-
     def mixer(self, config: Config, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
-        """Return the attention of a layer.
-
-        Heads are normed before the rotary embedding, in transformers after it. The result is the same, because a norm
-        without weights commutes with a rotation.
-        """
         made = super().mixer(config, t, rope, window)
         if rope is None and config.grows:
             growth = Growth(config.growth, config.growth_step, 1)
             return replace(made, rope=replace(Rope.none(config.head_dim), growth=growth))
+        # Heads are normed before the rotary embedding, in transformers after it. The result is the same, because a norm
+        # without weights commutes with a rotation.
         if rope is not None and config.use_qk_norm:
             return replace(made, norms=(t.p.plain_norm("head_norm", config.head_dim, config.norm_eps),) * 2)
         return made
@@ -138,7 +128,6 @@ NAMES = Names("feed_forward", router="router", stacked="experts", are_transposed
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint; the folder may have an image encoder, too."""
     if "text_config" in checkpoint.settings:
         Settings(checkpoint.settings, where=checkpoint.where).expect("tie_word_embeddings", False)
     return ministral3.text_plan(checkpoint, of_text, AROUND_TEXT)

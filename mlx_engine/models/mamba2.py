@@ -1,10 +1,9 @@
 """Mamba2.
 
-Hybrid models with Mamba2 mixers import sizes, tensor table and `mixer` from this file.
-
 Paper: "Transformers are SSMs", arXiv 2405.21060. Reference: Hugging Face transformers, models/mamba2. A layer projects
 its normed hidden states to a gate, to time steps, and to the inputs x, B and C of a state space model. x, B and C are
-convolved over the last few tokens. The output is gated, then normed. There is no attention and no FFN.
+convolved over the last few tokens. The output is gated, then normed. There is no attention and no FFN. Hybrid models
+with Mamba2 mixers import `Sizes`, `HeadDim`, `rows` and `mixer` from this file.
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ class HeadDim(Setting):
 
 
 def unlimited(s: Settings, key: str, config: Any) -> None:
-    """Check that the range of time steps, if present, is [0, infinity].
-
-    transformers may write infinity as {"__float__": "Infinity"}.
-    """
+    """Check that the range of time steps, if present, is [0, infinity], which transformers writes in two forms."""
     s.expect(key, None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 
@@ -148,11 +144,7 @@ def mixer(
 ) -> Mamba2:
     """Return the Mamba2 mixer of a layer.
 
-    Args:
-        cfg: the config.
-        t: the layer's tensors.
-        scales: factors of the gate and of the time steps.
-        channels: a factor for each input channel of the convolution, (C,); None for 1.
+    `scales` are factors of the gate and of the time steps; `channels` (C,) of the convolution's input channels.
     """
     p, name = t.p, f"blk.{t.i}"
     bias = p.array(f"{name}.ssm_conv1d.bias") if f"{name}.ssm_conv1d.bias" in p else None

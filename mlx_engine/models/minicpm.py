@@ -50,8 +50,6 @@ class Multiplier(Setting):
 
 @dataclass(frozen=True)
 class Config(granite.Config):
-    """Granite's settings (`granite.Config`); the fields below have other keys, defaults or scaling rules."""
-
     rope: Rotation = rotation(rules=("linear", "dynamic", "longrope"))
     attention_multiplier: float = constant(lambda known: known.head_dim**-0.5)
     embedding_multiplier: float = number("embedding_scale", ("scale_emb", 1.0))

@@ -28,8 +28,6 @@ GGUF_ARCHITECTURE = "minicpm3"
 
 @dataclass(frozen=True)
 class Config(deepseek.Latent):
-    """The sizes of a model with latent attention, and the numbers from which the multipliers are computed."""
-
     is_interleaved: ClassVar[bool] = False
     is_joined: ClassVar[bool] = True
     value_dim: int = declared(deepseek.OfHead("value", "v_head_dim", per_head))
@@ -51,7 +49,6 @@ class Config(deepseek.Latent):
 
     @property
     def residual_multiplier(self) -> float:
-        """The factor of the outputs of attention and FFN before they are added to the hidden states."""
         return float(self.depth / self.n_layers**0.5)
 
     @property
@@ -78,12 +75,8 @@ TENSORS = {name: replace(row, kind=None) for name, row in deepseek.TENSORS.items
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
-
-    GGUF files from llama.cpp's converter have no key for LongRoPE. The model has LongRoPE if the file has the tensors
-    with the divisors of its frequencies.
-    """
     made = decoder_plan(checkpoint, Config, TENSORS, tied=True)
+    # llama.cpp's converter writes no key for LongRoPE, but the divisors of its frequencies as tensors.
     if checkpoint.naming == "gguf" and DIVISORS["long"] in checkpoint.shapes and made.config.rope.rule == "default":
         rope = replace(made.config.rope, rule="longrope", context=made.config.context_length)
         made = replace(made, config=replace(made.config, rope=rope))

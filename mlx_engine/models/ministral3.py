@@ -38,8 +38,6 @@ STEMS = (("model.", ""), ("language_model.model.", "language_model."), ("model.l
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings, and `window`: how many latest tokens a token attends to; None for all tokens."""
-
     rope: Rotation = rotation(rules=("yarn",), grows=True)
     window: int | None = whole_or_none(None, ("sliding_window", None))
 

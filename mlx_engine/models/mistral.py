@@ -1,7 +1,7 @@
 """Mistral 7B and related dense models; Mixtral.
 
-Paper: "Mistral 7B", arXiv 2310.06825. Reference: Hugging Face transformers, models/mistral.
-Difference from Llama: some releases have sliding-window attention. GGUF files have the architecture "llama".
+Paper: "Mistral 7B", arXiv 2310.06825. Reference: Hugging Face transformers, models/mistral. Difference from Llama: some
+releases have sliding-window attention. GGUF files have the architecture "llama".
 
 Paper of Mixtral: "Mixtral of Experts", arXiv 2401.04088. Reference: models/mixtral. Difference from Mistral: every FFN
 is a mixture of experts. GGUF files have the architecture "llama" too; `weights/model.py` recognizes Mixtral by the
@@ -21,8 +21,6 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings. A token attends to itself and the `window - 1` tokens before it; None means no window."""
-
     window: int | None = whole_or_none(None, ("sliding_window", 4096))
 
     expected = Expected(
@@ -38,10 +36,7 @@ plan = standard.plan(Config, llama.TENSORS | llama.PERMUTED)
 
 @dataclass(frozen=True)
 class MixtralConfig(Routed, Config):
-    """Mistral's settings, and the number of experts per layer and per token.
-
-    `intermediate_size` is the FFN size of one expert.
-    """
+    """Mistral's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
 
     window: int | None = whole_or_none(None, ("sliding_window", None))
     normalize: ClassVar[bool] = True

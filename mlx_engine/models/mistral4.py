@@ -36,8 +36,6 @@ ROTARY = Rotary(rules=("yarn",), grows=True)
 
 @dataclass(frozen=True)
 class Config(InGroups, deepseek.Config):
-    """The settings of a model whose router chooses experts by softmax, from the groups with the highest scores."""
-
     rope: Rotation = declared(ROTARY)  # noqa: RUF009 - `declared` returns a dataclass field
     n_dense: int = declared(deepseek.DenseLayers(0))
     normalize: bool = flag(("expert_weights_norm", False), ("norm_topk_prob", True))  # type: ignore[misc]
@@ -58,7 +56,6 @@ NAMES = Names(shared="shared_experts")
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint. The image encoder of a folder is ignored."""
     return ministral3.text_plan(checkpoint, of_text)
 
 

@@ -25,24 +25,18 @@ GGUF_ARCHITECTURE = "nanochat"  # llama.cpp has no such architecture
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings and a soft cap of the logits."""
-
     softcap: float = number("final_logit_softcapping", ("final_logit_softcapping", 15.0))
 
     expected = Expected(hf={"hidden_act": "relu2", "mlp_bias": False})
 
 
 class Model(Decoder):
-    """A decoder whose norms have no weights.
-
-    Query and key heads are normed before the rotary embedding; transformers norms them after it. Both orders give the
-    same result, because the norms have no weights, and a rotation does not change the RMS of a head.
-    """
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
         back = replace(rope, frequencies=tuple(-f for f in rope.frequencies))
         self.norm = norm = parameters.plain_norm("norm", config.hidden_size, eps)
+        # Heads are normed before the rotary embedding, in transformers after it. The result is the same, because the
+        # norms have no weights, and a rotation does not change the RMS of a head.
         of_heads = (parameters.plain_norm("head_norm", config.head_dim, eps),) * 2
         layers = [
             Layer(
@@ -55,7 +49,6 @@ class Model(Decoder):
         super().__init__(config, parameters, backend, layers=layers, output_norm=norm, logit_softcap=config.softcap)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return the normed embeddings (T, D)."""
         return self.backend.norm(super().embed(ids, positions), self.norm)
 
 

@@ -1,9 +1,9 @@
 """Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer has only a Mamba2 mixer, attention or an FFN.
 
 Paper: "Nemotron-H", arXiv 2504.03624. Reference: Hugging Face transformers, models/nemotron_h. Attention has no rotary
-embedding. An FFN has no gate, and its activation is the square of ReLU. In Nemotron 3, each FFN is a mixture of such
-experts plus a shared expert; the router chooses experts by the sigmoids of its logits plus a bias. transformers 5
-clamps Mamba2's time steps to at least `time_step_min`; this engine, the published code, llama.cpp and mlx-lm do not.
+embedding. FFNs and experts have no gate; their activation is the square of ReLU. In Nemotron 3, each FFN is a mixture
+of experts plus a shared expert; the router chooses experts by `sigmoid(logits) + bias`. transformers 5 clamps Mamba2's
+time steps to at least `time_step_min`; this engine, the published code, llama.cpp and mlx-lm do not.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ ARCHITECTURES = ("nemotron_h", "nemotron_h_moe")
 GGUF_ARCHITECTURE = "nemotron_h"
 
 ATTENTION, MLP, MOE = "full_attention", "mlp", "moe"
-# The kind of a layer by its word in the list `layers_block_type` of config.json, and by its letter in the string
-# `hybrid_override_pattern` (the pattern).
+# The kind of a layer by its word in config.json's list `layers_block_type`, and by its letter in the string
+# `hybrid_override_pattern`.
 WORDS = {
     "mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, "full_attention": ATTENTION, "mlp": MLP,
     "moe": MOE,
@@ -130,7 +130,7 @@ def unread(s: Settings, key: str, config: Any) -> None:
 
 
 def of_expert_groups(n_used: int, known: Any) -> str | None:
-    """Check the number of groups of experts that are kept per token."""
+    """Check `n_groups_used`. `of_groups` reads the number of experts' groups as `n_groups`, which is Mamba2's here."""
     sizes = {"n_experts": known.n_experts, "n_experts_used": known.n_experts_used, "n_groups": known.n_expert_groups}
     return of_groups(n_used, SimpleNamespace(**sizes))
 
@@ -143,7 +143,7 @@ HARMLESS = (
     *("chunk_size", "expand", "num_logits_to_keep", "use_mamba_kernels", "mamba_ssm_cache_dtype"),
     *("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max", "time_step_min"),
     *("time_step_rank", "rms_norm_eps", "norm_eps", "rope_theta", "partial_rotary_factor", "rope_parameters"),
-    # transformers does not read these two keys. If a file had biases, they would be refused as unknown tensors.
+    # transformers does not read these two keys. Biases in a file would be refused as unknown tensors.
     *("attention_bias", "mamba_proj_bias"),
     *("moe_shared_expert_overlap", "output_router_logits", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
 )
@@ -227,7 +227,6 @@ class SparseConfig(Routed, Config):
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
         return None if self.n_expert_groups == 1 else (self.n_expert_groups, self.n_groups_used)
 
     def to_hf(self) -> dict[str, object]:

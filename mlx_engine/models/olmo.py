@@ -34,8 +34,6 @@ class Config(llama.Config):
 
 
 class Model(Decoder):
-    """A Llama model whose norms are layer norms without weights."""
-
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope, eps = standard.rope_of(parameters, config), config.norm_eps
         norm = parameters.plain_layer_norm("norm", config.hidden_size, eps)

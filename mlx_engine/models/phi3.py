@@ -21,8 +21,6 @@ GGUF_ARCHITECTURE = "phi3"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings. A token attends to itself and the `window - 1` tokens before it; 0 means no window."""
-
     head_dim: int = partly_rotated_heads()
     rope: Rotation = rotation(rules=("longrope",), partial=True)
     window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 0))

@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5, dense and with a mixture of experts; Qwen1.5-MoE; MiMo 7B.
 
-Paper: "Qwen2 Technical Report", arXiv 2407.10671. Reference: Hugging Face transformers, models/qwen2.
-Differences from Llama: queries, keys and values have biases; small models tie the head to the embedding table.
+Paper: "Qwen2 Technical Report", arXiv 2407.10671. Reference: Hugging Face transformers, models/qwen2. Differences from
+Llama: queries, keys and values have biases; small models tie the head to the embedding table.
 
 Reference of the mixtures: models/qwen2_moe. Every FFN is a mixture of experts plus a shared expert, which all tokens
 use. The router's top-k weights are not renormalised by default; the shared expert's output is scaled by a sigmoid gate.
@@ -25,10 +25,7 @@ from mlx_engine.weights.table import Row
 
 
 def without_windows(s: Settings, key: str, config: Any) -> None:
-    """Check that no layer has a window.
-
-    Layers from index `max_window_layers` on have one if `use_sliding_window` is true and `sliding_window` is not null.
-    """
+    """Check that no layer has a window: with `use_sliding_window`, layers from `max_window_layers` on have one."""
     has_window = s.flag(key, False) and s.whole_or_none("sliding_window", 4096) is not None
     if has_window and s.whole_or_zero("max_window_layers", 28) < config.n_layers:
         raise s.error(key, "False", True)

@@ -1,10 +1,10 @@
 """Qwen3, dense and with a mixture of experts.
 
-Paper: "Qwen3 Technical Report", arXiv 2505.09388. Reference: Hugging Face transformers, models/qwen3.
-Differences from Llama: queries and keys are RMS-normed per head before rotary embedding; head_dim is a separate
-setting, not hidden_size / n_heads; small models tie the LM head to the embedding table.
+Paper: "Qwen3 Technical Report", arXiv 2505.09388. Reference: Hugging Face transformers, models/qwen3. Differences from
+Llama: queries and keys are RMS-normed per head before rotary embedding; head_dim is a separate setting, not
+hidden_size / n_heads; small models tie the LM head to the embedding table.
 
-Reference of the mixtures: models/qwen3_moe. Every FFN is a mixture of experts, of which each token uses a few.
+Reference of the mixtures: models/qwen3_moe. Every FFN is a mixture of experts.
 """
 
 from __future__ import annotations
