@@ -161,7 +161,7 @@ class Stream:
             self._scheduler = None
 
     def cancel(self) -> None:
-        """End the iteration before its next forward pass. Another thread may call this during a pass, but not `close`."""
+        """End the iteration before its next forward pass. Unlike `close`, threads may call this during a pass."""
         self._is_cancelled = True
 
     def __aiter__(self) -> AsyncStream:
