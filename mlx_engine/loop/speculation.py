@@ -77,8 +77,7 @@ PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
 # A token is proposed only if the probability that it is right is at least this.
 LEAST = 0.1
-# The largest number of ids that a drafter reads in a step while several answers are generated. For a single answer it
-# is `LONGEST_PASS`.
+# The largest number of ids that a drafter reads in a step if it proposes for several answers; for one, LONGEST_PASS.
 SHARED = 64
 # For models with recurrent states: the number of slots for states of proposed tokens. It is small, because every slot
 # takes memory.
@@ -96,18 +95,15 @@ class Use(NamedTuple):
 
 
 def fixes_rows(model: Model) -> bool:
-    """Return whether a row's bits do not depend on the other rows of its pass, so that proposals change no answer."""
+    """Return whether a row's bits do not depend on the other rows of its pass."""
     return model.backend.fixes_bits and not any(layer.head_dim % 16 for layer in kv_layers(model.kv_layers))
 
 
 def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] = ()) -> Use:
     """Return whether tokens are proposed, and by which drafters.
 
-    Args:
-        model: the model.
-        asked: the value of the option `speculate`.
-        n_parameters: the number of the model's parameters.
-        own: the names of the loaded drafters with passes of their own.
+    `asked` is the value of the option `speculate`, and `own` has the names of the loaded drafters with passes of their
+    own.
     """
     be = model.backend
     if asked == OFF:
@@ -124,7 +120,7 @@ def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] =
 
 
 def _why_no_lookup(model: Model, n_parameters: int) -> str:
-    """Return the reason why `auto` does not use lookup in earlier text; "" if it does."""
+    """Return the reason why `auto` does not use lookup; "" if it does."""
     if not fixes_rows(model):
         return f"on {model.backend.name} the bits of this model's results depend on a pass's length"
     if model.is_shared:
@@ -277,7 +273,7 @@ class Draft:
     Attributes:
         drafter: the lookup in earlier text; None if only drafters with passes of their own propose tokens.
         n_read: the number of ids of the answer that the drafter has read.
-        ids: the ids that are proposed next.
+        ids: the proposed ids.
         kind: the kind of the evidence for these ids: an index of `LENGTHS`, or a value of `KINDS`.
         acceptance: how often proposals were right.
         account: number of tokens that proposals have gained, minus the number that they have cost.
@@ -612,14 +608,9 @@ def append_choices(
     found: Mapping[Sequence, list[Token]],
     n_vocabulary: int,
 ) -> None:
-    """Choose a token from each finite row of a drafter's logits, and append it to the list of the row's sequence.
+    """Append a token to the list in `found` of each row's sequence (`asking`), chosen from a drafter's logits.
 
-    Args:
-        be: the backend.
-        logits: (R, `n_vocabulary`).
-        asking: the sequence of each row.
-        found: the proposed tokens of each sequence so far.
-        n_vocabulary: the number of the drafter's logits.
+    The logits are (R, `n_vocabulary`). Rows that are not finite are skipped.
     """
     bad = be.bad_rows(logits, be.row_sums(logits))
     rows = [row for row in range(len(asking)) if row not in bad]
@@ -642,20 +633,14 @@ def speculation_of(counts: abc.Iterable[Mapping[str, abc.Sequence[int]]]) -> dic
 
 
 def _may_ask(chunk: ScheduledChunk) -> bool:
-    """Return whether proposals may be added to a chunk.
-
-    The chunk must run one token of an answer, choose the next token, and leave at least one more token to the limit.
-    """
+    """Return whether a chunk runs one token of an answer, chooses the next one, and the limit allows more after it."""
     output = chunk.sequence.output
     goes_on = chunk.n == 1 and len(chunk.samplers) == 1 and not chunk.n_read and bool(output.token_ids)
     return goes_on and output.max_tokens - len(output.token_ids) > 1
 
 
 def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
-    """Return how many of n proposed tokens fit into the pool.
-
-    The rest of the pass needs `n_pages` of the free pages, and `n_slots` of the free slots for states.
-    """
+    """Return how many of n proposed tokens fit into the pool beside `n_pages` pages and `n_slots` slots for states."""
     sequence, pool = chunk.sequence, chunk.sequence.kv.pool
     n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)
     free = [pool.free_pages(group) for group, window in enumerate(pool.windows) if window is None]

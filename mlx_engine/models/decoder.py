@@ -157,11 +157,9 @@ class Decoder(Model):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """The caches of this stage's layers: KV heads, head dim and window, or the shapes of a recurrent state."""
         return self.whole_kv_layers[self.stage.first : self.stage.end]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
         chosen = 0 if self.adapters is None else self.adapters.index(None)
         return KVPool(self.backend, self.kv_layers, n_tokens, adapter=chosen, **options)
 

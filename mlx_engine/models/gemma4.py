@@ -348,12 +348,7 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 
 
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
-    """Return the plan of a table's tensors.
-
-    A file may have tensors that its layers do not use. These are not read: in layers that share keys and values, the
-    projections of keys and values and the norm of keys; in layers whose keys are also the values, the projection of
-    values.
-    """
+    """Return the plan of a table's tensors. Tensors that `_absent` names are not read if the file has them."""
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}
     made = [*tensors(config, outside, "optional" if is_gguf else "absent"), *more]
@@ -366,7 +361,7 @@ def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) 
 
 
 def _absent(config: Config, i: int) -> tuple[str, ...]:
-    """Return the tensors that layer i does not have, by their names in the table."""
+    """Return the tensors of keys and values that layer i does not use, by their names in the table."""
     if config.shares(i) is not None:
         return (*KEYS, VALUES)
     return (VALUES,) if config.k_is_v and not config.is_local[i] else ()
