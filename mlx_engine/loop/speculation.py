@@ -196,7 +196,7 @@ class Acceptance:
             self._tried[kind] /= 2
 
     def estimate(self, kind: int, before: float, weight: float = WEIGHT) -> float:
-        """Return the probability that a proposed token is right. `before`, assumed, counts like `weight` proposals."""
+        """Return the probability that a proposed token is right; `before`, a prior, counts as `weight` proposals."""
         return (before * weight + self._right[kind]) / (weight + self._tried[kind])
 
     def lines(self) -> list[str]:

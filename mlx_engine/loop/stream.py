@@ -161,7 +161,7 @@ class Stream:
             self._scheduler = None
 
     def cancel(self) -> None:
-        """End the iteration before its next forward pass. Unlike `close`, threads may call this during a pass."""
+        """End the iteration before its next forward pass. Unlike `close`, any thread may call this during a pass."""
         self._is_cancelled = True
 
     def __aiter__(self) -> AsyncStream:
@@ -237,7 +237,7 @@ def drained(stream: Stream) -> Generation:
 
 
 def outcome(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result; if an error of `RUN_ERRORS` ends it, the result so far."""
+    """Run a stream to its end and return the result; if a `RunError` ends it, the result so far and the error."""
     try:
         return drained(stream)
     except RUN_ERRORS as error:
@@ -253,9 +253,8 @@ class AsyncStream:
     """An asynchronous iterator over pieces of text: `async for piece in engine.astream(prompt)`.
 
     The forward passes run in a separate thread, so that the event loop is never blocked. Each piece is computed when it
-    is requested, and the run begins with the first piece. Cancelling the task, `aclose()` and the end of `async with`
-    end the run after the current pass. The passes of several streams are interleaved. Only one task at a time may read
-    a stream.
+    is requested; the first request begins the run. Cancelling the task, `aclose()` and the end of `async with` end the
+    run after the current pass. The passes of several streams are interleaved. Only one task at a time may read a stream.
     """
 
     def __init__(self, begin: Callable[[], Stream]) -> None:

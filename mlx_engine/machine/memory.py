@@ -139,7 +139,7 @@ def release(read: np.ndarray, prepared: object) -> None:
     """Release the pages of a stored weight, `read`, unless the backend's weight, `prepared`, is a view of them.
 
     A stored weight that was converted is not read again, but its pages would count as this process's memory until the
-    end of loading: for bfloat16 weights that are converted to float32, half as much again as the float32 weights.
+    end of loading: for bfloat16 weights that are converted to float32, half as many bytes as the float32 weights.
     """
     file = _file_of(read)
     if file is not None and not is_view(prepared, read):
