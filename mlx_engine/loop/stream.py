@@ -254,7 +254,7 @@ class AsyncStream:
 
     The forward passes run in a separate thread, so that the event loop is never blocked. Each piece is computed when it
     is requested; the first request begins the run. Cancelling the task, `aclose()` and the end of `async with` end the
-    run after the current pass. The passes of several streams are interleaved. Only one task at a time may read a stream.
+    run after the current pass. Passes of several streams are interleaved. Only one task at a time may read a stream.
     """
 
     def __init__(self, begin: Callable[[], Stream]) -> None:
