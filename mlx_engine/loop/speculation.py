@@ -1,23 +1,19 @@
 """Speculative decoding: a pass that computes the next token also checks proposed tokens, so it may give several tokens.
 
-A drafter reads the ids of a sequence and proposes ids that may follow. The pass runs the answer's newest token, then
-the proposed ids, and computes a row of logits for each. The scheduler then chooses one token after another as it would
-without proposals, each from the row of logits of the token before. It stops at the first chosen token that differs from
-the proposed one. This chosen token is the next token of the answer, and the keys, values and states of the remaining
-proposals are discarded. So a proposed token is accepted only if it would have been chosen anyway. No answer depends on
-proposals if the bits of a row do not depend on the other rows of its pass (`fixes_rows`).
+A drafter proposes the next ids of a sequence. The pass runs the answer's newest token, then the proposed ids, and
+computes a row of logits for each. The scheduler chooses tokens as it would without proposals, each from the row of the
+token before, until a chosen token differs from the proposed one. This chosen token is the next token of the answer, and
+the keys, values and states of the remaining proposals are discarded. So no answer depends on proposals if the bits of a
+row do not depend on the other rows of its pass (`fixes_rows`).
 
 The number of proposed tokens is chosen for each pass, so that the expected number of tokens per second is highest. The
 estimate uses the measured time of passes by their number of rows, and the share of earlier proposals that were right.
-This share is counted separately for ranges of the length of the n-gram match, and for each drafter with passes of its
-own. The first proposed token is compared with the next token of the answer even if no pass has run the proposal. So the
-share is known before a wrong proposal costs time. Each sequence has a budget in tokens. Accepted tokens are added to
-the budget, and the time that proposals cost is subtracted. When the budget is used up, nothing is proposed.
+The first proposed token is compared with the next token of the answer even if no pass has run the proposal, so the
+share is known before a wrong proposal costs time. Each sequence has a budget in tokens: accepted tokens are added, and
+the time that proposals cost is subtracted. When the budget is used up, nothing is proposed.
 
-Lookup in earlier text (`lookup.py`) takes hardly any time. A drafter that runs passes of its own (`draft.py`, `mtp.py`)
-proposes tokens only for sequences for which its proposals are more likely to be right than those of lookup. The number
-of tokens that it proposes also depends on the time of its passes. This time is subtracted from the budgets of the
-sequences.
+Lookup in earlier text (`lookup.py`) takes hardly any time. A drafter with passes of its own (`draft.py`, `mtp.py`)
+proposes tokens only for sequences for which its proposals are more likely to be right than those of lookup.
 """
 
 from __future__ import annotations
@@ -45,40 +41,35 @@ from mlx_engine.weights.model import Model
 # The largest number of tokens that are proposed for one sequence in a pass, and the largest number of rows of a pass
 # with proposed tokens. Up to 32 rows, all layers run in one call of the CPU kernels.
 MOST, MOST_ROWS = 15, 32
-# The share of right proposals is counted separately for each kind of evidence. Lookup has one kind per range of match
-# lengths, in ids. Each number begins a range, which ends before the next number.
+# The share of right proposals is counted separately for each kind of evidence. Lookup has a kind per range of match
+# lengths; each number of LENGTHS, in ids, begins a range. KINDS has a kind for each drafter with passes of its own.
+# PRIOR is the share of each kind that is assumed before any proposals are counted.
 LENGTHS = (1, 3, 4, 6, 9, 16)
-# KINDS has one more kind for each drafter with passes of its own. PRIOR is, for each kind, the share of right proposals
-# that is assumed before any are counted.
 KINDS = {DRAFT: len(LENGTHS), MTP: len(LENGTHS) + 1}
 PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
-# WEIGHT and SHARED_WEIGHT are weights in numbers of counted proposals. In the estimate of the share in all sequences,
-# PRIOR has the weight WEIGHT. In the estimate of the share in one sequence, the share in all sequences has the weight
-# SHARED_WEIGHT. With a small SHARED_WEIGHT, estimates from few proposals would scatter. Eight requests at once gain
-# only if most proposals are right, so a sequence whose estimate is too low would propose nothing.
-# After LATEST proposals, the counts are halved, so that later proposals count more.
+# The estimate of the share in all sequences counts PRIOR like WEIGHT proposals. The estimate of the share in one
+# sequence counts the share in all sequences like SHARED_WEIGHT proposals; with a small SHARED_WEIGHT, estimates from
+# few proposals would scatter. After LATEST proposals, the counts are halved, so that later proposals count more.
 WEIGHT, SHARED_WEIGHT, LATEST = 4.0, 32.0, 128
 # The budget of a sequence, in tokens (`Draft.budget`): its value at the start, and the amount that each token of the
 # answer adds. MOST_SAVED is the largest value of `Draft.account`, the part that proposals have gained.
 START, PER_TOKEN, MOST_SAVED = 0.75, 0.003, 8.0
-# The trust in the proposals of a sequence is a number of tokens that is added to its budget. It is at most MOST_TRUST.
-# A right first token adds TRUST, and a wrong one takes DOUBT away. So trust grows if more than two of three first
-# tokens are right. Without trust, a wrong proposal at the start of an answer that repeats its prompt would prevent
-# proposals for fifty tokens. With eight requests at once, a proposed token costs about half a token. With a smaller
-# MOST_TRUST, a few wrong proposals would then stop the proposals of a sequence although nine of ten are right.
+# The trust in the proposals of a sequence is a number of tokens, at most MOST_TRUST, that is added to its budget. A
+# right first token adds TRUST, and a wrong one takes DOUBT away. Without trust, a wrong proposal at the start of an
+# answer that repeats its prompt would prevent proposals for fifty tokens. With eight requests at once, a proposed token
+# costs about half a token; with a smaller MOST_TRUST, a few wrong proposals would then stop the proposals of a sequence
+# although nine of ten are right.
 MOST_TRUST, TRUST, DOUBT = 4.0, 0.4, 0.8
 # The expected rate with proposals must be higher by this factor than the rate without.
 MARGIN = 1.05
-# After this many passes with proposals, a pass without proposals is run to measure its time, which decides whether
-# proposals gain.
+# After this many consecutive passes with proposals, a pass without proposals is run to measure its time.
 PLAIN_EACH = 128
-# On a lazy backend, a sequence can only get proposals after its last token has reached the host. Waiting for this token
-# delays the sequence's next pass. The sequence waits if the probability of a right proposal is at least this number.
+# On a lazy backend, a sequence can only get proposals after its last token has reached the host. It waits for this
+# token, which delays its next pass, if the probability of a right proposal is at least this.
 PROMISING = 0.5
 # The assumed time of a pass (`_usual`), in units of a pass with one row: the time that each row up to the fourth adds,
-# and the time that each further row adds. For a number of rows without a measurement, the nearest measured time is
-# scaled by the assumed times. CPU kernels multiply four rows in about the time of one row, because memory bandwidth is
-# the limit; with more rows, arithmetic is the limit.
+# and the time that each further row adds. CPU kernels multiply four rows in about the time of one row, because memory
+# bandwidth is the limit; with more rows, arithmetic is the limit.
 PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
 # The curve of estimated times has a value for each number of rows below CURVE, and is computed again after RENEW new
 # measurements. A measured time is averaged with the earlier ones. Its weight is LONGER if it is longer than the average
@@ -86,11 +77,8 @@ PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
 # A token is proposed only if the probability that it is right is at least this.
 LEAST = 0.1
-# The largest number of ids that a drafter reads in a step while several answers are generated. For a single answer it
-# is `LONGEST_PASS`.
+# The largest number of ids that a drafter reads in a step if it proposes for several answers; for one, LONGEST_PASS.
 SHARED = 64
-
-
 # For models with recurrent states: the number of slots for states of proposed tokens. It is small, because every slot
 # takes memory.
 MOST_STATES = 8
@@ -107,18 +95,15 @@ class Use(NamedTuple):
 
 
 def fixes_rows(model: Model) -> bool:
-    """Return whether a row's bits do not depend on the other rows of its pass, so that proposals change no answer."""
+    """Return whether a row's bits do not depend on the other rows of its pass."""
     return model.backend.fixes_bits and not any(layer.head_dim % 16 for layer in kv_layers(model.kv_layers))
 
 
 def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] = ()) -> Use:
     """Return whether tokens are proposed, and by which drafters.
 
-    Args:
-        model: the model.
-        asked: the value of the option `speculate`.
-        n_parameters: the number of the model's parameters.
-        own: the names of the loaded drafters that run passes of their own.
+    `asked` is the value of the option `speculate`, and `own` has the names of the loaded drafters with passes of their
+    own.
     """
     be = model.backend
     if asked == OFF:
@@ -135,7 +120,7 @@ def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] =
 
 
 def _why_no_lookup(model: Model, n_parameters: int) -> str:
-    """Return the reason why `auto` does not use lookup in earlier text; "" if it does."""
+    """Return the reason why `auto` does not use lookup; "" if it does."""
     if not fixes_rows(model):
         return f"on {model.backend.name} the bits of this model's results depend on a pass's length"
     if model.is_shared:
@@ -211,10 +196,7 @@ class Acceptance:
             self._tried[kind] /= 2
 
     def estimate(self, kind: int, before: float, weight: float = WEIGHT) -> float:
-        """Return the probability that a proposed token is right.
-
-        `before` is the probability that is assumed before any are counted, with the weight of `weight` proposals.
-        """
+        """Return the probability that a proposed token is right; `before`, a prior, counts as `weight` proposals."""
         return (before * weight + self._right[kind]) / (weight + self._tried[kind])
 
     def lines(self) -> list[str]:
@@ -234,7 +216,6 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        # The time by number of rows, computed again after `RENEW` new measurements.
         self._curve, self._n_new = [_usual(n) for n in range(CURVE)], 0
 
     @property
@@ -260,19 +241,15 @@ class PassCosts:
             self._seconds[n_rows] = known + (LONGER if seconds > known else SHORTER) * (min(seconds, 2 * known) - known)
 
     def __call__(self, n_rows: int) -> float:
-        """Return the estimated time of a pass with `n_rows` rows.
-
-        The time is in seconds if a pass was measured, otherwise in units of a pass with one row.
-        """
+        """Return the estimated time of a pass: in seconds if any pass was measured, else in passes of one row."""
         if self._n_new >= RENEW and self._seconds:
             self._curve, self._n_new = [self._estimate(n) for n in range(CURVE)], 0
         return self._curve[n_rows] if n_rows < CURVE else self._curve[-1] * _usual(n_rows) / _usual(CURVE - 1)
 
     def _estimate(self, n_rows: int) -> float:
-        """Return the estimated time of a pass with `n_rows` rows.
+        """Return the shortest measured time of passes with `n_rows` or more rows.
 
-        If such a pass was measured, the estimate is the shortest measured time of passes with `n_rows` or more rows.
-        If not, the estimate is scaled from the nearest measured number of rows.
+        If no pass with `n_rows` rows was measured, scale the estimate of the nearest measured number of rows instead.
         """
         if n_rows in self._seconds:
             return min(seconds for n, seconds in self._seconds.items() if n >= n_rows)
@@ -296,7 +273,7 @@ class Draft:
     Attributes:
         drafter: the lookup in earlier text; None if only drafters with passes of their own propose tokens.
         n_read: the number of ids of the answer that the drafter has read.
-        ids: the ids that are proposed next.
+        ids: the proposed ids.
         kind: the kind of the evidence for these ids: an index of `LENGTHS`, or a value of `KINDS`.
         acceptance: how often proposals were right.
         account: number of tokens that proposals have gained, minus the number that they have cost.
@@ -329,8 +306,8 @@ class Speculation:
     """Proposes tokens for the sequences of one scheduler, and counts how many of them are right.
 
     Attributes:
-        n_hidden: the number of last tokens of a sequence whose hidden states the drafters read.
-        costs: the time of the model's passes by their number of rows.
+        n_hidden: the largest `n_hidden` of the drafters.
+        costs: the time of the model's passes.
         n_drafts: number of passes with proposed tokens, counted once for each sequence with proposals.
         n_proposed: number of proposed tokens that passes have run.
         n_accepted: number of proposed tokens that were right.
@@ -372,7 +349,7 @@ class Speculation:
 
         Args:
             chunks: all chunks of the pass.
-            is_settled: returns whether all tokens of a sequence are settled, so that their ids are on the host.
+            is_settled: returns whether the ids of all tokens of a sequence are on the host.
             n_pages: number of pages that the pass takes without proposals, in each group of layers without a window.
         """
         n_since, self._n_since = self._n_since, 0
@@ -381,8 +358,8 @@ class Speculation:
             return
         drafts = [self.look(chunk.sequence) for chunk in asking]
         n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
-        # Propose nothing if the time of a pass without proposals must be measured, and this pass has no tokens of
-        # prompts. Passes with tokens of prompts are not measured.
+        # Propose nothing if the time of a pass without proposals must be measured. The time of a pass is only measured
+        # if the pass has no tokens of prompts.
         if n_rows == len(chunks) and (self.costs.lacks(n_rows) or n_since >= PLAIN_EACH):
             return
         for drafter in self.passes:
@@ -478,12 +455,10 @@ class Speculation:
     def depths(
         self, drafter: PassDrafter, asking: abc.Sequence[tuple[Sequence, Draft]], n_sequences: int, n_rows: int
     ) -> list[int]:
-        """Return how many tokens a drafter should propose for each sequence of `asking`.
-
-        The numbers make the expected tokens per second highest; all are 0 if no proposal gains.
+        """Return how many tokens a drafter should propose for each sequence, so that the tokens per second are highest.
 
         Args:
-            drafter: the drafter, which runs passes of its own.
+            drafter: the drafter.
             asking: the sequences that have no better proposals.
             n_sequences: the number of sequences of the model's pass that may get proposals.
             n_rows: the number of rows of the model's pass without proposals.
@@ -511,10 +486,7 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """Call a drafter for the sequences that have no proposals yet, or only ones that are less likely to be right.
-
-        Do nothing if no gain is expected.
-        """
+        """If a gain is expected, call a drafter for the sequences that have no proposals as likely to be right."""
         kind = KINDS[drafter.name]
         asking = [
             (chunk.sequence, draft)
@@ -546,10 +518,7 @@ class Speculation:
                 draft.account -= cost
 
     def measure(self, n_rows: int, seconds: float, *, is_decode: bool) -> None:
-        """Record the time of a step of `n_rows` rows, minus the time of drafters, if `is_decode` is true.
-
-        `is_decode` is whether all rows of the step continued answers.
-        """
+        """Record the time of a step, minus the time of drafters, if all its rows continued answers (`is_decode`)."""
         seconds, self._drafting = seconds - self._drafting, 0.0
         if is_decode and seconds > 0:
             self.costs.add(n_rows, seconds)
@@ -568,7 +537,6 @@ class Speculation:
         self.n_accepted += n_right
         request.n_proposed += n
         request.n_accepted += n_right
-        # The scheduler has called `measure` for this pass; the curve that `_extra` reads is renewed only at times.
         cost = self._extra(*draft.under_way) * n / draft.under_way[-1]
         draft.account = min(MOST_SAVED, draft.account + n_right - cost)
         # The first proposed token is counted by `look`.
@@ -640,16 +608,9 @@ def append_choices(
     found: Mapping[Sequence, list[Token]],
     n_vocabulary: int,
 ) -> None:
-    """Choose a token from each row of a drafter's logits (R, V), and append it to the list of the row's sequence.
+    """Append a token to the list in `found` of each row's sequence (`asking`), chosen from a drafter's logits.
 
-    Rows that are not finite are skipped.
-
-    Args:
-        be: the backend.
-        logits: (R, V).
-        asking: the sequence of each row.
-        found: the proposed tokens of each sequence so far.
-        n_vocabulary: the number V of the drafter's logits.
+    The logits are (R, `n_vocabulary`). Rows that are not finite are skipped.
     """
     bad = be.bad_rows(logits, be.row_sums(logits))
     rows = [row for row in range(len(asking)) if row not in bad]
@@ -672,20 +633,14 @@ def speculation_of(counts: abc.Iterable[Mapping[str, abc.Sequence[int]]]) -> dic
 
 
 def _may_ask(chunk: ScheduledChunk) -> bool:
-    """Return whether proposals may be added to a chunk.
-
-    The chunk must run one token of an answer, choose the next token, and leave at least one more token to the limit.
-    """
+    """Return whether a chunk runs one token of an answer, chooses the next one, and the limit allows more after it."""
     output = chunk.sequence.output
     goes_on = chunk.n == 1 and len(chunk.samplers) == 1 and not chunk.n_read and bool(output.token_ids)
     return goes_on and output.max_tokens - len(output.token_ids) > 1
 
 
 def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
-    """Return how many of n proposed tokens fit into the pool.
-
-    The rest of the pass needs `n_pages` of the free pages, and `n_slots` of the free slots for states.
-    """
+    """Return how many of n proposed tokens fit into the pool beside `n_pages` pages and `n_slots` slots for states."""
     sequence, pool = chunk.sequence, chunk.sequence.kv.pool
     n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)
     free = [pool.free_pages(group) for group, window in enumerate(pool.windows) if window is None]

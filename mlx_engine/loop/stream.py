@@ -25,8 +25,7 @@ from mlx_engine.options import name_of
 
 Progress = Callable[[int, int], None]
 
-# A run is the generation of one answer. In a batch (`Engine.generate_batch`), these errors end only one run; the other
-# runs continue.
+# A run is the generation of one answer. In a batch (`Engine.generate_batch`), these errors end only one run.
 RunError: TypeAlias = NotFiniteError | ConstraintError | ProcessorError
 RUN_ERRORS = (NotFiniteError, ConstraintError, ProcessorError)
 
@@ -105,11 +104,10 @@ class Generation:
 
 
 class Stream:
-    """An iterator over pieces of text; `generation` is the result so far.
+    """An iterator over pieces of text.
 
-    Several streams may share a scheduler: a step for one of them also continues the others.
-
-    `progress`, if it is not None, is called with (tokens done, tokens in total) during prefill.
+    Several streams may share a scheduler: a step for one of them also continues the others. `progress`, if it is not
+    None, is called with (tokens done, tokens in total) during prefill.
     """
 
     def __init__(self, scheduler: Scheduler, request: Request, *, progress: Progress | None = None) -> None:
@@ -163,10 +161,7 @@ class Stream:
             self._scheduler = None
 
     def cancel(self) -> None:
-        """End the iteration before its next forward pass.
-
-        Unlike `close`, this may be called by another thread during a pass.
-        """
+        """End the iteration before its next forward pass. Unlike `close`, any thread may call this during a pass."""
         self._is_cancelled = True
 
     def __aiter__(self) -> AsyncStream:
@@ -190,10 +185,7 @@ class Stream:
 
     @property
     def n_read(self) -> int:
-        """The largest number of tokens that the run may put into the KV cache, not the number so far.
-
-        It counts the tokens of the prompt, and all new tokens except the last, because no pass runs the last one.
-        """
+        """The most tokens that the run may put into the KV cache: the prompt, and all new tokens but the last one."""
         return self.request.longest
 
     @property
@@ -245,10 +237,7 @@ def drained(stream: Stream) -> Generation:
 
 
 def outcome(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result.
-
-    If an error of `RUN_ERRORS` ends the run, return the result so far with the error.
-    """
+    """Run a stream to its end and return the result; if a `RunError` ends it, the result so far and the error."""
     try:
         return drained(stream)
     except RUN_ERRORS as error:
@@ -256,18 +245,16 @@ def outcome(stream: Stream) -> Generation:
 
 
 def failed(stream: Stream, error: RunError) -> Generation:
-    """Return the result so far of a stream that has raised an error, with the error."""
+    """Return the result so far of a stream that has raised an error; it includes the error."""
     return replace(stream.generation, finish_reason="error", error=error.with_traceback(None))
 
 
 class AsyncStream:
     """An asynchronous iterator over pieces of text: `async for piece in engine.astream(prompt)`.
 
-    The forward passes run in a separate thread, so that the event loop is never blocked.
-
-    The run begins when the first piece is requested, and each piece is computed when it is requested. Cancelling the
-    task, `aclose()` and the end of `async with` end the run after the current forward pass. Several streams may run at
-    the same time: their passes are interleaved. Only one task at a time may read a stream.
+    The forward passes run in a separate thread, so that the event loop is never blocked. Each piece is computed when it
+    is requested; the first request begins the run. Cancelling the task, `aclose()` and the end of `async with` end the
+    run after the current pass. Passes of several streams are interleaved. Only one task at a time may read a stream.
     """
 
     def __init__(self, begin: Callable[[], Stream]) -> None:
@@ -330,10 +317,7 @@ class AsyncStream:
         return next(self._stream, None)
 
     def _leave(self) -> Future[None] | None:
-        """Ask the thread to end the run.
-
-        Return a future that is done when the run has ended, or None if an earlier call has already asked.
-        """
+        """Ask the thread to end the run; return a future of the end, or None if an earlier call has already asked."""
         if self._is_closed:
             return None
         self._is_closed = True

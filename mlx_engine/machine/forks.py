@@ -1,9 +1,9 @@
-"""Make locks safe across fork(), for programs that load a model and then fork.
+"""Make locks safe across fork(), for programs that load a model and then fork, such as pre-forking web servers.
 
-Examples are pre-forking web servers, and `multiprocessing` on Linux. The child process has a copy of every lock in
-its current state, but only one thread: a copy of the thread that called `fork`. If another thread held a lock, the lock
-would stay locked in the child process forever, and the data that the lock guards might be inconsistent. So before each
-fork, the forking thread acquires all locks that are registered here. After it, both processes release the locks.
+The child process has a copy of every lock in its current state, but only the thread that called `fork`. If another
+thread held a lock, the lock would stay locked in the child process forever, and the data that the lock guards might be
+inconsistent. So before each fork, the forking thread acquires all locks that are registered here; after the fork, both
+processes release the locks.
 """
 
 from __future__ import annotations

@@ -31,9 +31,7 @@ _FILES = {
 def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes that this process can allocate: the free memory, within the limits of its control groups.
 
-    Memory that is `Promised` does not count as free.
-
-    `root` is the root of the file system, which tests replace.
+    Memory that is `Promised` does not count as free. `root` is the root of the file system, which tests replace.
     """
     import psutil  # imported here, because it takes 10 ms
 
@@ -42,11 +40,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 class Promised:
-    """Memory that this process has allocated and will fill later. Until it is filled, the system counts it as free.
-
-    Attributes:
-        nbytes: the bytes that have not been filled yet.
-    """
+    """Allocated memory of this process, of which `nbytes` bytes are not filled yet: the system counts them as free."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -142,15 +136,10 @@ AROUND = 2 << 20
 
 
 def release(read: np.ndarray, prepared: object) -> None:
-    """Release the pages of a stored weight in the mapped file, unless the backend's weight is a view of them.
+    """Release the pages of a stored weight, `read`, unless the backend's weight, `prepared`, is a view of them.
 
-    After a weight has been converted, the stored weight is not read again, but its pages would count as this process's
-    memory until the end of loading. For example, weights that are converted from bfloat16 to float32 would take one and
-    a half times the memory of the float32 weights.
-
-    Args:
-        read: the stored weight, a view of the mapped file.
-        prepared: the backend's weight.
+    A stored weight that was converted is not read again, but its pages would count as this process's memory until the
+    end of loading: for bfloat16 weights that are converted to float32, half as many bytes as the float32 weights.
     """
     file = _file_of(read)
     if file is not None and not is_view(prepared, read):
@@ -164,14 +153,7 @@ def is_view(prepared: object, read: np.ndarray) -> bool:
 
 
 class MappedRange(NamedTuple):
-    """Consecutive bytes of a mapped file.
-
-    Attributes:
-        path: the file.
-        stat: the file's status when it was mapped.
-        first: the offset of the first byte in the file.
-        nbytes: the number of bytes.
-    """
+    """Bytes of a mapped file, from the offset `first` on; `stat` is the file's status when it was mapped."""
 
     path: Path
     stat: os.stat_result
@@ -180,7 +162,7 @@ class MappedRange(NamedTuple):
 
     @property
     def span(self) -> int:
-        """The size in bytes of all memory pages that have a part of the range."""
+        """The size in bytes of all memory pages that overlap the range."""
         return -(-(self.first % mmap.PAGESIZE + self.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def is_of(self, stat: os.stat_result) -> bool:
@@ -225,10 +207,7 @@ def read_ahead(views: Iterable[np.ndarray]) -> None:
 
 
 def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
-    """Release the pages of a mapped matrix that were mapped when `rows` were read: of the rows, and around them.
-
-    `row_bytes` is the number of bytes of a row.
-    """
+    """Release the pages of a mapped matrix that were mapped when `rows` were read: of the rows, and around them."""
     file = _file_of(matrix)
     if file is None:
         return

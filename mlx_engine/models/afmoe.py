@@ -3,8 +3,8 @@
 Reference: Hugging Face transformers, models/afmoe. Differences from Qwen3-MoE: the outputs of attention and FFN are
 normed, too; attention has a gate; every fourth layer attends to all tokens and has no rotary embedding, the others have
 a window; the router chooses experts by the sum of a bias and the sigmoids of its logits; the output of the shared
-experts is added without a gate; the first layers are dense; embeddings are multiplied by the square root of their
-width.
+experts is added without a gate; the first layers are dense; with `mup_enabled`, embeddings are multiplied by the square
+root of their width.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ GGUF_ARCHITECTURE = "afmoe"
 
 @dataclass(frozen=True)
 class Config(glm4_moe.Sigmoids, llama.Config):
-    """Llama's settings, the numbers of experts, and how they are chosen."""
-
     only_local_rope: ClassVar[bool] = True
     head_dim: int = rotated_heads(128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
@@ -68,10 +66,7 @@ NAMES = Names(router="router.gate", bias="expert_bias", shared="shared_experts")
 
 
 class Model(standard.Model):
-    """The usual decoder; embeddings may be scaled."""
-
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return the embeddings (T, D), times the square root of D if the config's `is_scaled` is set."""
         x = super().embed(ids, positions)
         return self.backend.scale(x, self.config.hidden_size**0.5) if self.config.is_scaled else x
 

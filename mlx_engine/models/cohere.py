@@ -1,10 +1,11 @@
 """Command R and Aya 23; Command R7B and Command A.
 
 Reference: Hugging Face transformers, models/cohere. Differences from Llama: attention and FFN read the same normed
-hidden states (a parallel block); layer norms without a bias; rotary pairs are (2j, 2j + 1); logits have a factor.
+hidden states (a parallel block); layer norms without a bias; rotary pairs are (2j, 2j + 1); logits have a factor,
+`logit_scale`.
 
 Reference of Command R7B and Command A: models/cohere2. Differences from Command R: every fourth layer attends to all
-tokens and has no rotary embedding; the other layers have a window.
+tokens and has no rotary embedding; the other layers (local layers) have a window.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from mlx_engine.weights.table import Row
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings; logits are multiplied by a factor."""
-
     layer_norms: ClassVar[bool] = True
     is_parallel: ClassVar[bool] = True
     norm_eps: float = number("attention.layer_norm_epsilon", ("layer_norm_eps", 1e-5))
@@ -46,8 +45,6 @@ plan = standard.plan(Config, TENSORS, tied=True)
 
 @dataclass(frozen=True)
 class LocalConfig(Config):
-    """Command R's settings. Tokens of local layers attend to the last `window` tokens."""
-
     only_local_rope: ClassVar[bool] = True
     rope: Rotation = rotation()
     window: int = whole("attention.sliding_window", ("sliding_window", 4096))

@@ -1,8 +1,8 @@
 """`Decoder`, the base class of all models: embeddings, layers and head; and `decoder_layers`, which runs the layers.
 
 `layer.py` defines one layer. A backend runs `decoder_layers` op by op, or compiles it once to a program
-(`Backend.compile`), so a change of a layer's definition takes effect on every backend. Of the T tokens of a pass, the R
-*wanted* tokens are those whose logits or hidden states the caller needs.
+(`Backend.compile`). Of the T tokens of a pass, the R *wanted* tokens are those whose logits or hidden states the caller
+needs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def decoder_layers(
     """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
     If layers have per-layer inputs of width I (as in Gemma 4), x is (T, D + L*I): the hidden states, then the inputs of
-    all L layers. With LoRA adapters, `masked` is (first, end): in each row of x, the numbers from first to
-    end - 1 are the row's adapter mask, which says which columns of the stacked adapters the row uses.
+    all L layers. With LoRA adapters, the columns `masked` = [first, end) of x are the adapter masks: the mask of a row
+    says which columns of the stacked adapters the row uses. Without adapters, end is 0.
     """
     views, masks = dict[int, KVView](), None
     if masked[1]:
@@ -99,7 +99,7 @@ class Decoder(Model):
 
     @property
     def _masked(self) -> tuple[int, int]:
-        """The columns [first, end) of the adapter masks in the first layer's input; end is 0 without adapters."""
+        """The columns of the adapter masks in the first layer's input; see `decoder_layers`."""
         own = self.layers[-1].input
         first = int(self.config.hidden_size) + (0 if own is None else own.columns[1])
         return first, 0 if self.adapters is None else first + self.adapters.width
@@ -144,8 +144,8 @@ class Decoder(Model):
     def head(self, x: Array, best: int | None = None) -> Array:
         """Return logits (R, V) of the hidden states (R, D) after the last layer.
 
-        With tensor parallelism each rank computes some columns. Ranks exchange all columns. With `best`, they exchange
-        only the `best` largest logits of each row (`Backend.all_best`).
+        With tensor parallelism, each rank computes some columns of the logits. The ranks exchange all columns or, if
+        `best` is not None, only the `best` largest logits of each row (`Backend.all_best`).
         """
         be, n = self.backend, int(self.config.vocab_size)
         logits = be.norm_head(x, self.output_norm, self.output)
@@ -157,11 +157,9 @@ class Decoder(Model):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """The caches of this stage's layers: KV heads, head dim and window, or the shapes of a recurrent state."""
         return self.whole_kv_layers[self.stage.first : self.stage.end]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
         chosen = 0 if self.adapters is None else self.adapters.index(None)
         return KVPool(self.backend, self.kv_layers, n_tokens, adapter=chosen, **options)
 
@@ -170,10 +168,10 @@ class NextToken(ExtraLayer):
     """A layer of multi-token prediction (MTP), which proposes tokens for speculation. Reference: vLLM, qwen3_next_mtp.
 
     The normed embedding of a token and the normed hidden state of the previous token are concatenated and projected to
-    width D. Then a decoder layer and a norm follow. The layer uses the model's embedding table. Its head is the first
-    `n_vocabulary` rows of the model's head, because the whole head of a small model takes longer than the layer. The
-    first rows are the frequent tokens, because byte-level BPE numbers tokens in order of frequency. FR-Spec, arXiv
-    2502.14856, shortens the head in the same way.
+    width D. Then a decoder layer and a norm follow. The embedding table is the model's. The head is the first
+    `n_vocabulary` rows of the model's head, because the whole head of a small model takes longer than the layer. These
+    are the frequent tokens, because byte-level BPE numbers tokens in order of frequency. FR-Spec (arXiv 2502.14856)
+    does the same.
     """
 
     def __init__(
@@ -190,14 +188,9 @@ class NextToken(ExtraLayer):
         return _kv_layers([self._layer], self._model.backend.kv_type)
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Return a KV pool for `n_tokens` tokens of this layer."""
         return KVPool(self._model.backend, self.kv_layers, n_tokens, **options)
 
     def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
-        """Return logits (R, `n_vocabulary`) and normed hidden states (R, D) of the wanted tokens.
-
-        `hidden` (T, D) has the model's hidden state of the token before each token of the batch.
-        """
         be, (of_token, of_hidden, after) = self._model.backend, self._norms
         tokens = be.norm(self._model.embed(batch.ids, batch.positions), of_token)
         x = be.linear(be.concat(tokens, be.norm(hidden, of_hidden)), self._fc)
@@ -206,14 +199,10 @@ class NextToken(ExtraLayer):
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
-    """Return what each layer caches, in the order of layers.
-
-    Layers with `SharedAttention` cache nothing and are left out. They are the last layers of a model, so the index of a
-    layer is also the index of its cache.
+    """Return what each layer caches, without the last layers if these have `SharedAttention`, which caches nothing.
 
     Raises:
-        OptionError: `type_`, the type of keys and values, has blocks of 32 elements, and the head dim is not a multiple
-            of 32.
+        OptionError: keys and values of type `type_` have blocks of 32 elements, but the head dim is no multiple of 32.
     """
     kept: list[CacheLayer] = []
     for layer in layers:

@@ -52,10 +52,9 @@ LATENT_EPS = 1e-6
 
 
 class Mscale(Setting):
-    """YaRN's `mscale_all_dim`: attention scores get a factor that grows with it; 0 means that there is no factor."""
+    """YaRN's `mscale_all_dim`, from which a factor of attention scores is computed. GGUF files have a tenth of it."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
-        """Return `mscale_all_dim`. GGUF files have a tenth of this value."""
         if naming == "gguf":
             return round(10 * s.number_or_zero("rope.scaling.yarn_log_multiplier"), 6)
         scaling = s.mapping("rope_parameters") or s.mapping("rope_scaling")
@@ -67,7 +66,6 @@ class Mscale(Setting):
         return found
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return the key with a tenth of the value; no key if the value is 0."""
         return {"rope.scaling.yarn_log_multiplier": value / 10} if value else {}
 
     def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
@@ -86,7 +84,6 @@ class Rotary(RotationSetting):
         return super().to_gguf(replace(value, attention_factor=usual))
 
     def to_hf(self, value: Rotation, config: Any) -> Mapping[str, object]:
-        """Return the keys of the rotary embedding; `Mscale.to_hf` returns the keys of the factor of scores."""
         usual = yarn_attention(value.factor) if config.mscale else value.attention_factor
         return super().to_hf(replace(value, attention_factor=usual), config)
 
@@ -98,9 +95,8 @@ ROTARY = Rotary(rules=("yarn",))
 class OfHead(Setting):
     """The setting of a head's size: the number of key elements without rotary embedding, or of value elements.
 
-    GGUF files have a head's sizes in `attention.key_length_mla` and `attention.value_length_mla`. The keys without
-    `_mla` have the sizes of the cached latent. But older files have no keys with `_mla`, and their keys without `_mla`
-    have a head's sizes.
+    GGUF files have a head's sizes in `attention.key_length_mla` and `attention.value_length_mla`, and the sizes of the
+    cached latent in the keys without `_mla`. Older files have a head's sizes in the keys without `_mla`.
 
     Attributes:
         part: "key" or "value".
@@ -129,9 +125,9 @@ class OfHead(Setting):
 
 @dataclass(frozen=True)
 class DenseLayers(Setting):
-    """The setting of the number of dense layers, the first layers. config.json may list the kinds of layers instead.
+    """The setting of the number of dense layers, which are the first layers.
 
-    `usual` is the number of dense layers if config.json has neither this number nor a list.
+    config.json may instead list each layer's kind. `usual` is the number if config.json has neither.
     """
 
     usual: Any = REQUIRED
@@ -153,7 +149,7 @@ class DenseLayers(Setting):
 
 
 def one_or_all(s: Settings, key: str, config: Any) -> None:
-    """Check that there are as many KV heads as query heads, or 1 in GGUF files, because heads share the latent."""
+    """Check that there are as many KV heads as query heads; GGUF files may have 1, because heads share the latent."""
     s.expect(key, 1 if key.startswith("attention.") else config.n_heads, config.n_heads)
 
 
@@ -187,7 +183,7 @@ class Latent(ConfigBase):
 
     @property
     def head_dim(self) -> int:
-        """The number of cached elements per token and layer: the latent, and the rotated part of keys."""
+        """The number of cached elements per token and layer: those of the latent, and the rotated elements of keys."""
         return self.latent + self.rope_dim
 
     @property
@@ -284,7 +280,7 @@ class DenseConfig(Latent):
         return ("dense",) * self.n_layers
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp also requires the keys of experts."""
+        # llama.cpp also requires the keys of experts.
         experts = {"expert_feed_forward_length": self.intermediate_size, "expert_shared_count": 0}
         return {**super().to_gguf(), **experts, "leading_dense_block_count": self.n_layers}
 
@@ -360,7 +356,7 @@ def latent_attention(cfg: Latent, t: LayerTensors) -> LatentAttention:
 
 
 def with_latents(made: Plan, checkpoint: Checkpoint) -> Plan:
-    """Return the plan `made`, with the attention tensors of all layers added."""
+    """Return the plan `made` with the attention tensors of all layers."""
     cfg: Any = made.config
     latents = [tensor for i in range(cfg.n_layers) for tensor in latent_tensors(cfg, checkpoint, i)]
     return replace(made, tensors=[*made.tensors, *latents])

@@ -20,8 +20,6 @@ GGUF_ARCHITECTURE = "deepseek"
 
 @dataclass(frozen=True)
 class Config(Routed, llama.Config):
-    """Llama's settings and the numbers of experts."""
-
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     n_experts: int = declared(Count("n_routed_experts"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
@@ -40,7 +38,7 @@ class Config(Routed, llama.Config):
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp requires the factor of the router's weights, here 1."""
+        # llama.cpp requires this key.
         return {**super().to_gguf(), "expert_weights_scale": 1.0}
 
 

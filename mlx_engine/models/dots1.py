@@ -20,10 +20,7 @@ GGUF_ARCHITECTURE = "dots1"
 
 
 def without_windows(s: Settings, key: str, config: llama.Config) -> None:
-    """Check that no layer has a window.
-
-    If `sliding_window` is not null, the layers from index `max_window_layers` on have one.
-    """
+    """Check that no layer has a window; those from `max_window_layers` on have one if `sliding_window` is not null."""
     first = s.whole_or_zero(key, 62)
     if s.whole_or_none("sliding_window", 4096) is not None and first < config.n_layers:
         raise s.error(key, f"at least {config.n_layers}, the number of layers", first)
@@ -31,8 +28,6 @@ def without_windows(s: Settings, key: str, config: llama.Config) -> None:
 
 @dataclass(frozen=True)
 class Config(glm4_moe.Sigmoids, llama.Config):
-    """Llama's settings, the numbers of experts, and the settings of the router."""
-
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     n_shared: int = whole(("expert_shared_count", 1), "n_shared_experts")

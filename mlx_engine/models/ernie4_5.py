@@ -49,14 +49,12 @@ def shared_size(s: Settings, key: str, config: Any) -> None:
 
 
 def to_the_end(s: Settings, key: str, config: Any) -> None:
-    """Check that the last layer with experts is the last layer of the model, for which config.json may have -1."""
+    """Check that the last layer with experts is the last layer; -1 means the same."""
     s.expect(key, -1, config.n_layers - 1)
 
 
 @dataclass(frozen=True)
 class MoeConfig(Routed, Config):
-    """ERNIE's sizes and the numbers of experts."""
-
     normalize: ClassVar[bool] = True
     head_dim: int = partly_rotated_heads()
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
@@ -82,9 +80,8 @@ class MoeConfig(Routed, Config):
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp reads shared experts only if there is a key for their size."""
         more = {"interleave_moe_layer_step": 1}
-        if self.n_shared:
+        if self.n_shared:  # llama.cpp reads shared experts only if there is a key for their size
             more["expert_shared_feed_forward_length"] = self.n_shared * self.expert_size
         return {**super().to_gguf(), **more}
 

@@ -2,7 +2,7 @@
 
 Paper: "EXAONE 4.0", arXiv 2507.11407. Reference: Hugging Face transformers, models/exaone4. Differences from Llama: the
 outputs of attention and FFN are normed, not their inputs; heads of queries and keys are normed; in models with a
-sliding window, every fourth layer attends to all tokens and has no rotary embedding.
+sliding window, every fourth layer attends to all tokens and has no rotary embedding, the others are local.
 
 Reference of the mixtures: models/exaone_moe. Differences from the dense models: the inputs of attention and FFN are
 normed, not their outputs; the router chooses experts by the sigmoids of its logits plus a bias, among the experts of
@@ -24,11 +24,10 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings. Tokens of local layers attend to the last `window` tokens; 0 means that no layer is local."""
-
     only_local_rope: ClassVar[bool] = True
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=EVERY_RULE)
+    # Tokens of local layers attend to the last `window` tokens; 0 means that no layer is local.
     window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 0))
     is_local: tuple[bool, ...] = layer_kinds(4, flags={"gguf": "attention.sliding_window_pattern"}, if_window=True)
 
@@ -45,8 +44,6 @@ plan = standard.plan(Config, TENSORS)
 
 @dataclass(frozen=True)
 class MoeConfig(glm4_moe.Sigmoids, Config):
-    """EXAONE's sizes, the numbers of experts, and the settings of the router."""
-
     window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 4096))
     n_experts: int = declared(Count())
     expert_size: int = whole("expert_feed_forward_length", ("moe_intermediate_size", 1024))
@@ -65,7 +62,6 @@ class MoeConfig(glm4_moe.Sigmoids, Config):
     )  # fmt: skip
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, with the total FFN size of the shared experts."""
         return {**super().to_gguf(), "expert_shared_feed_forward_length": self.n_shared * self.expert_size}
 
 

@@ -34,13 +34,12 @@ GGUF_ARCHITECTURE = "falcon-h1"
 
 @dataclass(frozen=True)
 class Multipliers(Setting):
-    """The setting of n multipliers: a number (n = 1) or a list of n numbers in config.json; GGUF files have none."""
+    """The setting of n multipliers: a number (n = 1) or a list of n numbers in config.json; all are 1 in GGUF files."""
 
     hf: str
     n: int = 1
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[float, ...]:
-        """Return the n multipliers; all are 1 in GGUF files."""
         if naming == "gguf":
             return (1.0,) * self.n
         if self.n == 1:
@@ -58,13 +57,10 @@ def gate_first(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(mamba2.Sizes, llama.Config):
-    """Llama's settings, the settings of the Mamba2 mixers, and the multipliers.
+    """Llama's settings, the settings of the Mamba2 mixers, and multipliers of activations.
 
     Attributes:
-        of_embeddings: multiplier of the embeddings.
-        of_logits: multiplier of the logits.
         attention_in: multiplier of the input of attention.
-        keys: multiplier of the keys.
         attention_out: multiplier of the output of attention.
         space_in: multiplier of the input of a Mamba2 mixer.
         space: multipliers of the mixer's gate, input x, B, C and time steps, in addition to `space_in`.
@@ -116,7 +112,7 @@ TENSORS["blk.*.ffn_norm.weight"] = replace(TENSORS["blk.*.ffn_norm.weight"], ggu
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table. GGUF files have the folder's tensors times the multipliers (`Row.times`)."""
+    """Return the tensor table, in which `Row.times` are the multipliers."""
     (into,), (keys,), (logits,) = cfg.attention_in, cfg.keys, cfg.of_logits
     times = {
         "token_embd": cfg.of_embeddings[0], "output": logits, "blk.*.attn_q": into, "blk.*.attn_k": into * keys,
@@ -136,9 +132,7 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 
 
 class Model(Decoder):
-    """A Falcon-H1 model.
-
-    Some multipliers cost nothing at run time, because other parameters contain them:
+    """A Falcon-H1 model. Some multipliers cost nothing at run time, because other parameters contain them.
 
     - The weights of a mixer's convolution contain the multipliers of x, B and C.
     - The weights of the last norm contain the multiplier of the logits.
@@ -166,7 +160,6 @@ class Model(Decoder):
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return (T, D), the embeddings times their multiplier."""
         x, factor = super().embed(ids, positions), self.config.of_embeddings[0]
         return x if factor == 1 else self.backend.scale(x, factor)
 

@@ -26,9 +26,9 @@ from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Table, tensors
 
-# Every second layer, beginning with the second, is global: it attends to all tokens. The others are local.
+# Every second layer, beginning with the second, is global. The others are local.
 PATTERN = 2
-# The number of layers of the 27B model, whose attention scale is (hidden_size / n_heads)**-0.5.
+# The number of layers of the 27B model, whose attention scale differs; see `gemma3.LAYERS_OF_27B`.
 LAYERS_OF_27B = 46
 
 
@@ -46,11 +46,8 @@ class SoftCap(Setting):
         return s.number_or_none(self.key, self.usual)
 
     def to_gguf(self, value: float | None) -> Mapping[str, object]:
-        """Return the key, or nothing for None.
-
-        In GGUF a missing key means the default soft cap. So a model without a soft cap cannot be written: the writer
-        reads the settings of the new file, and raises an error if they differ from the model's.
-        """
+        # A missing key means the default soft cap. So the writer raises an error for a model without a soft cap: the
+        # settings of the new file differ from the model's.
         return {} if value is None else {self.key: value}
 
     def to_hf(self, value: float | None, config: Any) -> Mapping[str, object]:
@@ -59,10 +56,7 @@ class SoftCap(Setting):
 
 @dataclass(frozen=True)
 class Config(Sizes):
-    """The sizes of a Gemma 2 model. Tokens of local layers attend to the last `window` tokens.
-
-    Fields have the defaults of transformers, because a config.json may omit them.
-    """
+    """The sizes of a Gemma 2 model. Fields have the defaults of transformers, because a config.json may omit them."""
 
     vocab_size: int = whole(("vocab_size", n_embeddings), ("vocab_size", 256_000))
     context_length: int = whole("context_length", ("max_position_embeddings", 8192))
@@ -98,20 +92,16 @@ QUERIES = "blk.*.attn_q.weight"
 
 
 class Model(gemma3.Model):
-    """Gemma 3's decoder with soft caps of scores and logits."""
-
     def mixer(self, config: Config, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
         return Attention.read(t, config, rope, Scores(config.attention_scale, config.score_softcap), window)
 
 
 def planned(checkpoint: Checkpoint, of: Table) -> Plan:
-    """Return the plan of a model with the tensor table `of`."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
     if checkpoint.naming == "gguf":
         # The head is tied, but some files have a matrix for it.
         return Plan(config, tensors(config, of, "optional"))
-    # The query weights in GGUF files are scaled by this factor, because llama.cpp reads no key for the attention scale.
     factor = scale_factor(config, LAYERS_OF_27B)
     table = {**of, QUERIES: replace(of[QUERIES], times=factor)}
     in_tensors = () if factor == 1 else ("attention_scale",)

@@ -1,10 +1,10 @@
 """Gemma 3, the text model.
 
 Paper: "Gemma 3 Technical Report", arXiv 2503.19786. Reference: Hugging Face transformers, models/gemma3. Differences
-from Llama: the outputs of attention and FFN are normed too, which makes four norms per layer; queries and keys are
-normed per head; most layers have sliding-window attention (local layers), the others attend to all tokens (global
-layers), and the two kinds have different RoPE bases; the gate has GELU; embeddings are scaled by the square root of the
-hidden size; the head is tied to the embedding table.
+from Llama: the outputs of attention and FFN are normed, too; queries and keys are normed per head; most layers have
+sliding-window attention (local layers), the others attend to all tokens (global layers), and the two kinds have
+different RoPE bases; the gate has GELU; embeddings are scaled by the square root of the hidden size; the head is tied
+to the embedding table.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ STEMS = ("model.", "language_model.model.", "model.language_model.")
 class AttentionScale(Setting):
     """The setting of the attention scale. config.json has `query_pre_attn_scalar`, which is `scale**-2`.
 
-    `layers_of_27b` is the number of layers of the 27B model, whose scale differs. No GGUF key is written, because
-    llama.cpp reads none for Gemma. Instead, GGUF files contain the query weights (Gemma 2) or the norm of queries
-    (Gemma 3) times a factor, which `plan` sets as `Row.times`.
+    No GGUF key is written, because llama.cpp reads none for Gemma. Instead, GGUF files contain the query weights (Gemma
+    2) or the norm of queries (Gemma 3) times `scale_factor`, which `plan` sets as `Row.times`.
     """
 
     layers_of_27b: int
@@ -110,10 +109,7 @@ class Sizes(ConfigBase):
 
 @dataclass(frozen=True)
 class Config(Sizes):
-    """The sizes of a Gemma 3 model. Tokens of local layers attend to the last `window` tokens.
-
-    Fields have the defaults of transformers, because a config.json may omit most of them.
-    """
+    """The sizes of a Gemma 3 model. Fields have the defaults of transformers, because a config.json may omit them."""
 
     vocab_size: int = whole(("vocab_size", n_embeddings), ("vocab_size", 262_208))
     context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
@@ -127,7 +123,6 @@ class Config(Sizes):
     is_local: tuple[bool, ...] = layer_kinds(PATTERN, interval=PATTERN_KEYS)
 
     expected = Expected(
-        # The two keys of soft caps must be 0 or absent.
         gguf={"attention.causal": True, "attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0},
         hf={
             "hidden_activation": "gelu_pytorch_tanh",
@@ -164,19 +159,16 @@ QUERY_NORM = "blk.*.attn_q_norm.weight"
 
 
 class ScaledEmbeddings(Decoder):
-    """A model whose embeddings are multiplied by the square root of the hidden size."""
+    """A model whose embeddings are multiplied by the square root of the hidden size.
+
+    transformers rounds this factor to bfloat16 if activations are bfloat16; here the factor is float32.
+    """
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return (T, D), the embeddings times the square root of D.
-
-        transformers rounds the factor to bfloat16 if activations are bfloat16; here the factor is float32.
-        """
         return self.backend.scale(super().embed(ids, positions), self.config.hidden_size**0.5)
 
 
 class Model(ScaledEmbeddings, standard.Model):
-    """The standard decoder with scaled embeddings and its own attention scale."""
-
     def mixer(self, config: Any, t: LayerTensors, rope: Rope | None, window: int | None) -> Attention:
         return Attention.read(t, config, rope, Scores(config.attention_scale), window)
 
@@ -205,10 +197,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
 def text_settings(s: Settings, around: Collection[str] = AROUND_TEXT) -> Settings:
     """Return the settings of the text model: `text_config` in multimodal models, otherwise s itself.
 
-    `around` are the keys that are allowed next to `text_config`.
-
     Raises:
-        UnsupportedConfigError: there is an unknown setting next to `text_config`.
+        UnsupportedConfigError: there is a setting next to `text_config` whose key is not in `around`.
     """
     text = s.mapping("text_config")
     if text is None:

@@ -3,7 +3,7 @@
 Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 
 - global layers have another head dim, and perhaps another number of KV heads, than local layers; RoPE rotates a part of
-  each head of a global layer; with `attention_k_eq_v`, one projection gives the keys and the values of global layers;
+  each head of a global layer; with `attention_k_eq_v`, global layers have one projection for keys and values;
 - values are normed per head, without a weight; attention scores have the scale 1; logits have a soft cap;
 - the last `num_kv_shared_layers` layers compute no keys and values: they attend to the keys and values of the last
   layer of the same kind (local or global) that computes keys and values;
@@ -139,7 +139,7 @@ def _each(s: Settings, found: Mapping[str, object], key: str, n: int, where: str
 
 
 def arrays(config: Config, keys: Mapping[str, object]) -> dict[str, object]:
-    """Return a config's keys with arrays in place of the keys of this module."""
+    """Return the GGUF keys of a config with arrays in place of the keys that only this module uses."""
     made = {key: value for key, value in keys.items() if key not in (GLOBAL_KV_HEADS, IS_WIDE, K_IS_V)}
     sizes = [config.of_layer(i) for i in range(config.n_layers)]
     if config.has_wide_ffn:
@@ -156,14 +156,14 @@ KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension
 
 @dataclass(frozen=True)
 class GlobalSize(Setting):
-    """The head dim or the number of KV heads of global layers.
+    """The setting of the head dim, or of the number of KV heads, of global layers.
 
-    In config.json, it has a key of its own or, since transformers 5, it is in `per_layer_config`.
+    config.json has a key for it or, since transformers 5, `per_layer_config` with the sizes of each layer.
 
     Attributes:
         key: the key in config.json.
-        each: the key of this size in each layer's entry of `per_layer_config`.
-        usual: the default; None if the default is the size of local layers.
+        each: the key in each layer's entry of `per_layer_config`.
+        usual: the default; None for the size of local layers.
         gguf: the GGUF keys, which have the same value.
     """
 
@@ -173,7 +173,6 @@ class GlobalSize(Setting):
     gguf: tuple[str, ...]
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the size. As in transformers, it is that of local layers for KV heads without `attention_k_eq_v`."""
         if naming == "gguf":
             size = s.whole(self.gguf[0])
             for key in self.gguf[1:]:
@@ -184,6 +183,7 @@ class GlobalSize(Setting):
         layers = s.mapping("per_layer_config")
         if layers is None:
             found = s.whole(self.key, usual)
+            # Like transformers, ignore the number of KV heads of global layers without `attention_k_eq_v`.
             return found if self.each == "head_dim" or known.k_is_v else local
         s.whole_or_none(self.key, None)
         sizes = {}
@@ -207,15 +207,9 @@ class GlobalSize(Setting):
 
 @dataclass(frozen=True)
 class ExpertSize(Setting):
-    """The setting of a size of the mixture of experts.
+    """The setting of a size of the mixture of experts; `is_count` means that the size is the number of experts.
 
-    The size is 0 in models without experts. If `enable_moe_block` is false, the key in config.json is checked, but not
-    used.
-
-    Attributes:
-        gguf: the GGUF key.
-        hf: the key in config.json.
-        is_count: whether this setting is the number of experts.
+    In config.json, `enable_moe_block` says whether there are experts. If not, the key is checked, but not used.
     """
 
     gguf: str
@@ -233,11 +227,9 @@ class ExpertSize(Setting):
         return s.whole(key) if n_experts or naming == "hf" else s.whole_or_zero(key)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key, if there are experts."""
         return {self.gguf: value} if value else {}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key, and whether there are experts."""
         return {self.hf: value or None, "enable_moe_block": config.n_experts > 0}
 
 
@@ -250,10 +242,7 @@ def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The sizes of a Gemma 4 model; `of_layer` returns the sizes of one layer.
-
-    Fields have the defaults of transformers, because a config.json may omit most of them.
-    """
+    """The sizes of a Gemma 4 model. Fields have the defaults of transformers, because a config.json may omit them."""
 
     n_layers: int = whole("block_count", ("num_hidden_layers", 30), condition=believable)
     hidden_size: int = whole("embedding_length", ("hidden_size", 2304))
@@ -316,6 +305,7 @@ class Config(ConfigBase):
         return max(j for j in range(self.first_shared) if self.is_local[j] == self.is_local[i])
 
     def of_layer(self, i: int) -> Config:
+        """Return a config with the sizes of layer i."""
         wide = 2 if self.has_wide_ffn and i >= self.first_shared else 1
         of = replace(self, intermediate_size=wide * self.intermediate_size)
         if self.is_local[i]:
@@ -324,8 +314,8 @@ class Config(ConfigBase):
 
 
 # ---- tensors: their names, and which of them a layer has ----
-# Norm weights are stored as they are; Gemma 3's folders have them minus 1. The weight of the router's norm, and a
-# factor for each expert, are in EXPERT_TENSORS. `weights/experts.py` adds the matrices of router and experts.
+# Norm weights are stored as they are; Gemma 3's folders have them minus 1. `weights/experts.py` adds the matrices of
+# router and experts.
 
 LAYER = "model.layers.*."
 TENSORS = {
@@ -358,12 +348,7 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 
 
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
-    """Return the plan of a table's tensors.
-
-    A file may have tensors that its layers do not use. These are not read: in layers that share keys and values, the
-    projections of keys and values and the norm of keys; in layers whose keys are also the values, the projection of
-    values.
-    """
+    """Return the plan of a table's tensors. Tensors that `_absent` names are not read if the file has them."""
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}
     made = [*tensors(config, outside, "optional" if is_gguf else "absent"), *more]
@@ -376,7 +361,7 @@ def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) 
 
 
 def _absent(config: Config, i: int) -> tuple[str, ...]:
-    """Return the tensors that layer i does not have, by their names in the table."""
+    """Return the tensors of keys and values that layer i does not use, by their names in the table."""
     if config.shares(i) is not None:
         return (*KEYS, VALUES)
     return (VALUES,) if config.k_is_v and not config.is_local[i] else ()
@@ -464,8 +449,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     unused += [name for name in checkpoint.shapes if any(part in name for part in NOT_TEXT) and text is not settings]
     made = with_mixture(checkpoint, planned(config, table(config, stem), unused), stem)
-    # GGUF has no key for the rotated part of a head. Instead, pairs that are not rotated have a huge divisor of their
-    # frequency.
+    # GGUF has no key for the rotated part of a head. Instead, the frequencies of unrotated pairs have a huge divisor.
     rope = config.rope.for_heads(config.global_head_dim)
     plain = Rope.plain(config.global_head_dim, config.rope.theta)
     divisors = [f / slow if slow else NOT_ROTATED for f, slow in zip(plain.frequencies, rope.frequencies, strict=True)]

@@ -3,7 +3,7 @@
 Reference: Hugging Face transformers, models/glm. Differences from Llama: RoPE rotates the first half of each head, with
 the pairs (2j, 2j + 1); queries, keys and values have biases; files store gate and up as one matrix.
 
-Reference of GLM-4-0414: models/glm4. Difference from GLM-4: norms after attention and FFN, too.
+Reference of GLM-4-0414: models/glm4. Difference from GLM-4: the outputs of attention and FFN are normed, too.
 """
 
 from __future__ import annotations

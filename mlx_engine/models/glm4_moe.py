@@ -35,7 +35,7 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Sigmoids(InGroups):
-    """The settings of DeepSeek-V3's mixture of experts, whose router uses sigmoids, a bias and groups of experts."""
+    """The settings of DeepSeek-V3's mixture of experts."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     n_experts: int = declared(Count("n_routed_experts"))
@@ -51,8 +51,6 @@ class Sigmoids(InGroups):
 
 @dataclass(frozen=True)
 class Config(Sigmoids, llama.Config):
-    """Llama's settings, and those of the mixture of experts."""
-
     head_dim: int = partly_rotated_heads(128)
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"), partial=True, part=0.5)
@@ -79,8 +77,7 @@ plan = standard.plan(Config, TENSORS, experts_of=NAMES)
 
 @dataclass(frozen=True)
 class SolarConfig(Config):
-    """GLM-4.5's settings. `intermediate_size` is read but unused: no layer is dense."""
-
+    # Unused, because no layer is dense.
     intermediate_size: int = whole("feed_forward_length", ("intermediate_size", 10240))
     rope: Rotation = rotation(theta=1e6, rules=("linear", "dynamic", "yarn"), partial=True)
     use_qk_norm: bool = constant(False)
