@@ -1,11 +1,8 @@
 """A constraint on the text of an answer: a JSON Schema, a regular expression, a grammar or a choice.
 
-`Constraint` says which texts are allowed. While an answer is generated, `loop/constraint.py` turns the constraint into
-masks of the tokens that may come next, with the library llguidance. This module imports no third-party library, so
-that options can be declared and checked quickly.
-
-A JSON Schema is checked when its constraint is made. A keyword that the masks would ignore is an error, whose message
-has the keyword's path in the schema.
+While an answer is generated, `loop/constraint.py` turns the `Constraint` into masks of the tokens that may come next,
+with the library llguidance. This module imports no third-party library, so that options can be declared and checked
+quickly. A JSON Schema with a keyword that the masks would ignore is an error when its constraint is made.
 """
 
 from __future__ import annotations
@@ -33,10 +30,7 @@ UNSUPPORTED = frozenset(
         "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "nullable", "x-guidance",
     }
 )  # fmt: skip
-"""Keywords of JSON Schema, OpenAPI and llguidance that change which values are valid, but that masks cannot enforce.
-
-`x-guidance` has llguidance's own settings. It is refused, because `bounded` writes its own value.
-"""
+"""Keywords of schemas that the masks cannot enforce; also llguidance's own `x-guidance`, which `bounded` writes."""
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """The values of `format` that the masks enforce."""
@@ -45,8 +39,7 @@ _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-
 _SHORT = "[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 
-# Patterns that are added to llguidance's own formats, which accept 29 February of every year and second 60. With the
-# patterns, only dates that exist and times without leap seconds are allowed.
+# Patterns that are added to llguidance's own formats, which also accept 29 February of every year and second 60.
 STRICTER = {
     "date": f"^({_SHORT}|{_LEAP})$",
     "time": f"^{_TIME}[^0-9]",
@@ -68,7 +61,6 @@ class Constraint:
     """The texts that an answer may have. Make one with `json_schema`, `json_object`, `regex`, `grammar` or `choice`.
 
     Attributes:
-        kind: how `text` is written.
         text: a JSON Schema, a regular expression, a Lark grammar, or a JSON list of texts.
         follows_reasoning: whether the answer may begin with reasoning, to which the constraint does not apply. The
             engine sets it to True if the prompt consists of messages.
@@ -79,7 +71,7 @@ class Constraint:
     follows_reasoning: bool = False
 
     def __post_init__(self) -> None:
-        """Check what can be checked without a tokenizer; raise OptionError if the constraint is invalid."""
+        """Raise OptionError if the constraint is invalid, as far as this can be checked without a tokenizer."""
         if self.kind == "json_schema":
             check_schema(_parsed(self.text))
         elif self.kind == "choice":
@@ -93,11 +85,7 @@ class Constraint:
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Constraint:
         """Allow the JSON values that a schema describes, on one line, with properties in the schema's order.
 
-        Args:
-            schema: a JSON Schema (draft 2020-12 or older), as a mapping or as JSON text.
-
-        Raises:
-            OptionError: the schema is invalid, or has a keyword that is not supported; the message gives its path.
+        `schema` is a JSON Schema (draft 2020-12 or older), or its JSON text. Raise OptionError as `check_schema` does.
         """
         parsed = _parsed(schema) if isinstance(schema, str) else schema
         check_schema(parsed)
@@ -110,10 +98,7 @@ class Constraint:
 
     @classmethod
     def regex(cls, text: str) -> Constraint:
-        """Allow the texts that a regular expression matches as a whole, in the syntax of Rust's regex crate.
-
-        This syntax has no look-around and no back-references.
-        """
+        """Allow what a regular expression of Rust's regex crate (no look-around, no back-references) fully matches."""
         return cls("regex", _checked_text(text, "a regular expression"))
 
     @classmethod
@@ -121,11 +106,8 @@ class Constraint:
         """Allow the texts of a grammar in llguidance's variant of Lark, whose first rule is `start`.
 
         `<name>` is the special token of that name in the vocabulary. `%json {...}` stands for the values of a JSON
-        Schema. The schema is checked as in `json_schema`, and allows at most one space after a comma or colon. A schema
-        with the keyword "x-guidance" is passed to llguidance unchanged and unchecked.
-
-        Raises:
-            OptionError: a schema in the grammar is invalid.
+        Schema, which is checked as in `json_schema`, and allows at most one space after a comma or colon. A schema with
+        the keyword "x-guidance" is passed to llguidance unchanged and unchecked.
         """
         return cls("grammar", _with_bounded_json(_checked_text(lark, "a grammar")))
 
@@ -149,10 +131,9 @@ class Constraint:
 
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema in the form for llguidance.
+    """Return a schema for llguidance: white space is bounded (`WHITESPACE`), and `STRICTER` is added to formats.
 
-    White space is bounded (`WHITESPACE`), dates and times get the patterns of `STRICTER`, and counts written as 3.0
-    become integers. Keywords that change nothing are removed, because llguidance would refuse them.
+    Counts such as 3.0 become integers. Keywords that change nothing are removed, because llguidance would refuse them.
     """
     copied: dict[str, Any] = json.loads(_text(schema))
     for part in list(_parts(copied)):
@@ -168,11 +149,9 @@ def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_schema(schema: object) -> None:
-    """Check that the masks can enforce every keyword of a schema.
+    """Raise OptionError if a schema is no mapping, or has a keyword, format or reference that is not supported.
 
-    Raises:
-        OptionError: the schema is no mapping, or has a keyword, a format or a reference that is not supported; the
-            message has the path, such as "$.properties.name.format".
+    The message has the path of the keyword, such as "$.properties.name.format".
     """
     for part in _parts(schema):
         for name in part.schema:
@@ -203,8 +182,7 @@ class _Part(NamedTuple):
 def _parts(root: object) -> Iterator[_Part]:
     """Yield a schema, then every schema inside it and every schema to which a `$ref` refers, each once.
 
-    Raises:
-        OptionError: the root is no mapping, or a value in the place of an inner schema is neither mapping nor boolean.
+    Raise OptionError if the root is no mapping, or if an inner schema is neither a mapping nor a boolean.
     """
     if not isinstance(root, Mapping):
         raise _wrong("a JSON Schema, which is an object", root)
@@ -274,10 +252,7 @@ def _is_noop(name: str, value: object) -> bool:
 
 
 def _with_bounded_json(lark: str) -> str:
-    """Check the `%json` schemas of a grammar, and return the grammar with each schema in the form of `bounded`.
-
-    A schema with "x-guidance" is assumed to be in this form already, and stays unchanged.
-    """
+    """Check the `%json` schemas of a grammar, and return the grammar with each schema in the form of `bounded`."""
     made, at = "", 0
     while match := EMBEDDED.search(lark, at):
         try:
@@ -313,7 +288,6 @@ def _checked_text(text: object, what: str) -> str:
 
 
 def _check_choice(texts: object) -> None:
-    """Check the texts of a choice."""
     if not isinstance(texts, list) or not texts:
         raise _wrong("a choice of at least one text", texts)
     for text in texts:

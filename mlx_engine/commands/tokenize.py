@@ -119,11 +119,7 @@ def load(model: str) -> Tokenizer:
 
 
 def parse_ids(text: str) -> list[int]:
-    """Parse whole numbers separated by spaces or commas, or a JSON list of them.
-
-    Raises:
-        OptionError: the text has anything else.
-    """
+    """Parse whole numbers separated by spaces or commas, or a JSON list of them; raise OptionError for other texts."""
     words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
     try:
         return [int(word) for word in words if word]
@@ -148,10 +144,9 @@ def print_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
 
 
 def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
-    """Print the tokens whose id or vocabulary entry is `wanted`; if there is none, the single token of this text.
+    """Print the tokens whose id or vocabulary entry is `wanted`; if there are none, the token of this text.
 
-    Raises:
-        OptionError: the text has no token or several tokens.
+    Raise OptionError if the text does not encode to one token.
     """
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
     if not ids:
@@ -167,7 +162,7 @@ def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
 
 
 def as_json(tokenizer: Tokenizer) -> dict[str, object]:
-    """Return the properties of a tokenizer, without its tokens."""
+    """Return the properties of a tokenizer; of its tokens, only the special ones."""
     return {
         "kind": tokenizer.kind,
         "pre": tokenizer.pre,

@@ -10,7 +10,6 @@ from typing import Any
 
 from mlx_engine.errors import OptionError, size
 
-# `shown` cuts longer strings to this many characters, and appends their full length.
 SHOWN_CHARACTERS = 200
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 TIME, SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)", re.IGNORECASE), {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -43,7 +42,7 @@ def plain(text: str) -> str:
 def shown(value: object, kind: str = "") -> str:
     """Format a value on one line: text is cut to `SHOWN_CHARACTERS`, a list or array becomes "LENGTH x TYPE".
 
-    Floats have seven significant digits if `kind` is "float32", and all digits if not.
+    If `kind` is "float32", floats have seven significant digits: further digits of the float64 are noise.
     """
     if isinstance(value, str):
         return repr(value[:SHOWN_CHARACTERS]) + _rest(value)
@@ -58,7 +57,6 @@ def shown(value: object, kind: str = "") -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, float):
-        # A float32 has seven significant digits; further digits of the float64 are noise.
         return f"{value:.7g}" if kind == "float32" else repr(value)
     return str(value)
 
@@ -79,12 +77,9 @@ def exact(n_bytes: int | None) -> str:
 
 
 def experts_text(nbytes: int, held: int, read: int) -> str:
-    """Describe how many experts are in memory.
+    """Describe how much of the experts is in memory: `held` of `nbytes` bytes.
 
-    Args:
-        nbytes: bytes of all experts.
-        held: bytes of the experts in memory.
-        read: bytes of the other experts that a token is expected to read from the file.
+    `read` is the expected number of bytes of the other experts that a token reads from the file.
     """
     if held >= nbytes:
         return f"{size(nbytes)}, all in memory"
@@ -114,11 +109,7 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def bytes_of(option: str, text: str) -> int:
-    """Parse a size: 2GiB (or 2G) is 2 * 1024**3 bytes, 2GB is 2 * 1000**3.
-
-    Raises:
-        OptionError: the text is not a size.
-    """
+    """Parse a size: 2GiB (or 2G) is 2 * 1024**3 bytes, 2GB is 2 * 1000**3. Raise OptionError for other texts."""
     match = SIZE.fullmatch(text.strip())
     if match is None:
         message = f"{option} must be a size such as 2GiB, 500MB or 1000000, not {text!r}"

@@ -1,7 +1,6 @@
 """Declarative configs: each field names its GGUF key, its key in config.json, its default and its condition.
 
 A model file derives its `Config` from `ConfigBase`, and declares each field with a function such as `whole`.
-`ConfigBase.read` reads a config from GGUF metadata or config.json, and `ConfigBase.to_gguf` returns the GGUF keys.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ Naming: TypeAlias = Literal["gguf", "hf"]
 # A key, or (key, default); None if there is no key. The default is a value, or a function of the fields that were read
 # before. Without a default, the key is required.
 Where: TypeAlias = str | tuple[str, object] | None
-# A function of a value and the fields that were read before. It returns None if the value is valid, or a text that says
-# what is expected.
+# Gets a value and the fields that were read before. Returns None if the value is valid, or else what is expected.
 Condition: TypeAlias = Callable[[Any, Any], str | None]
 
 SETTING = "setting"
@@ -32,33 +30,27 @@ P = ParamSpec("P")
 
 
 class Setting(ABC):
-    """How a field of a config is read from a file's settings, and written as GGUF keys or keys of config.json.
-
-    A setting without `to_gguf` or `to_hf` writes no keys.
-    """
+    """How a field of a config is read from a file's settings, and written as GGUF keys or keys of config.json."""
 
     @abstractmethod
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
-        """Return the value of the field.
+        """Return the value of the field; raise UnsupportedConfigError if it is missing, invalid or not implemented.
 
         `known` has the fields that were read before, and `n_embeddings`, the number of rows of the embedding table.
-
-        Raises:
-            UnsupportedConfigError: a setting is missing, invalid or not implemented.
         """
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return the GGUF keys for this value."""
+        """Return the GGUF keys for this value; by default none."""
         return {}
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return the keys of config.json for this value of a config."""
+        """Return the keys of config.json for this value of a config; by default none."""
         return {}
 
 
 @dataclass(frozen=True)
 class Key(Setting):
-    """A setting that has one key.
+    """A setting that has one key; its value must meet `condition`.
 
     Attributes:
         kind: the function that reads the key, usually a method of `Settings`, such as `Settings.whole`.
@@ -66,7 +58,6 @@ class Key(Setting):
             then None, or False if `kind` is `Settings.flag`.
         hf: the same for config.json.
         repeated: GGUF keys that must have the same value if they are present.
-        condition: a `Condition` that the value must meet.
     """
 
     kind: Callable[[Settings, str, Any], Any]
@@ -76,7 +67,6 @@ class Key(Setting):
     condition: Condition | None = None
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
-        """Return the value of the key, or its default."""
         where = self.gguf if naming == "gguf" else self.hf
         if where is None:
             return False if self.kind is Settings.flag else None
@@ -90,7 +80,6 @@ class Key(Setting):
         return value
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return the key and the keys that repeat it."""
         if self.gguf is None:
             return {}
         return dict.fromkeys((self.gguf if isinstance(self.gguf, str) else self.gguf[0], *self.repeated), value)
@@ -117,16 +106,12 @@ class ActivationKey(Setting):
         return self.gguf if naming == "gguf" else self.words[s.choice(self.hf, *self.words)]
 
     def to_hf(self, value: str, config: Any) -> Mapping[str, object]:
-        """Return the key with the first word that means this activation."""
         return {self.hf: next(word for word, of in self.words.items() if of == value)}
 
 
 @dataclass(frozen=True)
 class Constant(Setting):
-    """A field with a fixed value, in place of a field that the base class of the config reads from files.
-
-    The value may be a function of the fields that were read before.
-    """
+    """A fixed value, or a function of the fields that were read before, for a field that the base class reads."""
 
     value: Any
 
@@ -186,15 +171,12 @@ class ConfigBase:
 
     @classmethod
     def read(cls: type[C], s: Settings, naming: Naming, n_embeddings: int = 1) -> C:
-        """Read a config, field by field in their order.
+        """Read the fields in their order; raise UnsupportedConfigError for a wrong or an unread setting.
 
         Args:
-            s: GGUF metadata without the architecture's prefix, or config.json.
-            naming: which of the two `s` is.
+            s: for "gguf", the metadata without the architecture's prefix; for "hf", config.json.
+            naming: the kind of file.
             n_embeddings: number of rows of the embedding table in a GGUF file.
-
-        Raises:
-            UnsupportedConfigError: a setting is missing, invalid or not implemented.
         """
         known = SimpleNamespace(n_embeddings=n_embeddings)
         for f in fields(cls):
@@ -209,17 +191,14 @@ class ConfigBase:
         return config
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, without the architecture's prefix."""
+        """Return the GGUF keys of this config, without the architecture's prefix."""
         keys: dict[str, object] = {}
         for f in fields(self):
             keys |= f.metadata[SETTING].to_gguf(getattr(self, f.name))
         return keys
 
     def to_hf(self) -> dict[str, object]:
-        """Return this config as keys of config.json.
-
-        A key in `expected` gets its first implemented value; it is left out if that is None or a function.
-        """
+        """Return the keys of config.json, with the first implemented value of each key in `expected`, if it has one."""
         keys: dict[str, object] = {}
         for key, allowed in self.expected.hf.items():
             value = allowed[0] if isinstance(allowed, tuple) else allowed
@@ -260,7 +239,7 @@ def declared(setting: Setting, *, compare: bool = True) -> Any:
 
 
 def declares(setting: Callable[P, Setting]) -> Callable[P, Any]:
-    """Return a function that makes a `setting` (a class) from its arguments, and declares a field with this setting."""
+    """Return a function of the arguments of the class `setting` that declares a field with this setting."""
     return lambda *args, **kwargs: declared(setting(*args, **kwargs))
 
 
@@ -269,22 +248,12 @@ constant = declares(Constant)
 
 
 def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: Condition | None = None) -> Any:
-    """Declare a field that is a whole number >= 1.
-
-    Args:
-        gguf: the GGUF key without the architecture's prefix, or (key, default).
-        hf: the same for config.json.
-        repeated: GGUF keys that must have the same value if they are present.
-        condition: a `Condition` that the value must meet.
-    """
+    """Declare a field that is a whole number >= 1. `Key` describes the arguments."""
     return declared(Key(Settings.whole, gguf, hf, repeated, condition))
 
 
 def main_layers(s: Settings, key: str, default: Any) -> int:
-    """Return the number of layers, not counting layers of multi-token prediction (MTP).
-
-    GGUF's `block_count` includes the MTP layers.
-    """
+    """Return the number of layers without those of multi-token prediction (MTP), which `block_count` includes."""
     n, extra = s.whole(key, default), s.whole_or_zero("nextn_predict_layers") if key == "block_count" else 0
     if extra >= n:
         raise s.error("nextn_predict_layers", f"fewer than all {n} layers", extra)
@@ -292,7 +261,7 @@ def main_layers(s: Settings, key: str, default: Any) -> int:
 
 
 def n_layers() -> Any:
-    """Declare the field `n_layers`, which does not count layers of multi-token prediction."""
+    """Declare the field `n_layers`, without layers of multi-token prediction."""
     return declared(Key(main_layers, "block_count", "num_hidden_layers", condition=believable))
 
 
@@ -314,8 +283,7 @@ def flag(gguf: Where, hf: Where) -> Any:
 def said(hf: Where) -> Any:
     """Declare a flag of config.json that says whether files have certain tensors.
 
-    GGUF has no key for the flag: for GGUF files, it is set if the file has the tensors (`Row.when` in
-    `weights/table.py`).
+    For GGUF files, `Row.when` in `weights/table.py` sets the flag if the file has the tensors.
     """
     return flag(None, hf)
 
@@ -328,8 +296,7 @@ def number(gguf: Where, hf: Where) -> Any:
 # ---- functions that compute defaults from the fields that were read before, and conditions (`Condition`) ----
 
 
-# The largest accepted head dim, far above any model. With a huge head dim, a damaged file would make rotary tables that
-# exhaust the memory.
+# Far above any model's head dim. Without a limit, the rotary tables of a damaged file could exhaust the memory.
 WIDEST_HEAD = 65_536
 
 
@@ -376,12 +343,9 @@ def rotated_heads(
     *,
     partly: bool = False,
 ) -> Any:
-    """Declare the field `head_dim` of a model with RoPE.
+    """Declare the field `head_dim` of a model with RoPE, with its default in config.json (`usual`) and in GGUF files.
 
-    Args:
-        usual: the default in config.json.
-        in_gguf: the default in GGUF files.
-        partly: whether RoPE may rotate only a part of each head.
+    `partly`: whether RoPE may rotate only a part of each head.
     """
     repeated = ("attention.value_length",) if partly else ("attention.value_length", "rope.dimension_count")
     return whole(("attention.key_length", in_gguf), ("head_dim", usual), repeated=repeated, condition=halves)
@@ -408,8 +372,5 @@ def same_as(name: str) -> Callable[[Settings, str, Any], object]:
 
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
-    """Return a check that a setting is present and has this value.
-
-    For settings that transformers sets to another value if they are absent.
-    """
+    """Return a check that a setting is present and has this value, because transformers' default is another."""
     return lambda s, key, config: s.choice(key, REQUIRED, value)

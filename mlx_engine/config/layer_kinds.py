@@ -20,15 +20,14 @@ class LayerKinds(Setting):
     """A flag per layer: True for layers of the first of two kinds, False for the second kind.
 
     Attributes:
-        every: the default of n, if every n-th layer is of the second kind.
-        begins: whether the first of every n layers is of the second kind, and not the last. If True, `interval` must be
-            empty.
+        every: the default of the interval n: the last of every n layers is of the second kind.
         names: the names of both kinds in config.json's `layer_types`; None if the kinds are not listed there.
-        interval: the key of n, for GGUF ("gguf") and for config.json ("hf"), if there is one.
-        flags: the key of a list with a flag for each layer, for GGUF and for config.json, if there is one.
+        interval: the key of n in GGUF ("gguf") and config.json ("hf"), if there is one.
+        flags: the key of a list with a flag for each layer in GGUF and config.json, if there is one.
         if_window: whether all layers are of the second kind if the model has no window.
         ends_with_second: whether a Hugging Face folder's last layer is of the second kind, whatever `layer_types` says.
         writes_usual: whether n is written to GGUF files even if it is `every`.
+        begins: whether the first of every n layers is of the second kind, not the last; `interval` must be empty.
     """
 
     every: int
@@ -54,10 +53,6 @@ class LayerKinds(Setting):
         return (*found[:-1], False) if naming == "hf" and self.ends_with_second else found
 
     def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the list of flags, or the interval n if it must be written.
-
-        Return no key if GGUF has none, or if no layer is of the first kind and both `flags` and `if_window` are set.
-        """
         if "gguf" in self.flags:
             return {} if self.if_window and not any(value) else {self.flags["gguf"]: list(value)}
         n = _interval(value)
@@ -66,7 +61,6 @@ class LayerKinds(Setting):
         return {self.interval["gguf"]: n} if is_written else {}
 
     def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
-        """Return the list of flags, or the name of each layer's kind and the interval n."""
         if "hf" in self.flags:
             return {self.flags["hf"]: [int(is_first) for is_first in value]}
         first, second = self.names or LOCAL
@@ -84,14 +78,10 @@ layer_kinds = declares(LayerKinds)
 
 @dataclass(frozen=True)
 class OfSomeLayers(Setting):
-    """The setting of a number that only some layers have, such as the number of KV heads.
+    """A number that only some layers have, such as the number of KV heads.
 
-    config.json has the number once. GGUF files have a list, with 0 for the layers without it.
-
-    Attributes:
-        gguf: the key of the list, or of a single number for all layers. This class does not write the key: `to_gguf` of
-            the `Config` in `models/` does.
-        hf: the key in config.json.
+    config.json has the number once. GGUF files have the number, or a list with 0 for the layers without it; the
+    `Config.to_gguf` of the model writes the list.
     """
 
     gguf: str

@@ -3,7 +3,7 @@
 A scaling rule changes only the frequencies, and the factor by which cosines and sines are multiplied. In LongRoPE and
 dynamic NTK the frequencies depend on the length of the sequence: transformers changes them in the middle of a long
 text. Here they are chosen once, when a model is loaded (`Rotation.within`), so that a token's result does not depend on
-how many tokens follow. Source of the rules: Hugging Face transformers, modeling_rope_utils.
+the number of tokens after it. Source of the rules: Hugging Face transformers, modeling_rope_utils.
 """
 
 from __future__ import annotations
@@ -38,18 +38,15 @@ class Rotation:
         theta: the base of the frequencies `theta ** (-2j / n)` of the n rotated elements of a head.
         rule: the scaling rule, a key of `RULES`.
         factor: the scaling factor of the rule.
-        low: "llama3" and "yarn" divide a frequency by `factor` if its pair makes fewer than `low` rotations over the
-            training context.
-        high: "llama3" and "yarn" do not change a frequency if its pair makes more than `high` rotations over the
-            training context.
+        low, high: "llama3" and "yarn" divide a frequency by `factor` if its pair makes fewer than `low` rotations over
+            the training context, and do not change it if the pair makes more than `high` rotations.
         context: length of the training context in tokens; unused by "default", "linear" and "proportional".
         attention_factor: factor of cosines and sines, for "yarn" and "longrope".
-        truncate: for "yarn": whether the indices of the pairs that correspond to `low` and `high` are rounded.
-        short: for "longrope": divisor of each frequency in contexts up to the training context.
-        long: for "longrope": divisor of each frequency in longer contexts.
+        truncate: for "yarn": whether the indices of the pairs with `low` and `high` rotations are rounded.
+        short, long: for "longrope": the divisors of frequencies in contexts up to the training context, and longer.
         extent: length of the longest sequence, for "longrope" and "dynamic"; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
-        part: for "proportional": the fraction of a head's pairs that are rotated; these are the first pairs.
+        part: for "proportional": the fraction of a head's pairs, from the first pair on, that are rotated.
         beta: `Growth.beta` of Llama 4's attention scaling; 0 for no scaling. `Growth.length` is `context`.
     """
 
@@ -97,10 +94,7 @@ def scaled(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def dynamic(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Apply dynamic NTK scaling: use a larger base for longer sequences.
-
-    The first frequency does not change; the last one is lowered most.
-    """
+    """Apply dynamic NTK scaling: use a larger base for longer sequences."""
     n = 2 * len(frequencies)
     if not r.is_long or r.extent is None or n == 2:
         return frequencies
@@ -109,11 +103,9 @@ def dynamic(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def llama3(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Apply llama3 scaling: divide low frequencies by the factor.
+    """Apply llama3 scaling: divide low frequencies by the factor. Source: arXiv 2407.21783.
 
     Between `low` and `high` rotations, interpolate linearly in the number of rotations.
-
-    Source: "The Llama 3 Herd of Models", arXiv 2407.21783, and Hugging Face transformers.
     """
 
     def slowed(f: float) -> float:
@@ -126,11 +118,9 @@ def llama3(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def yarn(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Apply YaRN scaling: divide low frequencies by the factor.
+    """Apply YaRN scaling: divide low frequencies by the factor. Source: arXiv 2309.00071.
 
     Between the pairs with `high` and `low` rotations, interpolate linearly in the index of the pair.
-
-    Source: "YaRN: Efficient Context Window Extension", arXiv 2309.00071.
     """
     n = 2 * len(frequencies)
 
@@ -158,10 +148,7 @@ def longrope(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def proportional(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Divide the frequencies of the first pairs by the factor; set the other frequencies to 0.
-
-    `Rotation.part` is the fraction of the first pairs. Source: Gemma 4 in transformers.
-    """
+    """Divide the frequencies of the first pairs (`Rotation.part`) by the factor; set the others to 0. For Gemma 4."""
     n = int(r.part * len(frequencies))
     return tuple(f / r.factor for f in frequencies[:n]) + (0.0,) * (len(frequencies) - n)
 
@@ -212,11 +199,10 @@ class RotationSetting(Setting):
 
     Attributes:
         gguf: the GGUF key of the base.
-        hf: the key of the base in config.json, for files in which `rope_parameters` does not have the base.
+        hf: the key of the base in config.json, if `rope_parameters` does not have it.
         theta: the default base, or a function of the fields that were read before.
         rules: the implemented rules besides "default"; if empty, `rope_scaling` is not read.
-        layers: which kind of layers in `rope_parameters` has this rotation, a value of LAYER_KINDS; None if all layers
-            have the same rotation.
+        layers: the key of this rotation in `rope_parameters`, one of LAYER_KINDS; None if all layers have the same one.
         always: whether to write the base to a GGUF file even if it is the default.
         partial: whether files may say that only a part of each head is rotated.
         grows: whether files may have Llama 4's attention scaling.
@@ -264,7 +250,6 @@ class RotationSetting(Setting):
         if rule != "linear" and factor != 1:
             raise s.error(f"{SCALING}factor", "1.0", factor)
         if rule == "longrope" or ("longrope" in self.rules and factor == 1 and attention != 1):
-            # The divisors are tensors: `weights/rope_divisors.py` reads them.
             return replace(plain, rule="longrope", context=context, attention_factor=attention)
         if attention != 1:
             raise s.error(f"{SCALING}attn_factor", "1.0", attention)
@@ -284,7 +269,7 @@ class RotationSetting(Setting):
         usual = yarn_attention(r.factor)
         times = s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0
         # llama.cpp ignores `yarn_attn_factor`, a copy of `attention_factor` or `attn_factor` of config.json. Accept the
-        # factor of `yarn_attention`, and its inverse, which is the only published value of `attn_factor`.
+        # result of `yarn_attention`, and its inverse, the only published value of `attn_factor`.
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
         if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
             raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's own factor, {usual:g}", repeated)
@@ -297,9 +282,9 @@ class RotationSetting(Setting):
         )  # fmt: skip
 
     def to_gguf(self, value: Rotation) -> Mapping[str, object]:
-        """Return the keys of a rotation.
+        """Return the keys of a rotation. GGUF has none for the rules "llama3", "dynamic" and "proportional".
 
-        GGUF has no keys for "llama3", "dynamic" and "proportional". The divisors of "longrope" are tensors.
+        The divisors of "llama3", "proportional" and "longrope" are tensors (`weights/rope_divisors.py`).
         """
         keys: dict[str, object] = {self.gguf: value.theta} if self.always or value.theta != self.theta else {}
         if self.partial and value.n_rotated is not None:
@@ -387,8 +372,7 @@ class RotationSetting(Setting):
             return r
         if rule == "linear":
             return replace(r, rule=rule, factor=s.number("factor"))
-        # If this mapping has no training context, use the value outside of the mapping (Phi-3). If both are
-        # absent, longrope is an error, and the other rules use the model's context length.
+        # Without any training context, longrope is an error, and the other rules use the model's context length.
         usual = original or (REQUIRED if rule == "longrope" else getattr(known, "context_length", 1))
         context = s.whole(ORIGINAL, usual)
         if original not in (None, context):
@@ -479,7 +463,7 @@ DUAL_CHUNK = "dual_chunk_attention_config"
 
 
 def within_chunk(s: Settings, key: str, default: Any) -> int:
-    """Return the context length. If the model has dual chunk attention, limit the context to the size of a chunk.
+    """Return the context length: at most the size of a chunk, if the model has dual chunk attention.
 
     Within one chunk, dual chunk attention equals the usual attention. In longer contexts it changes the distances
     between tokens, which is not implemented. Source: "Qwen2.5-1M Technical Report", arXiv 2501.15383.
@@ -522,8 +506,7 @@ def for_context(config: Any, context: int | None) -> Any:
     - With dynamic NTK, the usual context is `context_length`. For a longer `context`, which becomes the limit, all
       tokens have the frequencies that transformers would use for the last of `context` tokens.
 
-    Raises:
-        OptionError: the context is no whole number >= 1.
+    Raise OptionError if `context` is not a whole number >= 1.
     """
     if context is not None and not (is_whole(context) and context >= 1):
         expected = "a whole number of at least 1"
@@ -534,7 +517,6 @@ def for_context(config: Any, context: int | None) -> Any:
     if rope is None:
         return config
     if rope.rule == "longrope":
-        # The length selects the divisors: short ones up to the training context, long ones for the model's context.
         length = whole if (context or 0) > rope.context else min(rope.context, whole)
     else:
         length = max(context or whole, whole)

@@ -28,8 +28,7 @@ _TRAINING = (
     "initializer_factor", "initializer_range", "loss_type", "resid_pdrop", "residual_dropout", "tf_legacy_loss",
     "use_unpadded_lm_head_loss",
 )  # fmt: skip
-# Settings of how transformers runs: which outputs it returns in addition to the logits, and whether it caches keys and
-# values.
+# Settings of how transformers runs: additional outputs, and the cache of keys and values.
 _EXECUTION = (
     "cache_implementation", "chunk_size_feed_forward", "flash_attn", "output_attentions", "output_hidden_states",
     "output_past", "use_cache", "use_flash_attention", "use_flash_attn", "use_fused_rms_norm",
@@ -45,8 +44,7 @@ _GENERATION = (
 )  # fmt: skip
 # Settings in files of the first Llama models: a flag, and the degree of tensor parallelism in training.
 _OLD_LLAMA = ("is_llama_config", "pretraining_tp")
-# Settings of layers of multi-token prediction (MTP), which follow the model's layers. If these layers are not used,
-# `weights/plan.py` ignores their tensors.
+# Settings of layers of multi-token prediction (MTP). If the layers are unused, `weights/plan.py` ignores their tensors.
 MTP = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 _MTP = (*MTP, "mtp_transformer_layers", "mtp_use_dedicated_embeddings", "use_mtp")
 # Settings of tasks other than predicting the next token.
@@ -60,8 +58,7 @@ HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_MT
 # Keys of GGUF files that models do not read, because `checkpoint/pooling.py` does.
 HARMLESS_IN_GGUF = frozenset(("classifier.output_labels", "pooling_type"))
 
-# Values that switch a feature off. A setting with such a value is accepted in every architecture. If the config of an
-# architecture reads the setting, this table does not apply.
+# Values that switch a feature off. They are accepted in every architecture whose config does not read the setting.
 OFF: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False, None),
     "attention_bias": (False, None),
@@ -115,7 +112,7 @@ _COMPARABLE = (str, int, float, list, dict, type(None))
 
 
 class Settings:
-    """Reads a mapping of settings and remembers which keys were read.
+    """Reads a mapping of settings and remembers which keys were read; raises UnsupportedConfigError for wrong values.
 
     An unread setting could mean wrong results, so `refuse_rest` is called last and raises an error for it.
     """
@@ -133,7 +130,7 @@ class Settings:
         return value
 
     def whole_or_none(self, key: str, default: Any = REQUIRED) -> int | None:
-        """Return a whole number from 1 to `LARGEST`; None for null, and `default` only for an absent key."""
+        """Return a whole number from 1 to `LARGEST`; None for null, `default` for an absent key."""
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.whole(key, default)
 
@@ -150,7 +147,7 @@ class Settings:
         return float(value)
 
     def number_or_none(self, key: str, default: Any = REQUIRED) -> float | None:
-        """Return a finite number > 0; None for null, and `default` only for an absent key."""
+        """Return a finite number > 0; None for null, `default` for an absent key."""
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.number(key, default)
 
@@ -183,10 +180,7 @@ class Settings:
         return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
 
     def choice(self, key: str, default: Any, *others: str) -> str:
-        """Return a word, which is `default` or one of `others`; `default` if the key is absent.
-
-        If `default` is `REQUIRED`, the word is one of `others`, and an absent key is an error.
-        """
+        """Return `default` or one of `others`. An absent key gives `default`, or is an error if that is `REQUIRED`."""
         value = self._get(key, default)
         words = others if default is REQUIRED else tuple(dict.fromkeys((default, *others)))
         if not isinstance(value, str) or value not in words:
@@ -212,7 +206,7 @@ class Settings:
         return value
 
     def pattern(self, key: str, letters: str) -> str | None:
-        """Return a string of the given letters, which files may have as a list; None if the key is absent."""
+        """Return a string of the given letters, joined if it is a list; None if the key is absent."""
         value = self._get(key, None)
         if value is None:
             return None
@@ -250,20 +244,13 @@ class Settings:
         return value
 
     def expect(self, key: str, *allowed: object) -> None:
-        """Check that the setting is absent, null or one of the allowed values.
-
-        `expect(key, None)` checks that the setting is absent or null.
-        """
+        """Check that the setting is absent, null or one of the allowed values."""
         value = self._get(key, allowed[0])
         if not isinstance(value, _COMPARABLE) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
 
     def refuse_rest(self, harmless: Collection[str] = ()) -> None:
-        """Check that every key was read, is harmless, or has a value that switches a feature off.
-
-        Raises:
-            UnsupportedConfigError: a key is none of these; the error names the first such key.
-        """
+        """Raise an error for the first key that was not read, is not harmless, and has no value of `OFF`."""
         for key, value in self._values.items():
             if key in self._read or key in harmless:
                 continue

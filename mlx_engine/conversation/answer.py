@@ -49,13 +49,10 @@ class AnswerReader:
     def after(
         cls, tokenizer: Tokenizer, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()
     ) -> AnswerReader:
-        """Return the reader of the answer to a prompt.
+        """Return the reader of the answer to a prompt, which may end with the opening marker of the reasoning.
 
-        Args:
-            tokenizer: the model's tokenizer.
-            prompt_ids: the prompt, which may end with the opening marker of the reasoning.
-            tools: the tools that the answer may call, in the form of OpenAI's API; their schemas give the types of the
-                arguments. Without tools, calls are not parsed.
+        `tools` are in the form of OpenAI's API; their schemas give the types of the arguments. Without tools, calls are
+        not parsed.
         """
         form = answer_format(tokenizer, reads_calls=bool(tools))
         is_thinking = False
@@ -66,10 +63,8 @@ class AnswerReader:
     def add(self, text: str, marks: Sequence[int] | None = None) -> list[Event]:
         """Add text, and return the events that no later text can change.
 
-        Args:
-            text: the text that follows.
-            marks: the character indices in the answer at which control tokens begin, ascending (`Output.marks`). Text
-                that spells a control token is a delimiter only at these indices; without `marks`, everywhere.
+        `marks` are the character indices in the answer at which control tokens begin, ascending (`Output.marks`). Text
+        that spells a control token is a delimiter only at these indices; without `marks`, everywhere.
         """
         if self._reading is None:
             self._form = self._format.plain if marks is None else self._format.marked
@@ -80,10 +75,7 @@ class AnswerReader:
         return self._resumed()
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """End the answer, and return the events of the text that was held back.
-
-        `is_cut` says whether the token limit or the timeout ended the answer.
-        """
+        """End the answer (`is_cut`: by the token limit or the timeout); return the events of the text held back."""
         found = [] if self._reading else self.add("")
         self._cursor.is_end, self._cursor.is_cut = True, is_cut
         return found + self._resumed()
@@ -100,7 +92,7 @@ class AnswerReader:
 
     @property
     def n_ended(self) -> int:
-        """The number of calls so far whose arguments are complete."""
+        """The number of calls whose arguments are complete."""
         return self._calls.n_ended if self._reading else 0
 
     def _marked(self, text: str, marks: Sequence[int]) -> str:
@@ -116,7 +108,6 @@ class AnswerReader:
         return found
 
     def _read(self) -> Generator[None, None, None]:
-        """Parse an answer: reasoning, texts and calls."""
         form, calls, region = self._form, self._form.calls, None
         if self._is_thinking:
             region = next((each for each in (*form.first, *form.regions) if each.is_reasoning), None)
@@ -160,16 +151,13 @@ class AnswerReader:
         name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
         is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)
         self._cursor.at = match.end()
-        if is_call and (yield from self._calls.read(name, is_marked=True, before=self._drop_space)):
+        if is_call and (yield from self._calls.read(name, has_opening=True, before=self._drop_space)):
             return True
         self._emit_text(match[0])
         return False
 
     def _bare_call(self) -> Generator[None, None, bool]:
-        """Parse a call without an opening delimiter, and return whether there is one.
-
-        Such a call may be at the start of the answer, after reasoning or after another call.
-        """
+        """Parse a call without an opening delimiter, and return whether there is one."""
         cursor, self._may_be_bare = self._cursor, False
         cursor.is_kept, at = True, cursor.at
         yield from cursor.spaces()
@@ -177,7 +165,7 @@ class AnswerReader:
             cursor.at += 1
             yield from cursor.spaces()
         is_object = (yield from cursor.next()) == "{"
-        if is_object and (yield from self._calls.read(None, is_marked=False, before=self._drop_space)):
+        if is_object and (yield from self._calls.read(None, has_opening=False, before=self._drop_space)):
             return True
         cursor.at, cursor.is_kept = at, False
         return False
@@ -190,7 +178,6 @@ class AnswerReader:
         return match
 
     def _begin_part(self, *, is_reasoning: bool) -> None:
-        """Begin another part of the answer. White space between two parts is dropped."""
         self._is_reasoning, self._trims, self._space, self._may_be_bare = is_reasoning, True, "", True
 
     def _drop_space(self) -> None:

@@ -23,7 +23,7 @@ Reading = Generator[None, None, None]
 
 # Unescaped characters of a JSON string.
 PLAIN = re.compile(rf'[^"\\\x00-\x1f{MARK}]+')
-# A number, true, false or null: in any syntax, and in JSON's.
+# The characters of a number, true, false or null; and these values in JSON's syntax.
 SCALAR = re.compile(r"[-+.\w]*")
 JSON_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 # A key without quotes.
@@ -39,11 +39,11 @@ MAX_DEPTH = 64
 
 
 class MalformedError(Exception):
-    """The text is not a call, or its arguments are not in the format. Raised to end the parsing of a call."""
+    """The text is not a call, or its arguments are not in the format."""
 
 
 class Cursor:
-    """A position in a text that grows. The methods are generators, which yield when they need more text.
+    """A position in a text that grows.
 
     Attributes:
         text: the text that is still needed, with a MARK before each control token.
@@ -69,7 +69,7 @@ class Cursor:
         return self.text[self.at : self.at + n]
 
     def run(self, pattern: re.Pattern[str]) -> Generator[None, None, str]:
-        """Return the longest run of characters that a pattern matches here; the cursor does not move."""
+        """Return the text that a pattern matches at this position; the cursor does not move."""
         while True:
             match = pattern.match(self.text, self.at)
             end = self.at if match is None else match.end()
@@ -92,10 +92,7 @@ class Cursor:
             yield from self.more()
 
     def find(self, delimiters: Sequence[Delimiter], give: Emit) -> Generator[None, None, re.Match[str] | None]:
-        """Emit the text before the first of several delimiters, move to this delimiter, and return its match.
-
-        If there is none, emit all text, and return None at the end.
-        """
+        """Emit the text before the first of several delimiters, move there, and return the match; None at the end."""
         while True:
             found, certain = None, len(self.text)
             for delimiter in delimiters:
@@ -134,17 +131,16 @@ class CallReader:
             self._form = form
         self._is_open = False
 
-    def read(self, name: str | None, *, is_marked: bool, before: Callable[[], None]) -> Generator[None, None, bool]:
+    def read(self, name: str | None, *, has_opening: bool, before: Callable[[], None]) -> Generator[None, None, bool]:
         """Parse the calls after an opening delimiter. Return False if there are none; the cursor then does not move.
 
         Args:
-            name: the name of the tool, if the opening has it.
-            is_marked: whether an opening delimiter was parsed; False for a call without one (`CallForm.is_bare`). The
-                name does not refer to MARK.
-            before: a function that is called before each call begins.
+            name: the name of the tool, if the opening delimiter has it.
+            has_opening: whether there was an opening delimiter; False only for `CallForm.is_bare`.
+            before: called before each call begins.
         """
         cursor, n = self._cursor, self.n_calls
-        self._before, self._is_marked, self._is_open = before, is_marked, False
+        self._before, self._has_opening, self._is_open = before, has_opening, False
         cursor.is_kept, at = True, cursor.at
         try:
             yield from self._content(name)
@@ -191,7 +187,6 @@ class CallReader:
         self.n_ended, self._is_open = self.n_ended + 1, False
 
     def _emit_call(self, name: str | None, arguments: str) -> None:
-        """Emit a call whose arguments are complete."""
         self._begin(name)
         self._emit_arguments(arguments)
         self._end()
@@ -216,9 +211,9 @@ class CallReader:
         yield from self._take("]")
 
     def _object(self, name: str | None) -> Reading:
-        """Parse an object with the name and the arguments of a call.
+        """Parse an object with the name and the arguments of a call. Its other members become text after the call.
 
-        Unknown members become text after the call. In a call without an opening delimiter, they raise MalformedError.
+        In a call without an opening delimiter, other members raise MalformedError.
         """
         form, held, others, n = self._form, "", list[str](), self.n_calls
         yield from self._take("{")
@@ -233,7 +228,7 @@ class CallReader:
                 yield from self._arguments(name)
             elif is_arguments and self.n_calls == n and not held:
                 held = yield from self._collected(self._value)
-            elif self._is_marked or key in IGNORED:
+            elif self._has_opening or key in IGNORED:
                 value = yield from self._collected(self._value)
                 others += [] if key in IGNORED else [f"{member} {value}"]
             else:
@@ -244,7 +239,7 @@ class CallReader:
                 raise MalformedError
         self._cursor.at += 1
         if self.n_calls == n:
-            if not held and not self._is_marked:
+            if not held and not self._has_opening:
                 raise MalformedError
             self._emit_call(name, _object_text(held or "{}"))
         self._events += [TextDelta(", ".join(others))] if others else []
@@ -385,7 +380,6 @@ class CallReader:
     # Calls as tags, lines or Python.
 
     def _tags(self, name: str | None) -> Reading:
-        """Parse values between tags, and emit them as an object."""
         assert self._form.tag is not None  # noqa: S101 - for mypy
         cursor, n, (opening, closing) = self._cursor, 0, self._form.tag
         types = types_of(self.tools.get(name or "", {}))
@@ -443,7 +437,6 @@ class CallReader:
         return False
 
     def _block(self, name: str | None) -> Reading:
-        """Parse the whole content, and emit its calls."""
         parts: list[str] = []
         yield from self._cursor.find([self._form.close] if self._form.close else [], parts.append)
         text = "".join(parts).replace(MARK, "")
@@ -478,7 +471,7 @@ class _Value:
         self._emit('"' if self._is_string else json_of(self._held, self._types))
 
     def stop(self) -> None:
-        """Emit a value that is incomplete."""
+        """Emit a value whose end is missing."""
         if not self._is_string and self._held:
             self._emit('"' + _escaped(self._held))
 
@@ -532,8 +525,7 @@ def _python_calls(text: str, tools: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name and the JSON text of the arguments of a call.
 
-    Raises:
-        ValueError, TypeError: the expression is not a call with literal arguments, or JSON has no such values.
+    Raise ValueError or TypeError if the expression is not a call with literal arguments that JSON can express.
     """
     if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
         raise ValueError("no call with literal arguments")
@@ -550,7 +542,7 @@ def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _python_value(value: ast.expr) -> Any:
-    """Return the value of a literal, in which true, false and null of JSON are allowed, too."""
+    """Return the value of a literal, which may also have JSON's true, false and null."""
     if isinstance(value, ast.Name) and value.id in ("true", "false", "null"):
         return json.loads(value.id)
     if isinstance(value, ast.List | ast.Tuple):

@@ -3,8 +3,6 @@
 A delimiter is a literal or a regular expression. Python's `re` has no partial matching. So `partial_of` makes a second
 expression, which matches the end of a text if this end can be completed to a match of the first expression. For the
 delimiter `</think>`, this second expression matches the end of "so far </th".
-
-Think markers are the delimiters before and after the reasoning of a model.
 """
 
 from __future__ import annotations
@@ -77,8 +75,7 @@ class _Item(NamedTuple):
 def partial_of(pattern: str) -> str:
     """Return an expression that matches the end of a text if more text could complete this end to a match of `pattern`.
 
-    Raises:
-        UnsupportedPatternError: the pattern has a look-around, a back-reference or an anchor.
+    Raise UnsupportedPatternError if the pattern has a look-around, a back-reference or an anchor.
     """
     parts, at = [], 0
     while at < len(pattern):
@@ -134,7 +131,7 @@ def _sequence(items: Iterable[_Item]) -> str:
 
 
 class _More:
-    """The type of MORE, a result of `Delimiter.match`: whether there is a match depends on the text that follows."""
+    """The type of MORE, which `Delimiter.match` returns if the text that follows decides whether there is a match."""
 
 
 MORE = _More()
@@ -167,7 +164,7 @@ class Delimiter:
         return found, len(text) if found is None else found.start()
 
     def match(self, text: str, at: int, *, is_end: bool) -> re.Match[str] | _More | None:
-        """Return the match that begins at an index; None if there is none; MORE if only more text can decide this."""
+        """Return the match that begins at an index; None if there is none; MORE if the text that follows decides."""
         if not is_end and (at == len(text) or self._partial.match(text, at)):
             return MORE
         return self.full.match(text, at)

@@ -4,8 +4,8 @@ Clients send conversations in the form of OpenAI's API. Few templates can write 
 system message in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A
 `Dialect` lists the forms that one template can write, and `rewritten` changes each message as little as possible.
 
-Later turns do not change how earlier messages are written; at most, text is joined to the end of the last one. So the
-prefix cache can reuse the tokens of earlier turns.
+A message does not change how earlier messages are written, except that its text may be joined to the end of the
+previous one. So the prefix cache can reuse the tokens of earlier messages.
 """
 
 from __future__ import annotations
@@ -48,22 +48,21 @@ class Dialect:
     Attributes:
         parts: whether a content may be a list of text parts. If False, the content is one text.
         head: whether a system message may be the first message. If False, its text is put at the beginning of the user
-            message that follows directly. If no user message follows directly, the text becomes a user message.
+            message that follows directly, or becomes a user message if none does.
         late: whether system messages may follow the first message. If False, system messages at the beginning are
             joined, and each later one becomes a user message in `<system-reminder>` tags.
         reminders: where a text in `<system-reminder>` tags is put after tool results: in a "message" of its own, or at
             the end of the last "result". Templates that need "result" take any user message for a new question, and
             drop the reasoning before it.
         developer: whether there is a role `developer`. If False, it becomes `system`.
-        runs: those of the roles user and assistant that may have several messages in a row. Adjacent messages of the
-            other role, or of both if `runs` is empty, are joined.
+        runs: which of the roles user and assistant may have several messages in a row. If `runs` lacks a role, adjacent
+            messages of this role are joined.
         opening: whether the first message may be an answer. If False, an empty user message is put before it.
-        after_results: where a user message that follows tool results is put: "after" the results; "after an answer",
-            an empty one that is inserted between; or "inside" the last result.
+        after_results: where a user message that follows tool results is put: "after" the results; "after an answer"
+            with empty text, which is inserted; or "inside" the last result.
         calls: whether tool calls are a field of a message. If False, they are text in the model's own format.
         several: how several calls of one answer are written: in "one message"; "one each", a message per call, followed
-            by its result; as "text" in the content of a message; or as "plain text", the same with the results as user
-            messages.
+            by its result; as "text" in the content of a message; or as "plain text", with the results as user messages.
         beside: how the calls of an answer with text are written: in "one message" with the text; "apart", in a message
             after the text; or as "text" or "plain text", see `several`.
         no_content: the content of a message that has only calls: empty "text", "null", or "absent".
@@ -103,10 +102,7 @@ PLAINEST = Dialect(
 def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
     """Return the messages in the forms of the dialect, with every text, tool name and argument.
 
-    Only the line that `without_noise` removes is left out.
-
-    Raises:
-        OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
+    `normal` checks the messages; only the line that `without_noise` removes is left out.
     """
     found = normal(messages)
     if not dialect.parts:
@@ -148,8 +144,7 @@ def normal(messages: Sequence[Message]) -> list[Dict]:
     An absent content is empty text, arguments of calls are objects, every call has an id, a result of a known call has
     the name of its tool, results are in the order of their calls, and system messages are changed by `without_noise`.
 
-    Raises:
-        OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
+    Raise OptionError if `messages` is not a list of messages, or has a part or field that is not implemented.
     """
     found: list[Dict] = []
     names: dict[str, str] = {}
@@ -219,7 +214,7 @@ def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:
 
 
 def _decoded(text: str) -> Mapping[str, Any]:
-    """Return the object in a JSON text. Any other text, as of an incomplete call, becomes the argument `arguments`."""
+    """Return the object in a JSON text. Other text, such as an incomplete object, becomes the argument `arguments`."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -285,7 +280,7 @@ def _with_reminders(messages: list[Dict], dialect: Dialect) -> list[Dict]:
 
 
 def _one(messages: Sequence[Dict]) -> Dict:
-    """Join several messages to one, which has the role of the first."""
+    """Join messages to one with the role of the first."""
     if len(messages) == 1:
         return messages[0]
     found = {"role": messages[0]["role"], "content": ""}
@@ -303,7 +298,6 @@ def _one(messages: Sequence[Dict]) -> Dict:
 
 
 def _with_calls(messages: list[Dict], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
-    """Return the messages with tool calls and their results in the forms of the dialect."""
     found: list[Dict] = []
     for message, results in _rounds(messages):
         how = _how_called(message, dialect)

@@ -23,10 +23,7 @@ class TextDelta(NamedTuple):
 class CallBegin(NamedTuple):
     """A tool call begins.
 
-    Attributes:
-        call: the number of the call in the answer, from 0.
-        id: the id of the call, unique over all answers.
-        name: the name of the tool.
+    `call` is the number of the call in the answer, from 0; `id` is unique over all answers; `name` is that of the tool.
     """
 
     call: int
@@ -35,10 +32,10 @@ class CallBegin(NamedTuple):
 
 
 class ArgumentsDelta(NamedTuple):
-    """More JSON text of the arguments of a call. All deltas of a call together are one JSON object.
+    """More JSON text of the arguments of a call. The deltas of a call are one JSON object, with two exceptions.
 
-    There are two exceptions. A call that was cut off has no `CallEnd`, and its arguments may be incomplete. After a
-    syntax error in the arguments, the text up to the end of the call is passed on unchanged.
+    A call that was cut off has no `CallEnd`, and its arguments may be incomplete. After a syntax error in the
+    arguments, the text up to the end of the call is passed on unchanged.
     """
 
     call: int

@@ -5,15 +5,15 @@ an answer (reasoning, text, calls): the texts or patterns that open and close ea
 If a model's folder has a response template whose calls can be parsed, it is used. If not, an entry of the table is
 chosen by a test: the model's chat template renders a conversation with calls, and the first entry that parses these
 calls correctly is used. If the chat template takes tools but renders no calls, the first entry whose opening delimiter
-is a control token is used. The names of models play no role.
+is a control token is used.
 
 The table extends Hugging Face's form:
-- `transform`, which makes a call from the parsed content, may name keys of a JSON object ("{parameters}"); Hugging
-  Face's form allows this only with `transform_each`;
+- `transform`, which makes a call from the parsed content, may name keys of a JSON object ("{parameters}") even without
+  `transform_each`;
 - a pattern with a group `known` matches only if the text of this group is the name of a tool;
 - `content` "python-calls" is a list of calls in Python's syntax;
-- `open` "" means that calls have no opening delimiter; such a call is parsed only at the beginning of an
-  answer, or directly after reasoning or another call;
+- `open` "" means that calls have no opening delimiter; such a call is parsed only at the beginning of an answer, or
+  directly after reasoning or another call;
 - `written` has the texts that the model itself generates, see `Written`.
 """
 
@@ -57,9 +57,7 @@ class Written:
         call: the format string of a call, with {name}, {quoted} (the name as JSON), {arguments} (JSON), {values} (all
             arguments, each formatted by `value`), {id} and {index}.
         value: the format string of an argument, with {key} and {value}.
-        before: the text before the first call.
-        between: the text between two calls.
-        after: the text after the last call.
+        before, between, after: the texts before the first call, between two calls, and after the last call.
     """
 
     call: str
@@ -326,8 +324,7 @@ def compiled(template: Template, special: Sequence[str] = ()) -> Form:
 
     Args:
         template: a response template.
-        special: the control tokens of marked text, which has `delimiters.MARK` before each control token that the model
-            generated: these tokens match only after MARK. Empty for plain text.
+        special: for marked text: the control tokens that match only after `delimiters.MARK`. Empty for plain text.
 
     Raises:
         UnsupportedPatternError: a pattern has a construct that is not supported.
@@ -391,8 +388,7 @@ class AnswerFormat:
     """How the answers of a model are parsed.
 
     Attributes:
-        plain: the form for plain text.
-        marked: the form for marked text, see `compiled`.
+        plain, marked: the form for plain text, and for text with `delimiters.MARK` before each generated control token.
         opening: the opening marker of the reasoning, with which a prompt may end; "" if the model has none.
         has_letter_ids: whether the ids of calls are nine letters and digits, as Mistral's templates demand.
     """
@@ -415,7 +411,6 @@ class Format:
 
     Attributes:
         name: the name of the entry in `TABLE`; "response_template" for the folder's own.
-        template: the response template.
         written: the texts that the model generates; None if they are not known.
         is_parallel: whether the chat template takes several calls in one message.
         has_letter_ids: whether the chat template demands ids of nine letters and digits.
@@ -430,14 +425,10 @@ class Format:
     is_rendered: bool = True
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        """Return calls as the model generates them.
+        """Return the text of calls as the model generates them.
 
-        Args:
-            calls: calls in OpenAI's form (`{"id": ..., "function": {"name": ..., "arguments": ...}}`), or the functions
-                of such calls; the arguments are an object or its JSON text.
-
-        Raises:
-            OptionError: the arguments of a call are not a JSON object, or the texts of this format are not known.
+        `calls` have OpenAI's form (`{"id": ..., "function": {"name": ..., "arguments": ...}}`), or only the functions.
+        The arguments are an object or its JSON text. Raise OptionError for other arguments, or if `written` is None.
         """
         if self.written is None:
             raise OptionError(f"tools: calls cannot be written in the format {self.name}", option="tools")
@@ -466,10 +457,7 @@ class Format:
         return found
 
     def _value(self, value: Any) -> str:
-        """Return the text of an argument: a string as it is, another value as JSON.
-
-        For "python-calls", strings, numbers, booleans and None are in Python's syntax; lists and objects stay JSON.
-        """
+        """Return an argument as text: strings unchanged, others as JSON; in "python-calls", scalars as `repr`."""
         if self.calls["content"] == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -521,7 +509,7 @@ _ANSWERS: WeakKeyDictionary[Tokenizer, dict[Hashable, AnswerFormat]] = WeakKeyDi
 
 
 def format_of(tokenizer: Tokenizer) -> Format | None:
-    """Return the format of a tokenizer's model; None if it is not known. The first call renders a test conversation."""
+    """Return how the model writes tool calls; None if this is unknown. The first use renders a test conversation."""
     known = _FORMATS.setdefault(tokenizer, {})
     if tokenizer.chat_template not in known:
         known[tokenizer.chat_template] = _chosen(tokenizer)
@@ -529,11 +517,7 @@ def format_of(tokenizer: Tokenizer) -> Format | None:
 
 
 def required_format(tokenizer: Tokenizer) -> Format:
-    """Return the format of the model.
-
-    Raises:
-        OptionError: the chat template does not support tools, or no format parses the calls that it renders.
-    """
+    """Return `format_of` the tokenizer; raise OptionError if it is None."""
     found, template = format_of(tokenizer), tokenizer.chat_template
     if found is None:
         has_tools = template is not None and reads(template, "tools")
@@ -544,7 +528,7 @@ def required_format(tokenizer: Tokenizer) -> Format:
 
 
 def _chosen(tokenizer: Tokenizer) -> Format | None:
-    """Return the format of the folder's response template, or that which the test chooses; None if there is none."""
+    """Return the format of the folder's response template, or else the format that the test chooses, if any."""
     own, template = _own(tokenizer), tokenizer.chat_template
     if template is None or not reads(template, "tools"):
         return own
@@ -584,7 +568,7 @@ def _as_nothing(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _own(tokenizer: Tokenizer) -> Format | None:
-    """Return the format of the response template in the model's folder; None if it has none with supported calls."""
+    """Return the format of the folder's response template; None if there is none, or it is not supported."""
     template = tokenizer.response_template
     try:
         return Format("response_template", template, None) if template and compiled(template).calls else None
@@ -638,10 +622,7 @@ def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
 
 
 def _spelled(tokenizer: Tokenizer) -> Format | None:
-    """Return the first format of the table whose opening delimiter is a control token of the tokenizer.
-
-    Used if a chat template takes tools but renders no calls.
-    """
+    """Return the first format of the table whose opening delimiter is a control token of the tokenizer."""
     for name, template in TABLE.items():
         opening = template["fields"]["tool_calls"].get("open")
         if isinstance(opening, str) and opening in tokenizer.special_tokens:
@@ -650,7 +631,7 @@ def _spelled(tokenizer: Tokenizer) -> Format | None:
 
 
 def answer_format(tokenizer: Tokenizer, *, reads_calls: bool) -> AnswerFormat:
-    """Return how the answers of a model are parsed."""
+    """Return how a model's answers are parsed."""
     markers = think_markers(tokenizer.chat_template)
     known, key = _ANSWERS.setdefault(tokenizer, {}), (tokenizer.chat_template, markers, reads_calls)
     if key not in known:
