@@ -1,8 +1,4 @@
-"""A vocabulary (tokens, their types and roles), and the decoder of token ids to text.
-
-Also the token types of GGUF, and the tokens that end a generation. `Metadata` reads the tokenizer keys of a GGUF file
-and validates their values.
-"""
+"""A vocabulary (tokens, their types and roles), the decoder of token ids to text, and GGUF's keys of tokenizers."""
 
 from __future__ import annotations
 
@@ -48,8 +44,7 @@ class SpacePrefix(Enum):
 def _byte_characters() -> dict[str, int]:
     """Return the byte of each character of byte-level vocabularies.
 
-    A printable Latin-1 character stands for its own byte. The characters from U+0100 stand for the other 68 bytes, in
-    order.
+    A printable Latin-1 character stands for its own byte, and the characters from U+0100 for the other 68 bytes.
 
     Source: `bytes_to_unicode` of OpenAI's GPT-2, src/encoder.py.
     """
@@ -139,11 +134,7 @@ class Vocabulary:
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes of a token, which are often not valid UTF-8 on their own.
-
-        Raises:
-            TokenizerError: there is no such id.
-        """
+        """Return the bytes of a token; raise TokenizerError for an id outside the vocabulary."""
         text = self.token(token_id)
         if token_id in self.silent_ids:
             return b""
@@ -159,7 +150,7 @@ class Vocabulary:
             return text.encode()
 
     def pieces(self) -> list[bytes]:
-        """Return `piece` of every id. This takes a tenth of a second for 152,000 tokens."""
+        """Return `piece` of every id; takes 0.1 s for 152,000 tokens."""
         literal, silent = self.literal_ids, self.silent_ids
         is_bytes = self.types == TokenType.BYTE
         is_spm = self.kind == "SPM"
@@ -172,8 +163,8 @@ class Vocabulary:
 class StreamDecoder:
     """Incremental decoder: the concatenated results of `add` and `finish` equal `decode` of all ids.
 
-    A character whose bytes are spread over several tokens is returned with the last of them; invalid bytes are returned
-    as U+FFFD. No id is decoded twice, so a stream of n ids takes O(n) time.
+    A character whose bytes are spread over several tokens is returned with the last token; invalid bytes become U+FFFD.
+    No id is decoded twice, so a stream of n ids takes O(n) time.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = False, at_start: bool = True) -> None:
@@ -245,13 +236,13 @@ END_NAMES = frozenset(
 )  # fmt: skip
 """Texts of tokens that end a generation, even if the file marks them neither as control tokens nor as EOS.
 
-Files often mark only one of their end tokens as EOS. `from_gguf` and `named_end_ids` make exceptions.
+Exceptions are in `from_gguf` and `named_end_ids`.
 
 Source: llama.cpp src/llama-vocab.cpp, the end-of-generation list in `llama_vocab::impl::load`, at 00ad355e.
 """
 
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-"""GGUF keys; the value of each is the id of a token that ends a generation."""
+"""GGUF keys of the ids of end tokens."""
 
 
 class TokenType(IntEnum):
