@@ -223,22 +223,14 @@ class Worker:
         return "stalled" if is_late else "ok"
 
     def check_open(self) -> Engine:
-        """Return the engine.
-
-        Raises:
-            ApiError: the engine does not take requests now.
-        """
+        """Return the engine; raise ApiError if it does not take requests now."""
         if self.engine is None or self.is_closing or self.fault is not None:
             message = f"the engine is not ready ({self.state}); try again later"
             raise ApiError(503, message, code=self.state, headers={"Retry-After": "1"})
         return self.engine
 
     def check_room(self, n: int) -> None:
-        """Check that n more answers fit into the slots and the queue.
-
-        Raises:
-            ApiError: the slots and the queue are too small for n answers, or too full now.
-        """
+        """Raise ApiError if slots and queue are too small for n answers, or too full for n more answers now."""
         most = self.slots + self.queue
         if n > most:
             message = f"{n} answers are too many: slots and queue hold {most}; send fewer at once"
@@ -254,10 +246,8 @@ class Worker:
     def reserved(self) -> Iterator[Callable[[int], None]]:
         """Reserve a place in the slots and the queue for a request that is not parsed yet, until the block ends.
 
-        Yield a function that changes the reservation to n places; call it when the number n of answers is known.
-
-        Raises:
-            ApiError: as `check_room`, also from the returned function.
+        Yield a function that changes the reservation to n places; call it when the number n of answers is known. The
+        function and this method raise ApiError as `check_room` does.
         """
         held = 0
 

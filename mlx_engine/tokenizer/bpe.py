@@ -56,11 +56,7 @@ class Merges(Sequence[tuple[str, str]]):
         return any(f"{token[:i]} {token[i:]}" in self._known for i in range(1, len(token)))
 
     def check(self, ids: dict[str, int]) -> None:
-        """Check that every merge produces a token. The library checks this too, but does not report which merge fails.
-
-        Raises:
-            TokenizerError: a merge produces no token.
-        """
+        """Raise TokenizerError for a merge that produces no token. The library's error does not name the merge."""
         for index, merge in enumerate(self._read.strings(_KEY)):
             if merge.replace(" ", "") not in ids:
                 expected = "two tokens of the vocabulary that make a third"

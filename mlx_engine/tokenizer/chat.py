@@ -408,11 +408,7 @@ def ranking_ids(
 
 
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
-    """Return the token id of each label, such as "yes" and "no" of a reranker.
-
-    Raises:
-        TokenizerError: a label is not a single token.
-    """
+    """Return the token id of each label, such as "yes"; raise TokenizerError if a label is not a single token."""
     found = [tokenizer.encode(label) for label in labels]
     for label, ids in zip(labels, found, strict=True):
         if len(ids) != 1:

@@ -120,10 +120,7 @@ STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
-    """Apply `change` to every text of a message, except its role and the types of its parts and calls.
-
-    In the arguments of calls, keys are changed too.
-    """
+    """Apply `change` to every text of a message, except its role and types; in the arguments of calls, also to keys."""
     return {key: value if key == "role" else _map(value, change) for key, value in message.items()}
 
 
@@ -332,11 +329,7 @@ def _code(template: str) -> Iterator[str]:
 
 
 def thinking(template: str | None, is_on: bool | None, option: str = "--think") -> dict[str, Any]:
-    """Return the template variables that turn thinking on or off; empty if `is_on` is None.
-
-    Raises:
-        OptionError: the template does not read such a variable, or there is no template.
-    """
+    """Return the variable that turns thinking on or off; raise OptionError if the template has no such variable."""
     if is_on is None:
         return {}
     name = next((name for name in SWITCHES if reads(template or "", name)), None)

@@ -335,11 +335,7 @@ _JSON_HINT = (
 
 
 def tokenizer_json(folder: Path) -> Path:
-    """Return the path of the tokenizer.json of a folder.
-
-    Raises:
-        SourceError: there is none; the message names other forms of a tokenizer in the folder.
-    """
+    """Return the path of a folder's tokenizer.json; raise SourceError, which names other forms, if there is none."""
     path = folder / "tokenizer.json"
     if path.exists():
         return path

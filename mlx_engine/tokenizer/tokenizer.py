@@ -226,10 +226,7 @@ class Tokenizer:
         """Return the text of token ids. Bytes that are not valid UTF-8 become U+FFFD.
 
         `skip_special` leaves out control tokens. At the start of a text, the space that SPM's encoding adds is removed;
-        with `at_start=False`, the ids continue a text.
-
-        Raises:
-            TokenizerError: the vocabulary has no such id.
+        with `at_start=False`, the ids continue a text. Raise TokenizerError for an unknown id.
         """
         stream = self.stream(skip_special=skip_special, at_start=at_start)
         return "".join([*map(stream.add, ids), stream.finish()])
@@ -239,19 +236,11 @@ class Tokenizer:
         return StreamDecoder(self._vocabulary, skip_special=skip_special, at_start=at_start)
 
     def token(self, token_id: int) -> str:
-        """Return a token as spelled in the vocabulary, where a space is `Ġ` or `▁`, and bytes are characters.
-
-        Raises:
-            TokenizerError: the vocabulary has no such id.
-        """
+        """Return a token as the file spells it (a space is `Ġ` or `▁`); raise TokenizerError for an unknown id."""
         return self._vocabulary.token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token, which are often not valid UTF-8 on their own.
-
-        Raises:
-            TokenizerError: the vocabulary has no such id.
-        """
+        """Return the bytes of a token, often not valid UTF-8 on their own; raise TokenizerError for an unknown id."""
         return self._vocabulary.piece(token_id)
 
     def pieces(self) -> list[bytes]:

@@ -24,10 +24,7 @@ MAX_TEMPLATE_BYTES = 1_000_000
 """The largest chat template, in UTF-8. Published templates have up to 30 kB."""
 
 MAX_TOKEN = 1024
-"""The largest accepted token, in characters: `bpe` tries all splits of a token, which takes quadratic time.
-
-The longest token of Qwen 2 has 128 characters.
-"""
+"""The largest accepted token, in characters (Qwen 2: 128): `bpe` tries all splits, which takes quadratic time."""
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """The spelling of SPM's byte tokens."""
@@ -80,12 +77,7 @@ class Vocabulary:
     response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the lengths of tokens and chat template, which this process searches without the sandbox's limits.
-
-        Raises:
-            TokenizerError: a token is too long.
-            ChatTemplateError: the chat template is too large.
-        """
+        """Raise TokenizerError or ChatTemplateError for a too long token or template: the engine searches both."""
         longest = max(self.tokens, key=len, default="")
         if len(longest) > MAX_TOKEN:
             raise TokenizerError(
@@ -109,7 +101,7 @@ class Vocabulary:
         return ids
 
     def token(self, token_id: int) -> str:
-        """Return a token as the file spells it; raise TokenizerError for an id outside the vocabulary."""
+        """See `Tokenizer.token`."""
         n_tokens = len(self.tokens)
         if not 0 <= token_id < n_tokens:
             raise TokenizerError(
@@ -134,7 +126,7 @@ class Vocabulary:
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes of a token; raise TokenizerError for an id outside the vocabulary."""
+        """See `Tokenizer.token_bytes`."""
         text = self.token(token_id)
         if token_id in self.silent_ids:
             return b""
@@ -180,11 +172,7 @@ class StreamDecoder:
         return self._marks
 
     def add(self, token_id: int) -> str:
-        """Add a token and return the text that it completes; often empty.
-
-        Raises:
-            TokenizerError: the vocabulary has no such id.
-        """
+        """Add a token and return the text that it completes, often empty; raise TokenizerError for an unknown id."""
         vocabulary = self._vocabulary
         piece = vocabulary.piece(token_id)
         if token_id in vocabulary.literal_ids:
@@ -305,11 +293,7 @@ class Metadata:
         return int(value)
 
     def strings(self, key: str) -> list[str]:
-        """Return a list of valid Unicode strings.
-
-        Raises:
-            TokenizerError: the key is missing, or its value is not such a list.
-        """
+        """Return a list of valid Unicode strings; raise TokenizerError if the key is missing or has other values."""
         value = self.values.get(key)
         if not isinstance(value, (list, tuple)):
             raise self.error(key, "a list of strings", "nothing" if value is None else type(value).__name__)

@@ -121,11 +121,7 @@ class Adapters:
         return int(self.masks.shape[1])
 
     def index(self, name: str | None) -> int:
-        """Return an adapter's row in `masks`: 0 for the name "base" (no adapter), 1 (the first adapter) for None.
-
-        Raises:
-            OptionError: no adapter has this name.
-        """
+        """Return the row in `masks` of an adapter, "base", or None (the first). Raise OptionError for other names."""
         if name is None or name == BASE:
             return 0 if name == BASE else 1
         return 1 + self.names.index(name) if name in self.names else refuse(name, self.names)
